@@ -1,0 +1,11 @@
+"""Ground floor: words that every other floor speaks.
+
+It knows no socket, file, clock or random source; it only names their interfaces.
+
+- `errors`: Kafka's error codes and the exceptions that carry them
+- `ids`: UUIDs in Kafka's text form, topic partitions
+- `pending`: an answer that comes later, without asyncio
+- `clock`: the clock's interface
+- `disk`: the disk's interface
+- `configs`: Kafka's config keys, types, defaults and synonyms
+"""
