@@ -1,0 +1,59 @@
+"""Messages to bytes and back, by functions compiled on first use.
+
+`decode` raises `InvalidRequest` and nothing else, whatever the bytes; `encode` raises `ValueError` where a message
+cannot be said in that version, which is a fault of this program and not of a peer.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TypeVar
+
+from kalda.base.errors import InvalidRequest
+from kalda.protocol.compiler import Decoder, Encoder, compile_decoder, compile_encoder
+from kalda.protocol.notation import Buffer, Message
+
+M = TypeVar("M", bound=Message)
+
+_decoders: dict[tuple[type[Message], int], Decoder] = {}
+_encoders: dict[tuple[type[Message], int], Encoder] = {}
+
+
+def decode(cls: type[M], buffer: Buffer, version: int, pos: int = 0) -> M:
+    """The message that starts at `pos`. Bytes after it are ignored, as Kafka ignores them."""
+    return decode_at(cls, buffer, version, pos)[0]
+
+
+def decode_at(cls: type[M], buffer: Buffer, version: int, pos: int = 0) -> tuple[M, int]:
+    """The message that starts at `pos`, and the position after it. `Records` fields are views of `buffer`."""
+    decoder = _decoders.get((cls, version))
+    if decoder is None:
+        decoder = _decoders[cls, version] = compile_decoder(cls, version)
+    try:
+        message, end = decoder(buffer, pos)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{cls.__name__} v{version}: {error.message}") from None
+    except (struct.error, IndexError):
+        raise InvalidRequest(f"{cls.__name__} v{version} is cut short at {len(buffer)} bytes") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{cls.__name__} v{version} holds a string that is not UTF-8: {error.reason}") from None
+    if end > len(buffer):
+        raise InvalidRequest(f"{cls.__name__} v{version} is cut short at {len(buffer)} bytes")
+    return message, end
+
+
+def encode_buffers(message: Message, version: int) -> list[Buffer]:
+    """The message as a list of buffers; the bytes of `Records` fields are among them as they are, not copied."""
+    cls = type(message)
+    encoder = _encoders.get((cls, version))
+    if encoder is None:
+        encoder = _encoders[cls, version] = compile_encoder(cls, version)
+    try:
+        return encoder(message)
+    except struct.error as error:
+        raise ValueError(f"{cls.__name__} v{version}: {error}") from error
+
+
+def encode(message: Message, version: int) -> bytes:
+    """The message as one `bytes`."""
+    return b"".join(encode_buffers(message, version))

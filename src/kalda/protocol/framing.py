@@ -1,0 +1,106 @@
+"""Request and response headers: what stands between a frame's size and a message's body.
+
+A frame is four bytes of size, a header, a body; the network adds and takes the size. The request header is read by
+hand, because every request passes here: one `struct` call, one slice for the client id, and the tagged fields only
+where there are any.
+"""
+
+from __future__ import annotations
+
+from struct import Struct as _Struct
+from struct import error as _struct_error
+from typing import NamedTuple
+
+from kalda.base.errors import InvalidRequest
+from kalda.protocol.apis import API, Api, api_of
+from kalda.protocol.codec import encode_buffers
+from kalda.protocol.compiler import MAX_TAGGED_FIELDS
+from kalda.protocol.notation import Buffer, Request, Response
+from kalda.protocol.varint import decode_unsigned
+
+_REQUEST = _Struct(">hhih")
+_CORRELATION = _Struct(">i")
+
+
+class RequestHeader(NamedTuple):
+    """The header of a request, and where its body starts in the frame."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body_at: int
+
+
+def decode_request_header(frame: Buffer) -> RequestHeader:
+    """Read the header of either version; the API's table says which. Raises `InvalidRequest`.
+
+    An API version that is unknown is not an error here: ApiVersions is answered whatever its version (KIP-511), with
+    the header of version 2 assumed above the known range, as every later version is flexible.
+    """
+    try:
+        api_key, api_version, correlation_id, size = _REQUEST.unpack_from(frame)
+    except _struct_error:
+        raise InvalidRequest(f"request header is cut short at {len(frame)} bytes") from None
+    pos = 10
+    client_id = None
+    if size >= 0:
+        if size > len(frame) - pos:
+            raise InvalidRequest(f"client id of {size} bytes in {len(frame) - pos}")
+        try:
+            client_id = str(frame[pos : pos + size], "utf-8")
+        except UnicodeDecodeError:
+            raise InvalidRequest("client id is not UTF-8") from None
+        pos += size
+    elif size < -1:
+        raise InvalidRequest(f"client id of {size} bytes")
+    api = API.get(api_key)
+    if api is None:
+        raise InvalidRequest(f"API key {api_key} is unknown")
+    if api.flexible_from is not None and api_version >= api.flexible_from:
+        pos = _skip_tagged(frame, pos)
+    return RequestHeader(api_key, api_version, correlation_id, client_id, pos)
+
+
+def _skip_tagged(frame: Buffer, pos: int) -> int:
+    if pos < len(frame) and frame[pos] == 0:
+        return pos + 1
+    count, pos = decode_unsigned(frame, pos)
+    if count > MAX_TAGGED_FIELDS:
+        raise InvalidRequest(f"request header has {count} tagged fields")
+    for _ in range(count):
+        _, pos = decode_unsigned(frame, pos)
+        size, pos = decode_unsigned(frame, pos)
+        pos += size
+        if pos > len(frame):
+            raise InvalidRequest(f"request header is cut short at {len(frame)} bytes")
+    return pos
+
+
+def encode_request(request: Request, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
+    """A request with its header, without the size."""
+    api = api_of(request.API_KEY)
+    client = b"" if client_id is None else client_id.encode()
+    header = _REQUEST.pack(api.key, version, correlation_id, -1 if client_id is None else len(client)) + client
+    if api.is_flexible(version):
+        header += b"\x00"
+    return [header, *encode_buffers(request, version)]
+
+
+def encode_response(correlation_id: int, response: Response, version: int) -> list[Buffer]:
+    """A response with its header, without the size."""
+    header = _CORRELATION.pack(correlation_id)
+    if api_of(response.API_KEY).response_header_version(version):
+        header += b"\x00"
+    buffers = encode_buffers(response, version)
+    if len(buffers) == 1:
+        return [header + buffers[0]]
+    return [header, *buffers]
+
+
+def decode_response_header(api: Api, version: int, frame: Buffer) -> tuple[int, int]:
+    """The correlation id of a response to `version` of `api`, and where the body starts. Raises `InvalidRequest`."""
+    if len(frame) < 4:
+        raise InvalidRequest(f"response header is cut short at {len(frame)} bytes")
+    (correlation_id,) = _CORRELATION.unpack_from(frame)
+    return correlation_id, _skip_tagged(frame, 4) if api.response_header_version(version) else 4

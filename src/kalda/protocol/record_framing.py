@@ -1,0 +1,121 @@
+"""How records of internal topics wrap their messages.
+
+- Metadata records (`__cluster_metadata`, `__remote_log_metadata`): unsigned varints frame version 1, record type,
+  version, then the body, all in the record's value.
+- Coordinator records (`__consumer_offsets`, `__transaction_state`, `__share_group_state`): the key is an int16
+  record type and the key's body, the value an int16 version and the value's body; no value is a tombstone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from struct import Struct as _Struct
+from typing import NamedTuple
+
+from kalda.base.errors import InvalidRequest
+from kalda.protocol.codec import decode, encode
+from kalda.protocol.notation import Buffer, RecordBody
+from kalda.protocol.schema import supported_versions
+from kalda.protocol.varint import decode_unsigned, encode_unsigned
+
+_FRAME_VERSION = 1
+_INT16 = _Struct(">h")
+
+
+class VersionedRecord(NamedTuple):
+    """A metadata record and the version in which it is, or is to be, written."""
+
+    record: RecordBody
+    version: int
+
+
+class UnknownRecordType(InvalidRequest):
+    """A record type that this release does not know. Whoever reads must decide: a controller stops, a group skips."""
+
+
+@cache
+def _metadata_classes() -> dict[int, type[RecordBody]]:
+    from kalda.protocol.messages import metadata_records
+
+    return _by_type(vars(metadata_records), "Record")
+
+
+@cache
+def coordinator_classes(module: str) -> tuple[dict[int, type[RecordBody]], dict[int, type[RecordBody]]]:
+    """Key and value classes by record type, of `group_records`, `transaction_records` or `share_records`."""
+    from importlib import import_module
+
+    names = vars(import_module(f"kalda.protocol.messages.{module}"))
+    return _by_type(names, "Key"), _by_type(names, "Value")
+
+
+def _by_type(names: dict[str, object], suffix: str) -> dict[int, type[RecordBody]]:
+    return {
+        value.RECORD_TYPE: value
+        for name, value in names.items()
+        if isinstance(value, type)
+        and issubclass(value, RecordBody)
+        and value is not RecordBody
+        and name.endswith(suffix)
+    }
+
+
+def encode_metadata_record(record: RecordBody, version: int) -> bytes:
+    """The value of a metadata record."""
+    frame = encode_unsigned(_FRAME_VERSION) + encode_unsigned(record.RECORD_TYPE) + encode_unsigned(version)
+    return frame + encode(record, version)
+
+
+def decode_metadata_record(value: Buffer) -> VersionedRecord:
+    """The inverse. Raises `UnknownRecordType` for a type of a later release, `InvalidRequest` for other nonsense."""
+    frame_version, pos = decode_unsigned(value, 0)
+    if frame_version != _FRAME_VERSION:
+        raise InvalidRequest(f"metadata record frame has version {frame_version}, not {_FRAME_VERSION}")
+    record_type, pos = decode_unsigned(value, pos)
+    version, pos = decode_unsigned(value, pos)
+    cls = _metadata_classes().get(record_type)
+    if cls is None:
+        raise UnknownRecordType(f"metadata record type {record_type} is unknown")
+    if version not in supported_versions(cls):
+        raise UnknownRecordType(f"{cls.__name__} version {version} is unknown")
+    return VersionedRecord(decode(cls, value, version, pos), version)
+
+
+def encode_coordinator_key(key: RecordBody) -> bytes:
+    """A coordinator record's key. Keys have one version, 0, and it is not written: the record type stands in its place."""
+    return _INT16.pack(key.RECORD_TYPE) + encode(key, 0)
+
+
+def encode_coordinator_record(
+    key: RecordBody, value: RecordBody | None, value_version: int = 0
+) -> tuple[bytes, bytes | None]:
+    """Key and value of a coordinator record; no value writes a tombstone."""
+    body = None if value is None else _INT16.pack(value_version) + encode(value, value_version)
+    return encode_coordinator_key(key), body
+
+
+def decode_coordinator_key(module: str, key: Buffer) -> RecordBody:
+    """The key's message. Raises `UnknownRecordType` for a type of a later release."""
+    record_type = _read_int16(key)
+    cls = coordinator_classes(module)[0].get(record_type)
+    if cls is None:
+        raise UnknownRecordType(f"coordinator record type {record_type} is unknown")
+    return decode(cls, key, 0, 2)
+
+
+def decode_coordinator_value(module: str, record_type: int, value: Buffer) -> VersionedRecord:
+    """The value's message and its version. Raises `UnknownRecordType` for a version of a later release."""
+    version = _read_int16(value)
+    cls = coordinator_classes(module)[1].get(record_type)
+    if cls is None:
+        raise UnknownRecordType(f"coordinator record type {record_type} is unknown")
+    if version not in supported_versions(cls):
+        raise UnknownRecordType(f"{cls.__name__} version {version} is unknown")
+    return VersionedRecord(decode(cls, value, version, 2), version)
+
+
+def _read_int16(buffer: Buffer) -> int:
+    if len(buffer) < 2:
+        raise InvalidRequest(f"coordinator record is cut short at {len(buffer)} bytes")
+    value: int = _INT16.unpack_from(buffer)[0]
+    return value

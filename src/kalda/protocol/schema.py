@@ -1,0 +1,113 @@
+"""What a declaration says about one version: the fields that are on the wire, in order, and how they are written."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import NamedTuple
+
+from kalda.protocol.notation import FieldSpec, Message, Struct
+
+_ANNOTATION = re.compile(r"^(?P<lists>(?:list\[)*)(?P<name>\w+)\]*(?P<null> \| None)?$")
+SCALARS = frozenset(("Bool", "Int8", "Int16", "UInt16", "Int32", "UInt32", "Int64", "Float64", "Uuid"))
+LENGTHS = frozenset(("String", "LegacyString", "Bytes", "Records"))
+_ALWAYS = range(1 << 15)
+
+
+class WireField(NamedTuple):
+    """One field as one version has it."""
+
+    name: str
+    kind: str
+    """A name out of `SCALARS` or `LENGTHS`, or `Struct`."""
+    struct: type[Struct] | None
+    is_list: bool
+    nullable: bool
+    default: object
+    tag: int | None
+    """Its number in the tagged section; None for a field in its place."""
+
+
+class WireStruct(NamedTuple):
+    """One struct as one version has it: fields in place, tagged fields by tag, and what is not on the wire at all."""
+
+    cls: type[Struct]
+    flexible: bool
+    fields: tuple[WireField, ...]
+    tagged: tuple[WireField, ...]
+    absent: tuple[tuple[str, object, bool], ...]
+    """Name, default and whether it is ignorable, of the fields that this version lacks."""
+
+
+def parse_versions(text: str) -> range:
+    """`"3"`, `"3-12"` or `"3+"` as a range; the empty text is no version at all."""
+    if not text:
+        return range(0)
+    first, _, last = text.rstrip("+").partition("-")
+    if text.endswith("+"):
+        return range(int(first), _ALWAYS.stop)
+    return range(int(first), int(last or first) + 1)
+
+
+def supported_versions(cls: type[Message]) -> range:
+    """The versions that the message has."""
+    return parse_versions(cls.VERSIONS)
+
+
+def is_flexible(cls: type[Message], version: int) -> bool:
+    """True where lengths are compact and structs end in a tagged section."""
+    return version in parse_versions(cls.FLEXIBLE)
+
+
+def wire_struct(cls: type[Struct], version: int, flexible: bool) -> WireStruct:
+    """The layout of `cls` in `version` of the message that it is, or is a part of."""
+    fields: list[WireField] = []
+    tagged: list[WireField] = []
+    absent: list[tuple[str, object, bool]] = []
+    for name, value in cls.declared.items():
+        spec = value if isinstance(value, FieldSpec) else FieldSpec("0+", value, None, None, None, False)
+        if version not in parse_versions(spec.versions):
+            absent.append((name, spec.default, spec.ignorable))
+            continue
+        field = _wire_field(cls, name, spec, version)
+        (fields if field.tag is None else tagged).append(field)
+    tagged.sort(key=lambda field: field.tag or 0)
+    return WireStruct(cls, flexible, tuple(fields), tuple(tagged), tuple(absent))
+
+
+def _wire_field(cls: type[Struct], name: str, spec: FieldSpec, version: int) -> WireField:
+    annotation: str = cls.__annotations__[name]
+    match = _ANNOTATION.match(annotation)
+    assert match is not None, f"{cls.__name__}.{name}: {annotation!r} is not in the notation"
+    assert match["lists"] in ("", "list["), f"{cls.__name__}.{name}: lists of lists are not in the protocol"
+    nullable = match["null"] is not None and (spec.nullable is None or version in parse_versions(spec.nullable))
+    tag = spec.tag
+    if tag is not None and spec.tagged is not None and version not in parse_versions(spec.tagged):
+        tag = None
+    kind = match["name"]
+    struct = None
+    if kind not in SCALARS and kind not in LENGTHS:
+        struct = getattr(sys.modules[cls.__module__], kind)
+        kind = "Struct"
+    return WireField(name, kind, struct, bool(match["lists"]), nullable, spec.default, tag)
+
+
+_FIXED = {"Bool": 1, "Int8": 1, "Int16": 2, "UInt16": 2, "Int32": 4, "UInt32": 4, "Int64": 8, "Float64": 8, "Uuid": 16}
+
+
+def smallest_size(struct: WireStruct, version: int) -> int:
+    """The fewest bytes that one such struct takes on the wire: what bounds an array's count before it is believed."""
+    size = 1 if struct.flexible else 0
+    for field in struct.fields:
+        if field.is_list:
+            size += 1 if struct.flexible else 4
+        elif field.struct is not None:
+            inner = smallest_size(wire_struct(field.struct, version, struct.flexible), version)
+            size += 1 if field.nullable else inner
+        elif field.kind in _FIXED:
+            size += _FIXED[field.kind]
+        elif field.kind == "LegacyString":
+            size += 2
+        else:
+            size += 1 if struct.flexible else (2 if field.kind == "String" else 4)
+    return max(size, 1)
