@@ -1,0 +1,120 @@
+"""Requests a second through the network floor, over loopback, on each event loop.
+
+Server and client are processes of their own. `pipelined` keeps a window of requests in flight on each connection;
+`round trip` has one. The handler is trivial, or spins for a given time to stand for the work of a produce request.
+CPU seconds of the server per request are the figure to compare: the client shares the machine.
+
+    python bench/network.py [--seconds 3] [--connections 4] [--handler-us 0] [--response 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing as mp
+import resource
+import socket
+import threading
+import time
+from multiprocessing.connection import Connection as Pipe
+
+import uvloop
+
+from kalda.network.connection import Answer, Connection
+from kalda.network.server import Server
+
+
+class MonotonicClock:
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def mono_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
+def serve(pipe: Pipe, loop_name: str, handler_us: int, response: int) -> None:
+    body = bytes(response)
+    served = 0
+
+    def handler(connection: Connection, frame: memoryview) -> Answer:
+        nonlocal served
+        served += 1
+        if handler_us:
+            until = time.perf_counter_ns() + handler_us * 1000
+            while time.perf_counter_ns() < until:
+                pass
+        return [bytes(frame[4:8]), body]
+
+    async def run() -> None:
+        server = Server(MonotonicClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, handler)
+        pipe.send(listener.port)
+        while True:
+            await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            pipe.send((served, usage.ru_utime + usage.ru_stime))
+
+    (uvloop.run if loop_name == "uvloop" else asyncio.run)(run())
+
+
+def drive(port: int, seconds: float, window: int, request: int, response: int) -> None:
+    peer = socket.create_connection(("127.0.0.1", port))
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    frame = request.to_bytes(4, "big") + bytes(request)
+    burst = frame * window
+    answer_bytes = (response + 8) * window
+    answer = bytearray(1 << 20)
+    until = time.perf_counter() + seconds
+    peer.sendall(burst)
+    while time.perf_counter() < until:
+        peer.sendall(burst)  # one window is always on its way
+        left = answer_bytes
+        while left:
+            left -= peer.recv_into(answer, min(left, len(answer)))
+    peer.close()
+
+
+def measure(loop_name: str, label: str, args: argparse.Namespace, window: int, request: int, response: int) -> None:
+    ours, theirs = mp.Pipe()
+    process = mp.Process(target=serve, args=(theirs, loop_name, args.handler_us, response), daemon=True)
+    process.start()
+    port = ours.recv()
+    ours.send(None)
+    before, cpu_before = ours.recv()
+    started = time.perf_counter()
+    drivers = [
+        threading.Thread(target=drive, args=(port, args.seconds, window, request, response))
+        for _ in range(args.connections)
+    ]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    elapsed = time.perf_counter() - started
+    ours.send(None)
+    after, cpu_after = ours.recv()
+    process.kill()
+    process.join()
+    count = after - before
+    cpu_us = (cpu_after - cpu_before) / count * 1e6
+    megabytes = count * (request + response) / elapsed / 1e6
+    print(
+        f"{loop_name:8} {label:28} {count / elapsed:>10,.0f} requests/s {megabytes:>8,.0f} MB/s  {cpu_us:6.2f} µs CPU each"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--connections", type=int, default=2)
+    parser.add_argument("--handler-us", type=int, default=0)
+    args = parser.parse_args()
+    for loop_name in ("uvloop", "asyncio"):
+        measure(loop_name, "pipelined 64 × 250 B", args, 64, 250, 60)
+        measure(loop_name, "round trip 250 B", args, 1, 250, 60)
+        measure(loop_name, "produce 8 × 64 KiB", args, 8, 65_536, 60)
+        measure(loop_name, "fetch 4 × 1 MiB", args, 4, 100, 1 << 20)
+
+
+if __name__ == "__main__":
+    main()

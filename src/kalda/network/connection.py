@@ -1,0 +1,500 @@
+"""One connection of a listener: frames in, answers out in the order of the requests.
+
+A frame goes to the handler at once, on the stack of the read; no task, future or closure is made for it. The handler
+gives the answer's buffers, a `Pending` that will settle with them, or None where the request has no answer. As long as
+nothing is pending, answers go straight to the output; behind a pending one they wait in slots, so that they leave in
+request order. All answers of one read leave in one write.
+
+Reading stops while any hold is set (see `Hold`): that is how a slow reader, a throttled client or one with too many
+unanswered requests is slowed down, without harming anybody else. What such a peer can make the node keep is bounded:
+one read, `write_high_bytes` and one answer over it, `max_unanswered` slots.
+
+Invariants: slots are in request order; `_out` holds only answers that come before all slots; while a hold is set no
+frame is handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from kalda.base.errors import ApiError, InvalidRequest
+from kalda.base.pending import Pending
+from kalda.network.complaints import describe_opening, log
+from kalda.network.frames import BadFrameSize, FrameReader
+
+if TYPE_CHECKING:
+    from kalda.network.server import Listener
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Answer: TypeAlias = list[Buffer] | Pending[list[Buffer]] | None
+FrameHandler: TypeAlias = Callable[["Connection", memoryview], Answer]
+
+ANONYMOUS = "User:ANONYMOUS"
+_LARGE = 16 * 1024
+"""Buffers from this size on go to the transport as they are; smaller neighbours are joined."""
+
+
+class Hold(IntFlag):
+    """Why a connection's next request has to wait."""
+
+    ADMISSION = 1
+    """not admitted yet"""
+    WRITE = 2
+    """the peer does not take its answers"""
+    UNANSWERED = 4
+    """too many requests wait for their answer"""
+    MUTED = 8
+    """throttled by a quota (KIP-219)"""
+    QUEUED = 16
+    """the node's budget for unanswered requests is spent"""
+    TURN = 32
+    """had its turn; others come first"""
+    DRAINING = 64
+    """the node is stopping: answers go out, requests come in no more"""
+    CLOSED = 128
+
+
+_WRITE = int(Hold.WRITE)
+_CLOSED = int(Hold.CLOSED)
+
+
+class _Slot:
+    """A place in the order of answers."""
+
+    __slots__ = ("buffers", "connection", "frame_bytes", "settled")
+
+    def __init__(self, connection: Connection, frame_bytes: int) -> None:
+        self.connection = connection
+        self.frame_bytes = frame_bytes
+        self.buffers: list[Buffer] | None = None
+        self.settled = False
+
+    def settle(self, buffers: list[Buffer] | None, error: ApiError | None) -> None:
+        self.buffers = buffers
+        self.settled = True
+        self.connection._slot_settled(self, error)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A peer, as handlers see it. Attributes without an underscore are theirs to read.
+
+    `principal`, `client_software_name`, `client_software_version` and `session` (the security floor's own state) are
+    theirs to set.
+    """
+
+    __slots__ = (
+        "_frames",
+        "_handler",
+        "_holds",
+        "_listener",
+        "_muted_until_ms",
+        "_out",
+        "_out_bytes",
+        "_parked_bytes",
+        "_reading",
+        "_serving",
+        "_slots",
+        "_swept_requests",
+        "_transport",
+        "_unanswered_bytes",
+        "active",
+        "active_ms",
+        "admitted",
+        "bytes_in",
+        "bytes_out",
+        "client_software_name",
+        "client_software_version",
+        "closing_ms",
+        "created_ms",
+        "frame_since_ms",
+        "id",
+        "listener_name",
+        "local_host",
+        "local_port",
+        "peer_host",
+        "peer_port",
+        "principal",
+        "requests",
+        "responses",
+        "security_protocol",
+        "session",
+    )
+
+    def __init__(self, listener: Listener, connection_id: int) -> None:
+        self.id = connection_id
+        self.listener_name = listener.name
+        self.security_protocol = listener.security_protocol
+        self.peer_host = ""
+        self.peer_port = 0
+        self.local_host = ""
+        self.local_port = 0
+        self.principal = ANONYMOUS
+        self.client_software_name = "unknown"
+        self.client_software_version = "unknown"
+        self.session: object | None = None
+        self.created_ms = 0
+        self.requests = 0
+        self.responses = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        # The sweep's notes: something came since the last sweep, when that was seen, when a partial frame was first
+        # seen (-1: none), when closing began (-1: open).
+        self.active = True
+        self.active_ms = 0
+        self.frame_since_ms = -1
+        self.closing_ms = -1
+        self.admitted = False
+
+        self._listener = listener
+        self._handler = listener.handler
+        self._swept_requests = -1
+        self._frames = FrameReader(listener.arena, listener.limits.max_request_bytes, listener.min_request_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._holds = 0
+        self._reading = True
+        self._serving = False
+        self._muted_until_ms = 0
+        self._slots: deque[_Slot] = deque()
+        self._unanswered_bytes = 0
+        self._parked_bytes = 0
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+
+    def __str__(self) -> str:
+        return f"{self.peer_host}:{self.peer_port} on {self.listener_name}"
+
+    # -- what handlers may do
+
+    @property
+    def closed(self) -> bool:
+        """True from the moment of closing on."""
+        return self._holds & _CLOSED != 0
+
+    @property
+    def unanswered(self) -> int:
+        """Requests whose answer has not left yet, for it or one before it is pending."""
+        return len(self._slots)
+
+    @property
+    def peer_certificate(self) -> dict[str, Any] | None:
+        """The peer's certificate as `ssl` gives it, where TLS is used and the peer showed one."""
+        if self._transport is None:
+            return None
+        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        return tls.getpeercert() if tls is not None else None
+
+    def close(self) -> None:
+        """Answer what is answered already, then hang up. Requests that are still pending get no answer."""
+        if self._holds & _CLOSED:
+            return
+        if not self._serving:
+            self._flush()
+        self._holds |= _CLOSED
+        self.closing_ms = self._listener.now_ms()
+        if not self._serving and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Hang up at once; unsent answers are lost."""
+        self.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def mute_until(self, mono_ms: int) -> None:
+        """Serve no request before `mono_ms` of the server's clock; answers still leave (KIP-219)."""
+        if mono_ms <= self._muted_until_ms:
+            return
+        self._muted_until_ms = mono_ms
+        if not self._holds & Hold.MUTED:
+            self._hold(Hold.MUTED)
+            self._listener.call_at_ms(mono_ms, self._unmute)
+
+    def _unmute(self) -> None:
+        if self._listener.now_ms() < self._muted_until_ms:
+            self._listener.call_at_ms(self._muted_until_ms, self._unmute)
+        else:
+            self._release(Hold.MUTED)
+
+    # -- what the transport tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is there; the server decides about admission."""
+        self._transport = cast(asyncio.Transport, transport)
+        limits = self._listener.limits
+        self._transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+        self.peer_host, self.peer_port = _address(transport.get_extra_info("peername"))
+        self.local_host, self.local_port = _address(transport.get_extra_info("sockname"))
+        self.created_ms = self.active_ms = self._listener.now_ms()
+        self._listener.connected(self, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Memory for the next read."""
+        return self._frames.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came."""
+        self.active = True
+        self.bytes_in += nbytes
+        self._frames.filled(nbytes)
+        if not self._holds:
+            self._serve()
+
+    def pause_writing(self) -> None:
+        """The peer takes its answers slower than they come."""
+        self._hold(Hold.WRITE)
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self.active = True
+        self._release(Hold.WRITE)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The end, whoever brought it about."""
+        self._holds |= _CLOSED
+        self._transport = None
+        self._out.clear()
+        for slot in self._slots:
+            self._listener.unqueue(slot.frame_bytes)
+        self._slots.clear()
+        self._listener.disconnected(self)
+
+    # -- requests
+
+    def _serve(self) -> None:
+        """Hand out frames until they, the turn or the peer's allowance are used up; then write what was answered."""
+        next_frame = self._frames.next_frame
+        handler = self._handler
+        turn = self._listener.limits.frames_per_turn
+        self._serving = True
+        try:
+            while not self._holds:
+                frame = next_frame()
+                if frame is None:
+                    break
+                self.requests += 1
+                answer = handler(self, frame)
+                if type(answer) is list and not self._slots:
+                    self._put(answer)
+                elif answer is not None:
+                    self._enqueue(answer, len(frame))
+                turn -= 1
+                if not turn:
+                    self._hold(Hold.TURN)
+                    self._listener.call_soon(self._next_turn)
+        except BadFrameSize as error:
+            self._listener.complain(
+                "%s sent %s where a Kafka request was expected (%s); closing it",
+                self,
+                describe_opening(error.seen),
+                error.message,
+            )
+            self._fail()
+        except InvalidRequest as error:
+            self._listener.complain("invalid request from %s: %s; closing it", self, error.message)
+            self._fail()
+        except Exception:
+            log.exception("request handler failed for %s; closing it", self)
+            self._fail()
+        finally:
+            self._serving = False
+        if self._out:
+            self._flush()
+        if self._holds & _CLOSED:
+            if self._transport is not None:
+                self._transport.close()
+        else:
+            self._steer_reading()
+
+    def _next_turn(self) -> None:
+        self._release(Hold.TURN)
+
+    def _fail(self) -> None:
+        self._holds |= _CLOSED
+        self.closing_ms = self._listener.now_ms()
+
+    # -- answers
+
+    def _put(self, buffers: list[Buffer]) -> None:
+        """Add one answer to the output; an empty one is none."""
+        size = 0
+        for buffer in buffers:
+            size += len(buffer)
+        if not size:
+            return
+        self.responses += 1
+        self._out.append(size.to_bytes(4, "big"))
+        self._out += buffers
+        self._out_bytes += size + 4
+        if self._out_bytes >= self._listener.limits.write_high_bytes:
+            self._flush()
+
+    def _enqueue(self, answer: list[Buffer] | Pending[list[Buffer]], frame_bytes: int) -> None:
+        """An answer that is pending, or behind one that is."""
+        if isinstance(answer, Pending) and answer.done and not self._slots:
+            if answer.error is not None:
+                raise answer.error
+            self._put(answer.value or [])
+            return
+        limits = self._listener.limits
+        slot = _Slot(self, frame_bytes)
+        self._slots.append(slot)
+        self._unanswered_bytes += frame_bytes
+        self._listener.queue(frame_bytes)
+        if isinstance(answer, Pending):
+            answer.then(slot.settle)
+        else:
+            slot.settle(answer, None)
+        if (
+            len(self._slots) >= limits.max_unanswered
+            or self._unanswered_bytes >= limits.max_unanswered_bytes
+            or self._parked_bytes >= limits.write_high_bytes
+        ):
+            self._hold(Hold.UNANSWERED)
+        elif self._slots and self._listener.over_budget():
+            self._hold(Hold.QUEUED)
+            self._listener.wait_for_budget(self)
+
+    def _slot_settled(self, settled: _Slot, error: ApiError | None) -> None:
+        """Move what is at the head of the slots to the output."""
+        if self._holds & _CLOSED:
+            return
+        if error is not None:
+            self._listener.complain("request of %s failed without an answer: %s; closing it", self, error)
+            self.close()
+            return
+        slots = self._slots
+        if settled is not slots[0]:
+            self._parked_bytes += _size(settled.buffers)
+            return
+        while slots and slots[0].settled:
+            slot = slots.popleft()
+            if slot is not settled:
+                self._parked_bytes -= _size(slot.buffers)
+            self._unanswered_bytes -= slot.frame_bytes
+            self._listener.unqueue(slot.frame_bytes)
+            if slot.buffers:
+                self._put(slot.buffers)
+        if not self._serving:
+            self._flush()
+        if self._holds & Hold.UNANSWERED:
+            self._release(Hold.UNANSWERED)
+        if not slots and self._holds & Hold.DRAINING:
+            self.close()
+
+    def _flush(self) -> None:
+        """Write the output: small buffers joined, large ones as they are."""
+        out = self._out
+        transport = self._transport
+        if not out or transport is None:
+            return
+        self._out = []
+        size = self._out_bytes
+        self._out_bytes = 0
+        self.bytes_out += size
+        if size < 4 * _LARGE:
+            transport.write(b"".join(out))
+            return
+        run: list[Buffer] = []
+        for buffer in out:
+            if len(buffer) < _LARGE:
+                run.append(buffer)
+                continue
+            if run:
+                transport.write(b"".join(run))
+                run = []
+            transport.write(buffer)
+        if run:
+            transport.write(b"".join(run))
+
+    # -- holds
+
+    def _hold(self, why: int) -> None:
+        self._holds |= why
+        if not self._serving:
+            self._steer_reading()
+
+    def _release(self, why: int) -> None:
+        """Lift a hold. Serving goes on in a turn of its own: the caller may be deep in another request."""
+        if not self._holds & why:
+            return
+        self._holds &= ~why
+        if not self._holds:
+            self._listener.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self._holds:
+            self._serve()
+
+    def _steer_reading(self) -> None:
+        """Read exactly while nothing holds."""
+        wanted = not self._holds
+        transport = self._transport
+        if wanted == self._reading or transport is None or transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    # -- what the server does
+
+    def wait_for_admission(self) -> None:
+        """Read nothing until `admit`."""
+        self._hold(Hold.ADMISSION)
+
+    def admit(self) -> None:
+        """Let the connection in."""
+        self.admitted = True
+        self._release(Hold.ADMISSION)
+
+    def budget_is_back(self) -> None:
+        """The node can take requests again."""
+        self._release(Hold.QUEUED)
+
+    def drain(self) -> None:
+        """Answer what is pending, take no more requests, then close."""
+        self._hold(Hold.DRAINING)
+        if not self._slots:
+            self.close()
+
+    def sweep(self, now_ms: int) -> str | None:
+        """Look for a peer that does nothing; returns why it should go, if it should. Called every few seconds."""
+        limits = self._listener.limits
+        if self._holds & _CLOSED:
+            return "its last answers could not be sent" if now_ms - self.closing_ms >= limits.closing_ms else None
+        if self.active:
+            self.active = False
+            self.active_ms = now_ms
+        if self._holds & ~_WRITE:
+            self.frame_since_ms = -1
+            return None
+        if 0 <= limits.idle_ms <= now_ms - self.active_ms and (not self._slots or self._holds & _WRITE):
+            return f"idle for {limits.idle_ms} ms"
+        if self._holds or not self._frames.waiting_bytes:
+            self.frame_since_ms = -1
+        elif self.frame_since_ms < 0 or self.requests != self._swept_requests:
+            self.frame_since_ms = now_ms
+            self._swept_requests = self.requests
+        else:
+            allowed = limits.slow_frame_ms + self._frames.announced_bytes * 1000 // limits.slow_frame_bytes_per_s
+            if now_ms - self.frame_since_ms >= allowed:
+                return f"a frame of {self._frames.announced_bytes} bytes did not arrive within {allowed} ms"
+        return None
+
+
+def _size(buffers: list[Buffer] | None) -> int:
+    return sum(map(len, buffers)) if buffers else 0
+
+
+def _address(name: object) -> tuple[str, int]:
+    """Host and port out of a socket's name; an IPv4 address in IPv6 clothes is shown as IPv4."""
+    if isinstance(name, tuple) and len(name) >= 2:
+        host = str(name[0])
+        return host.removeprefix("::ffff:") if "." in host else host, int(name[1])
+    return str(name or ""), 0

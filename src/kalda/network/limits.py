@@ -1,0 +1,63 @@
+"""What a peer may take: sizes, counts, rates and times, with Kafka's defaults.
+
+Values only. The broker fills them from its configuration; `docs` of a field name the key it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+UNLIMITED = 2**31 - 1
+MIN_REQUEST_BYTES = 8
+"""API key, version and correlation id: less cannot be a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one listener and its connections."""
+
+    max_request_bytes: int = 104_857_600
+    """socket.request.max.bytes"""
+    idle_ms: int = 600_000
+    """connections.max.idle.ms; negative: never"""
+    slow_frame_ms: int = 30_000
+    """A frame must arrive whole within this and the time that its size takes at `slow_frame_bytes_per_s`."""
+    slow_frame_bytes_per_s: int = 16 * 1024
+    closing_ms: int = 5_000
+    """How long a closed connection may take to flush its last answers."""
+    write_high_bytes: int = 512 * 1024
+    """Above this many unsent bytes the connection's requests wait."""
+    write_low_bytes: int = 128 * 1024
+    max_unanswered: int = 100
+    """Requests of a connection that may wait for their answer before reading pauses."""
+    max_unanswered_bytes: int = 64 * 1024 * 1024
+    frames_per_turn: int = 128
+    """Frames served before other connections get their turn."""
+    send_buffer_bytes: int = 102_400
+    """socket.send.buffer.bytes; -1: the system's"""
+    receive_buffer_bytes: int = 102_400
+    """socket.receive.buffer.bytes; -1: the system's"""
+    backlog: int = 50
+    """socket.listen.backlog.size; also how many connections may wait for admission"""
+    max_connections: int = UNLIMITED
+    """listener.name.X.max.connections"""
+    max_creation_rate: int = UNLIMITED
+    """listener.name.X.max.connection.creation.rate"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLimits:
+    """Limits of all listeners together."""
+
+    max_connections: int = UNLIMITED
+    """max.connections"""
+    max_connections_per_ip: int = UNLIMITED
+    """max.connections.per.ip"""
+    max_connections_per_ip_overrides: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """max.connections.per.ip.overrides, by address"""
+    max_creation_rate: int = UNLIMITED
+    """max.connection.creation.rate, connections a second"""
+    queued_max_request_bytes: int = -1
+    """queued.max.request.bytes: requests that wait for their answer, over all connections; -1: unlimited"""

@@ -1,0 +1,326 @@
+"""Listeners: sockets that accept, connections that serve, and the sweep that looks after them.
+
+A `Server` owns the node's listeners and what they share: admission, the read arena, the budget for unanswered
+requests, one sweep timer. There is no timer per connection or per request: every few seconds the sweep closes whoever
+was idle too long, leaves a frame half sent, or does not take its last answers.
+
+The server knows no protocol: frames go to the listener's handler (see `connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kalda.base.clock import Clock
+from kalda.network.admission import Admission, Verdict
+from kalda.network.complaints import Complaints, log
+from kalda.network.connection import Connection, FrameHandler
+from kalda.network.frames import Arena
+from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
+
+_SWEEP_MIN_MS = 50
+_SWEEP_MAX_MS = 5_000
+
+
+class Listener:
+    """One bound endpoint, and what its connections need of the server."""
+
+    def __init__(
+        self,
+        server: Server,
+        name: str,
+        handler: FrameHandler,
+        limits: Limits,
+        security_protocol: str,
+        on_close: Callable[[Connection], None] | None,
+    ) -> None:
+        self.name = name
+        self.handler = handler
+        self.limits = limits
+        self.security_protocol = security_protocol
+        self.min_request_bytes = MIN_REQUEST_BYTES
+        self.arena = server.arena
+        self.host = ""
+        self.port = 0
+        self._server = server
+        self._on_close = on_close
+        self._loop = server.loop
+        self._sockets: asyncio.Server | None = None
+        self.call_soon = server.loop.call_soon
+        self.now_ms = server.now_ms
+        self.queue = server.queue
+        self.unqueue = server.unqueue
+        self.over_budget = server.over_budget
+        self.wait_for_budget = server.wait_for_budget
+
+    async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
+        """Bind and accept. Port 0 takes any free one, which `port` then tells."""
+        if not host:
+            # Several sockets on port 0 would get a port each; one address family keeps it one.
+            host = None if port else "0.0.0.0"
+        limits = self.limits
+        self._sockets = await self._loop.create_server(
+            self._make_connection, host, port, backlog=limits.backlog, reuse_address=True, ssl=tls
+        )
+        for bound in self._sockets.sockets:
+            if limits.receive_buffer_bytes > 0:
+                # Before the handshake, or the window scale would be too small for it.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
+            self.host, self.port = bound.getsockname()[:2]
+
+    def _make_connection(self) -> Connection:
+        return Connection(self, self._server.next_connection_id())
+
+    def connected(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
+        """A peer is there: set its socket up, and let it in, hold it or refuse it."""
+        raw: socket.socket | None = transport.get_extra_info("socket")
+        if raw is not None and getattr(raw, "family", None) in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):  # the peer may be gone already
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                if self.limits.send_buffer_bytes > 0:
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer_bytes)
+        self._server.connected(connection)
+
+    def disconnected(self, connection: Connection) -> None:
+        """A peer is gone."""
+        self._server.disconnected(connection)
+        if self._on_close is not None and connection.admitted:
+            self._on_close(connection)
+
+    def call_at_ms(self, mono_ms: int, callback: Callable[[], None]) -> None:
+        """Call back when the server's clock shows `mono_ms`."""
+        self._loop.call_later(max(0, mono_ms - self.now_ms()) / 1000, callback)
+
+    def complain(self, message: str, *args: object) -> None:
+        """Log a warning about a peer; not more than a few a second."""
+        self._server.complaints(self.now_ms(), message, *args)
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets; connections stay."""
+        if self._sockets is not None:
+            self._sockets.close()
+
+
+class Server:
+    """The node's listeners. Make it inside the running loop."""
+
+    def __init__(self, clock: Clock, limits: NodeLimits | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.arena = Arena()
+        self.complaints = Complaints()
+        self.listeners: dict[str, Listener] = {}
+        self.connections: dict[int, Connection] = {}
+        self.now_ms = clock.mono_ms
+        self._limits = limits or NodeLimits()
+        self._admission = Admission(self._limits)
+        self._waiting: deque[Connection] = deque()
+        self._retry: asyncio.TimerHandle | None = None
+        self._last_id = 0
+        self._queued_bytes = 0
+        self._starved: deque[Connection] = deque()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._stopping = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def listen(
+        self,
+        name: str,
+        host: str | None,
+        port: int,
+        handler: FrameHandler,
+        limits: Limits | None = None,
+        *,
+        security_protocol: str = "PLAINTEXT",
+        tls: ssl.SSLContext | None = None,
+        protected: bool = False,
+        on_close: Callable[[Connection], None] | None = None,
+    ) -> Listener:
+        """Open a listener. `protected`: the inter-broker one, which clients cannot crowd out. Raises `OSError`."""
+        assert name not in self.listeners, f"listener {name} is open already"
+        limits = limits or Limits()
+        listener = Listener(self, name, handler, limits, security_protocol, on_close)
+        self._admission.add_listener(name, limits, protected)
+        await listener.open(host, port, tls)
+        self.listeners[name] = listener
+        if self._sweeper is None:
+            self._schedule_sweep()
+        return listener
+
+    def update_limits(self, limits: NodeLimits) -> None:
+        """Take new limits of the node from dynamic configuration."""
+        self._limits = limits
+        self._admission.update(limits)
+        self._admit_waiting()
+
+    def update_listener_limits(self, name: str, limits: Limits) -> None:
+        """Take new limits of one listener; they hold for open connections too, sizes for new ones."""
+        self.listeners[name].limits = limits
+        self._admission.update_listener(name, limits)
+        self._admit_waiting()
+
+    async def stop(self, deadline_ms: int = 5_000) -> None:
+        """Accept no more, answer what is pending, close; whoever is left at the deadline is cut off."""
+        self._stopping = True
+        for listener in self.listeners.values():
+            listener.stop_accepting()
+        for connection in list(self.connections.values()):
+            connection.drain()
+        if not await self._wait_empty(deadline_ms):
+            for connection in list(self.connections.values()):
+                connection.abort()
+            await self._wait_empty(1_000)
+        for timer in (self._sweeper, self._retry):
+            if timer is not None:
+                timer.cancel()
+
+    async def _wait_empty(self, timeout_ms: int) -> bool:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- coming and going
+
+    def next_connection_id(self) -> int:
+        """Ids are never used twice in a server's life."""
+        self._last_id += 1
+        return self._last_id
+
+    def connected(self, connection: Connection) -> None:
+        """Decide about a newcomer."""
+        limit = self._admission.arrive(connection.peer_host)
+        if limit is not None:
+            self._refuse(connection, f"its address has the maximum of {limit} connections")
+            return
+        self.connections[connection.id] = connection
+        self._empty.clear()
+        if self._stopping:
+            connection.close()
+        elif self._waiting or not self._try_admit(connection):
+            if len(self._waiting) >= self.listeners[connection.listener_name].limits.backlog:
+                self._refuse(connection, "too many connections wait for admission")
+                return
+            connection.wait_for_admission()
+            self._waiting.append(connection)
+
+    def disconnected(self, connection: Connection) -> None:
+        """Forget a connection, and let the next one in."""
+        if self.connections.pop(connection.id, None) is None:
+            return
+        self._admission.leave(connection.peer_host)
+        if connection.admitted:
+            self._admission.release(connection.listener_name)
+        else:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(connection)
+        if self._waiting:
+            self.loop.call_soon(self._admit_waiting)
+        if not self.connections:
+            self._empty.set()
+
+    def _refuse(self, connection: Connection, why: str) -> None:
+        self.complaints(self.now_ms(), "refused connection from %s: %s", connection, why)
+        connection.abort()
+
+    def _try_admit(self, connection: Connection) -> bool:
+        decision = self._admission.admit(connection.listener_name, self.now_ms())
+        if decision.verdict is Verdict.WAIT:
+            if decision.wait_ms:
+                self._retry_in(decision.wait_ms)
+            return False
+        connection.admit()
+        if decision.verdict is Verdict.EVICT:
+            self._evict()
+        return True
+
+    def _evict(self) -> None:
+        """Close the least recently active connection of a listener that is not protected."""
+        candidates = (
+            connection
+            for connection in self.connections.values()
+            if connection.admitted
+            and not connection.closed
+            and not self._admission.is_protected(connection.listener_name)
+        )
+        oldest = min(candidates, key=lambda connection: (connection.active_ms, connection.id), default=None)
+        if oldest is not None:
+            self.complaints(self.now_ms(), "closing %s: the inter-broker listener needs its place", oldest)
+            oldest.close()
+
+    def _retry_in(self, wait_ms: int) -> None:
+        if self._retry is None:
+            self._retry = self.loop.call_later(wait_ms / 1000, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        """Let in whom the limits allow now. A listener that is full does not block another's newcomers."""
+        for _ in range(len(self._waiting)):
+            connection = self._waiting.popleft()
+            if not connection.closed and not self._try_admit(connection):
+                self._waiting.append(connection)
+
+    # -- the budget for unanswered requests
+
+    def queue(self, frame_bytes: int) -> None:
+        """A request of that size waits for its answer."""
+        self._queued_bytes += frame_bytes
+
+    def unqueue(self, frame_bytes: int) -> None:
+        """It waits no more."""
+        self._queued_bytes -= frame_bytes
+        while self._starved and not self.over_budget():
+            self._starved.popleft().budget_is_back()
+
+    def over_budget(self) -> bool:
+        """True where `queued.max.request.bytes` is reached."""
+        return 0 < self._limits.queued_max_request_bytes <= self._queued_bytes
+
+    def wait_for_budget(self, connection: Connection) -> None:
+        """Tell the connection when it is not."""
+        self._starved.append(connection)
+
+    # -- the sweep
+
+    def _schedule_sweep(self) -> None:
+        shortest = _SWEEP_MAX_MS
+        for listener in self.listeners.values():
+            limits = listener.limits
+            for limit in (limits.idle_ms, limits.slow_frame_ms, limits.closing_ms):
+                if limit > 0:
+                    shortest = min(shortest, limit // 10)
+        self._sweeper = self.loop.call_later(max(_SWEEP_MIN_MS, shortest) / 1000, self._sweep)
+
+    def _sweep(self) -> None:
+        now_ms = self.now_ms()
+        for connection in list(self.connections.values()):
+            why = connection.sweep(now_ms)
+            if why is None:
+                continue
+            if connection.closed:
+                connection.abort()
+            else:
+                log.info("closing %s: %s", connection, why)
+                connection.close()
+        self._schedule_sweep()
+
+    def describe(self) -> dict[str, Any]:
+        """Counts for metrics."""
+        return {
+            "connections": len(self.connections),
+            "admitted": self._admission.count,
+            "waiting": len(self._waiting),
+            "queued_bytes": self._queued_bytes,
+        }
