@@ -82,7 +82,7 @@ def decode_metadata_record(value: Buffer) -> VersionedRecord:
 
 
 def encode_coordinator_key(key: RecordBody) -> bytes:
-    """A coordinator record's key. Keys have one version, 0, and it is not written: the record type stands in its place."""
+    """A coordinator record's key. Keys have one version, 0, which is not written: the record type stands there."""
     return _INT16.pack(key.RECORD_TYPE) + encode(key, 0)
 
 
