@@ -1,0 +1,14 @@
+"""The one runtime of replayed state: records are appended, applied at once, and answered when they are committed.
+
+The controller runs on it over the metadata log, and every coordinator over its internal topic. A handler computes
+records from the current state; the runtime appends them, replays them, and parks the answer until the commit point
+passes their offset. Losing leadership rolls the state back to what is committed and fails every parked answer.
+
+This floor does not know what a record is, which log it goes to, or what is committed when: the log, the replay
+function and the commit point are handed in. It knows no clock and no thread.
+
+- `timeline.py`: dict, set and value whose past states can be read and returned to
+- `deferred.py`: answers parked by offset
+- `offsets.py`: next write, committed and stable offsets, and metadata transactions (KIP-868)
+- `runtime.py`: write, read, commit, claim, renounce
+"""

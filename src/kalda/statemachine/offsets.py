@@ -1,0 +1,139 @@
+"""Where the log stands for the replayed state, and which snapshots of it must exist.
+
+Four offsets, of which a log with no metadata transactions uses three:
+
+- `next_write_offset`: what the next append follows; None while this node is not the leader;
+- `last_committed_offset`: replicated to a majority, never to be taken back;
+- `last_stable_offset`: the last committed one, or the one before the open transaction's begin (KIP-868). Reads and
+  answers go by this one, so nobody sees half a transaction;
+- the transaction's start is itself a timeline value, since its begin and end records are appended, committed and
+  reverted as any others. The stable offset is computed from what is *committed* of it: an end that is only appended
+  closes nothing yet.
+
+Invariants: while active there is a snapshot at the last committed offset (what renouncing reverts to) and one at the
+last stable offset (what reads see); `last_stable <= last_committed`.
+
+An offset is any rising number that both the append and the commit speak of: the controller uses the offset of the
+last record, a coordinator the end of the log. Only transactions, which the controller alone writes, need the former.
+"""
+
+from __future__ import annotations
+
+from kalda.statemachine.timeline import SnapshotRegistry, TimelineValue
+
+NO_TRANSACTION = -1
+
+
+class OffsetControl:
+    """The offsets, and the snapshots that follow from them."""
+
+    __slots__ = (
+        "_transaction_start",
+        "last_committed_epoch",
+        "last_committed_offset",
+        "last_stable_offset",
+        "next_write_offset",
+        "registry",
+    )
+
+    def __init__(self, registry: SnapshotRegistry) -> None:
+        self.registry = registry
+        self._transaction_start: TimelineValue[int] = TimelineValue(registry, NO_TRANSACTION)
+        self.last_committed_offset = -1
+        self.last_committed_epoch = -1
+        self.last_stable_offset = -1
+        self.next_write_offset: int | None = None
+        registry.create_snapshot(-1)
+
+    @property
+    def active(self) -> bool:
+        return self.next_write_offset is not None
+
+    @property
+    def transaction_start_offset(self) -> int:
+        """The offset of the open transaction's begin record, `NO_TRANSACTION` where none is open. While active, this
+        counts what is appended, committed or not."""
+        return self._transaction_start.value
+
+    @property
+    def stable_epoch(self) -> int:
+        """The snapshot that reads see: the newest that is stable."""
+        epoch = self.registry.floor(self.last_stable_offset)
+        assert epoch is not None, "there is always a stable snapshot"
+        return epoch
+
+    def activate(self, next_write_offset: int) -> None:
+        """This node leads, and appends from `next_write_offset` on. All that is committed has been replayed."""
+        assert not self.active, "active already"
+        assert next_write_offset >= 0
+        if self.registry.newest != self.last_committed_offset:
+            self.registry.create_snapshot(self.last_committed_offset)
+        self.next_write_offset = next_write_offset
+
+    def deactivate(self) -> None:
+        """Leadership is lost: take back what was appended but not committed."""
+        assert self.active, "not active"
+        self.next_write_offset = None
+        committed = self.registry.floor(self.last_committed_offset)
+        assert committed is not None, "there is always a committed snapshot"
+        self.registry.revert_to(committed)
+
+    def on_append(self, first_offset: int, count: int, commit_offset: int) -> None:
+        """A batch of `count` records was appended and replayed; it is committed when `commit_offset` is."""
+        assert self.next_write_offset is not None, "only a leader appends"
+        assert first_offset >= self.next_write_offset, "the log never goes back under its leader"
+        self.next_write_offset = first_offset + count
+        self.registry.create_snapshot(commit_offset)
+
+    def on_commit(self, offset: int, epoch: int = -1) -> None:
+        """All up to `offset` is committed; and replayed: long ago by the leader, just now by anyone else."""
+        if offset <= self.last_committed_offset:
+            return
+        self.last_committed_offset = offset
+        self.last_committed_epoch = epoch
+        if not self.active:
+            self.registry.create_snapshot(offset)
+        self._advance_stable()
+
+    def _advance_stable(self) -> None:
+        committed = self.registry.floor(self.last_committed_offset)
+        assert committed is not None, "there is always a committed snapshot"
+        start = self._transaction_start.get(committed)
+        stable = self.last_committed_offset if start == NO_TRANSACTION else min(start - 1, self.last_committed_offset)
+        if stable > self.last_stable_offset:
+            self.last_stable_offset = stable
+        self.registry.delete_up_to(self.stable_epoch)
+
+    def begin_load_snapshot(self) -> None:
+        """A snapshot of the log is about to be replayed: forget everything, in every collection."""
+        assert not self.active, "a leader's log is never behind a snapshot"
+        self.registry.reset()
+        self.last_committed_offset = self.last_stable_offset = self.last_committed_epoch = -1
+
+    def end_load_snapshot(self, offset: int, epoch: int) -> None:
+        """The snapshot that ends with `offset` (the last one it contains) has been replayed."""
+        self.last_committed_offset = self.last_stable_offset = offset
+        self.last_committed_epoch = epoch
+        self.registry.create_snapshot(offset)
+
+    def begin_transaction(self, offset: int) -> None:
+        """Replay of a BeginTransactionRecord at `offset`: what is before it is what an abort goes back to."""
+        assert self._transaction_start.value == NO_TRANSACTION, (
+            f"a transaction begins at {offset} inside the one that began at {self._transaction_start.value}"
+        )
+        if self.registry.newest != offset - 1:
+            self.registry.create_snapshot(offset - 1)
+        self._transaction_start.value = offset
+
+    def end_transaction(self, offset: int) -> None:
+        """Replay of an EndTransactionRecord at `offset`."""
+        assert self._transaction_start.value != NO_TRANSACTION, f"no transaction is open at {offset}"
+        self._transaction_start.value = NO_TRANSACTION
+
+    def abort_transaction(self, offset: int) -> None:
+        """Replay of an AbortTransactionRecord at `offset`: the state before the begin is written over the present
+        one, so that the abort can be reverted too as long as it is not committed."""
+        start = self._transaction_start.value
+        assert start != NO_TRANSACTION, f"no transaction is open at {offset}"
+        self.registry.restore(start - 1)
+        self._transaction_start.value = NO_TRANSACTION

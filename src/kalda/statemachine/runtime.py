@@ -1,0 +1,201 @@
+"""The runtime of a replayed state: write, read, commit, claim, renounce.
+
+Life of a write:
+
+1. the handler looks at the state and computes records and a response, changing nothing;
+2. the records are appended to the log: this fixes their offsets;
+3. each record is replayed at its offset: the only way in which the state ever changes, here and on every other node;
+4. the response is parked at the last record's offset, and is given when the log is stable up to there.
+
+The next handler sees the state with the uncommitted records applied, so writes need not wait for one another. Where
+leadership is lost between 2 and 4, the state reverts to what is committed and the parked answers fail: the caller
+asks the new leader, and never sees a write that did not last.
+
+A failing append changes nothing and fails that write alone. A failing replay is a fault of the program: the log and
+the state have parted, so the exception leaves the runtime and must stop the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.statemachine.deferred import DeferredQueue
+from kalda.statemachine.offsets import OffsetControl
+from kalda.statemachine.timeline import SnapshotRegistry
+
+R = TypeVar("R")
+Rec = TypeVar("Rec")
+
+MAX_RECORDS_PER_BATCH = 10_000
+
+
+@dataclass(slots=True)
+class Result(Generic[Rec, R]):
+    """What a handler computed. `atomic`: all records become one batch, so that they are committed together or not at
+    all; otherwise a long list is cut into several."""
+
+    records: Sequence[Rec]
+    response: R
+    atomic: bool = False
+
+    def without_records(self) -> Result[Rec, R]:
+        """The same answer with nothing done: `validate_only` requests."""
+        return Result([], self.response, self.atomic)
+
+
+class Appended(NamedTuple):
+    """Where a batch went. It is committed once the commit point given to `on_commit` reaches `commit_offset`."""
+
+    first_offset: int
+    commit_offset: int
+
+
+class ReplicatedRuntime(Generic[Rec]):
+    """One replayed state over one log. Everything on it happens on one thread."""
+
+    __slots__ = (
+        "_append",
+        "_claimed_epoch",
+        "_deferred",
+        "_max_records_per_batch",
+        "_not_leader",
+        "_replay",
+        "offsets",
+        "registry",
+    )
+
+    def __init__(
+        self,
+        registry: SnapshotRegistry,
+        append: Callable[[int, Sequence[Rec]], Appended],
+        replay: Callable[[Rec, int], None],
+        *,
+        not_leader: ErrorCode,
+        max_records_per_batch: int = MAX_RECORDS_PER_BATCH,
+    ) -> None:
+        """`append(epoch, records)` writes one batch as the leader of `epoch`, and raises `ApiError` where it cannot.
+        `replay(record, offset)` applies one record. `not_leader` is the code for a caller that must go elsewhere."""
+        self.registry = registry
+        self.offsets = OffsetControl(registry)
+        self._append = append
+        self._replay = replay
+        self._not_leader = not_leader
+        self._max_records_per_batch = max_records_per_batch
+        self._deferred = DeferredQueue()
+        self._claimed_epoch: int | None = None
+
+    @property
+    def active(self) -> bool:
+        return self._claimed_epoch is not None
+
+    @property
+    def claimed_epoch(self) -> int | None:
+        """The leader epoch under which this node writes, None where it does not."""
+        return self._claimed_epoch
+
+    @property
+    def parked(self) -> int:
+        """How many answers wait for their commit."""
+        return len(self._deferred)
+
+    def write(self, operation: Callable[[], Result[Rec, R]]) -> Pending[R]:
+        """Run `operation` on the live state, append and apply its records, answer when they are committed.
+
+        An `ApiError` out of the operation or the append fails the answer. Without records the answer still waits for
+        the writes before it: what it has seen may yet be reverted."""
+        pending: Pending[R] = Pending()
+        if self._claimed_epoch is None:
+            pending.fail(self._wrong_leader())
+            return pending
+        try:
+            result = operation()
+            if result.records:
+                self._write_records(self._claimed_epoch, result)
+        except ApiError as error:
+            pending.fail(error)
+            return pending
+        self._park(pending, result.response)
+        return pending
+
+    def read(self, operation: Callable[[int], R]) -> Pending[R]:
+        """Run `operation(epoch)` at once; it reads the collections at that epoch, the last stable one, so it sees
+        committed state only. Any node may read."""
+        pending: Pending[R] = Pending()
+        try:
+            response = operation(self.offsets.stable_epoch)
+        except ApiError as error:
+            pending.fail(error)
+        else:
+            pending.complete(response)
+        return pending
+
+    def replay_committed(self, records: Sequence[Rec], first_offset: int, commit_offset: int, epoch: int = -1) -> None:
+        """A committed batch of someone else's: apply it. Not for the leader's own batches, which were applied when
+        they were appended: those come to `on_commit`."""
+        assert not self.active, "a leader has applied its records already"
+        for at, record in enumerate(records):
+            self._replay(record, first_offset + at)
+        self.on_commit(commit_offset, epoch)
+
+    def on_commit(self, offset: int, epoch: int = -1) -> None:
+        """The commit point passed `offset`: answer what waited for it."""
+        self.offsets.on_commit(offset, epoch)
+        self._deferred.complete_up_to(self.offsets.last_stable_offset)
+
+    def claim(self, epoch: int, next_write_offset: int) -> None:
+        """This node leads from now on. Everything committed has been replayed."""
+        assert self._claimed_epoch is None, f"epoch {self._claimed_epoch} is claimed still"
+        self.offsets.activate(next_write_offset)
+        self._claimed_epoch = epoch
+
+    def renounce(self, error: ApiError | None = None) -> None:
+        """This node leads no more: take back what is not committed, then fail every parked answer. In this order: a
+        caller that is told sees the reverted state."""
+        if self._claimed_epoch is None:
+            return
+        self._claimed_epoch = None
+        self.offsets.deactivate()
+        self._deferred.fail_all(error or self._wrong_leader())
+
+    def _write_records(self, epoch: int, result: Result[Rec, R]) -> None:
+        records, limit = result.records, self._max_records_per_batch
+        if len(records) <= limit:
+            self._write_batch(epoch, records)
+            return
+        if result.atomic:
+            raise ApiError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"{len(records)} records must be written at once, but a batch holds {limit} at most",
+            )
+        for start in range(0, len(records), limit):
+            self._write_batch(epoch, records[start : start + limit])
+
+    def _write_batch(self, epoch: int, records: Sequence[Rec]) -> None:
+        appended = self._append(epoch, records)
+        for at, record in enumerate(records):
+            self._replay(record, appended.first_offset + at)
+        self.offsets.on_append(appended.first_offset, len(records), appended.commit_offset)
+
+    def _park(self, pending: Pending[R], response: R) -> None:
+        offset = self._deferred.highest_offset
+        newest = self.registry.newest
+        if newest is not None and newest > self.offsets.last_stable_offset:
+            offset = newest if offset is None else max(offset, newest)
+        if offset is None or offset <= self.offsets.last_stable_offset:
+            pending.complete(response)
+            return
+
+        def settle(error: ApiError | None) -> None:
+            if error is None:
+                pending.complete(response)
+            else:
+                pending.fail(error)
+
+        self._deferred.park(offset, settle)
+
+    def _wrong_leader(self) -> ApiError:
+        return ApiError(self._not_leader)

@@ -1,0 +1,232 @@
+"""The runtime: what is answered when, and what is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.statemachine.runtime import Appended, ReplicatedRuntime, Result
+from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
+
+Put = tuple[str, int]
+
+
+class Store:
+    """A map over a log, with the markers of a metadata transaction as records of their own."""
+
+    def __init__(self, limit: int = 10) -> None:
+        self.registry = SnapshotRegistry()
+        self.state: TimelineDict[str, int] = TimelineDict(self.registry)
+        self.log: list[Put] = []
+        self.batches: list[list[Put]] = []
+        self.refuse: ErrorCode | None = None
+        self.runtime: ReplicatedRuntime[Put] = ReplicatedRuntime(
+            self.registry, self.append, self.replay, not_leader=ErrorCode.NOT_CONTROLLER, max_records_per_batch=limit
+        )
+
+    def append(self, epoch: int, records: Sequence[Put]) -> Appended:
+        if self.refuse is not None:
+            raise ApiError(self.refuse)
+        first = len(self.log)
+        self.log.extend(records)
+        self.batches.append(list(records))
+        return Appended(first, len(self.log) - 1)
+
+    def replay(self, record: Put, offset: int) -> None:
+        match record[0]:
+            case "begin":
+                self.runtime.offsets.begin_transaction(offset)
+            case "end":
+                self.runtime.offsets.end_transaction(offset)
+            case "abort":
+                self.runtime.offsets.abort_transaction(offset)
+            case key:
+                self.state[key] = record[1]
+
+    def put(self, *records: Put, atomic: bool = False):  # type: ignore[no-untyped-def]
+        return self.runtime.write(lambda: Result(records, f"wrote {len(records)}", atomic))
+
+    def seen(self) -> dict[str, int]:
+        return dict(self.runtime.read(lambda epoch: dict(self.state.items(epoch))).value or {})
+
+
+def claimed() -> Store:
+    store = Store()
+    store.runtime.claim(1, 0)
+    return store
+
+
+def test_a_write_is_applied_at_once_and_answered_when_committed() -> None:
+    store = claimed()
+    answer = store.put(("a", 1))
+    assert dict(store.state) == {"a": 1}
+    assert store.seen() == {}
+    assert not answer.done
+    store.runtime.on_commit(0)
+    assert answer.value == "wrote 1"
+    assert store.seen() == {"a": 1}
+
+
+def test_only_the_leader_writes() -> None:
+    answer = Store().put(("a", 1))
+    assert answer.error is not None
+    assert answer.error.code is ErrorCode.NOT_CONTROLLER
+
+
+def test_an_answer_without_records_waits_for_the_writes_before_it() -> None:
+    store = claimed()
+    first, second = store.put(("a", 1)), store.put()
+    assert not second.done
+    store.runtime.on_commit(0)
+    assert first.done
+    assert second.value == "wrote 0"
+    assert store.put().done
+
+
+def test_renouncing_takes_back_and_fails_what_is_not_committed() -> None:
+    store = claimed()
+    kept, lost = store.put(("a", 1)), store.put(("a", 2), ("b", 3))
+    store.runtime.on_commit(0)
+    states: list[dict[str, int]] = []
+    lost.then(lambda value, error: states.append(dict(store.state)))
+    store.runtime.renounce()
+    assert kept.value == "wrote 1"
+    assert lost.error is not None
+    assert states == [{"a": 1}]
+    assert not store.runtime.active
+    store.runtime.replay_committed([("b", 9)], 1, 1, 2)
+    assert dict(store.state) == {"a": 1, "b": 9}
+    store.runtime.claim(3, 2)
+    assert store.put(("c", 1)).done is False
+
+
+def test_a_long_result_is_cut_unless_it_is_atomic() -> None:
+    store = claimed()
+    answer = store.put(*[(str(n), n) for n in range(25)])
+    assert [len(batch) for batch in store.batches] == [10, 10, 5]
+    store.runtime.on_commit(9)
+    store.runtime.on_commit(19)
+    assert not answer.done
+    assert len(store.seen()) == 20
+    store.runtime.on_commit(24)
+    assert answer.done
+    refused = store.put(*[(str(n), n) for n in range(11)], atomic=True)
+    assert refused.error is not None
+    assert len(store.log) == 25
+
+
+def test_a_refused_append_or_operation_changes_nothing() -> None:
+    store = claimed()
+    store.refuse = ErrorCode.MESSAGE_TOO_LARGE
+    answer = store.put(("a", 1))
+    assert answer.error is not None
+    assert answer.error.code is ErrorCode.MESSAGE_TOO_LARGE
+    assert dict(store.state) == {}
+
+    def invalid() -> Result[Put, None]:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "no")
+
+    error = store.runtime.write(invalid).error
+    assert error is not None
+    assert error.code is ErrorCode.INVALID_REQUEST
+
+
+def test_a_failing_replay_is_a_fault_that_leaves_the_runtime() -> None:
+    store = claimed()
+    with pytest.raises(AssertionError, match="no transaction is open"):
+        store.put(("end", 0))
+
+
+def test_nobody_sees_half_a_transaction() -> None:
+    store = claimed()
+    store.put(("a", 1))
+    store.put(("begin", 0), ("b", 2))
+    store.put(("c", 3))
+    store.runtime.on_commit(3)
+    assert store.seen() == {"a": 1}
+    assert store.runtime.offsets.last_stable_offset == 0
+    ended = store.put(("d", 4), ("end", 0))
+    assert store.seen() == {"a": 1}, "the end is appended, not committed"
+    store.runtime.on_commit(5)
+    assert ended.done
+    assert store.seen() == {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
+def test_an_aborted_transaction_leaves_nothing() -> None:
+    store = claimed()
+    store.put(("a", 1))
+    store.put(("begin", 0), ("a", 2), ("b", 2))
+    store.put(("abort", 0))
+    assert dict(store.state) == {"a": 1}
+    store.runtime.on_commit(4)
+    assert store.seen() == {"a": 1}
+    assert store.runtime.offsets.transaction_start_offset == -1
+
+
+def test_an_uncommitted_end_or_abort_is_taken_back_to_the_open_transaction() -> None:
+    for closing in ("end", "abort"):
+        store = claimed()
+        store.put(("a", 1))
+        store.put(("begin", 0), ("b", 2))
+        store.runtime.on_commit(2)
+        store.put((closing, 0))
+        store.runtime.renounce()
+        assert dict(store.state) == {"a": 1, "b": 2}
+        assert store.runtime.offsets.transaction_start_offset == 1
+        assert store.seen() == {"a": 1}
+        store.runtime.replay_committed([("abort", 0)], 3, 3)
+        assert store.seen() == dict(store.state) == {"a": 1}
+
+
+def test_an_uncommitted_begin_is_taken_back() -> None:
+    store = claimed()
+    store.put(("begin", 0), ("b", 2))
+    store.runtime.renounce()
+    assert store.runtime.offsets.transaction_start_offset == -1
+    store.runtime.replay_committed([("begin", 0), ("c", 1), ("end", 0)], 0, 2)
+    assert store.seen() == {"c": 1}
+
+
+def test_loading_a_snapshot_replaces_everything() -> None:
+    store = Store()
+    store.runtime.replay_committed([("a", 1)], 0, 0)
+    store.runtime.offsets.begin_load_snapshot()
+    store.replay(("z", 26), 9)
+    store.runtime.offsets.end_load_snapshot(9, 3)
+    assert store.seen() == {"z": 26}
+    store.log = [("old", 0)] * 10
+    store.runtime.claim(4, 10)
+    store.put(("y", 25))
+    store.runtime.renounce()
+    assert dict(store.state) == {"z": 26}
+
+
+def test_commits_inside_a_batch_do_not_answer_it() -> None:
+    store = claimed()
+    answer = store.put(("a", 1), ("b", 2))
+    store.runtime.on_commit(0)
+    assert not answer.done
+    assert store.seen() == {}
+    store.runtime.renounce()
+    assert dict(store.state) == {}
+
+
+def test_a_log_that_commits_by_its_end_offset_works_the_same() -> None:
+    store = Store()
+    log: list[Put] = []
+
+    def append(epoch: int, records: Sequence[Put]) -> Appended:
+        first = len(log)
+        log.extend(records)
+        return Appended(first, len(log))
+
+    runtime = store.runtime
+    runtime._append = append
+    runtime.claim(1, 0)
+    answers = [store.put((name, 1)) for name in "ab"]
+    runtime.on_commit(1)
+    assert [answer.done for answer in answers] == [True, False]
+    runtime.on_commit(2)
+    assert answers[1].done
