@@ -19,10 +19,11 @@ ZERO_UUID = Uuid(bytes(16))
 METADATA_TOPIC_ID = Uuid(bytes(15) + b"\x01")
 METADATA_TOPIC_NAME = "__cluster_metadata"
 
-# Directory ids below 100 are reserved (KIP-858): a replica whose directory is not chosen, is lost, or predates JBOD.
-DIRECTORY_UNASSIGNED = Uuid(bytes(16))
-DIRECTORY_LOST = Uuid(bytes(15) + b"\x01")
-DIRECTORY_MIGRATING = Uuid(bytes(15) + b"\x02")
+# Directory ids below 100 are reserved (KIP-858): a replica whose broker predates JBOD, is not placed yet, or lost its
+# directory.
+DIRECTORY_MIGRATING = Uuid(bytes(16))
+DIRECTORY_UNASSIGNED = Uuid(bytes(15) + b"\x01")
+DIRECTORY_LOST = Uuid(bytes(15) + b"\x02")
 _RESERVED_BELOW = 100
 
 
