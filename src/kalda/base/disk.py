@@ -1,0 +1,120 @@
+"""The disk's interface: files by path, positional reads and writes, and the two kinds of sync.
+
+Two implementations: the operating system's, and a simulated one that loses what was not synced. The contract between
+them is what POSIX promises and no more:
+
+- A write is seen by every later read. It survives a crash only after `File.sync`.
+- A created, renamed or removed name survives a crash only after `Disk.sync_dir` of its directory. A synced file
+  whose name was not synced may be gone.
+- A write either happens whole or raises; after an error the bytes from `position` on are unknown, and the caller
+  writes there again or truncates.
+
+Failures are `OSError` with an errno (`ENOSPC`, `EIO`, `EROFS`, `ENOENT`…). Paths are strings with forward slashes.
+Files are opened once and kept; `File.share` gives a second handle on the same open file, which a job can use on
+another thread however the first is closed, renamed or removed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FileStat(NamedTuple):
+    """What a directory says of one entry."""
+
+    size_bytes: int
+    modified_ms: int
+    is_dir: bool
+
+
+class File(Protocol):
+    """An open file. Positions are absolute: there is no cursor."""
+
+    def read(self, position: int, size: int) -> Buffer:
+        """Up to `size` bytes from `position`; shorter only at the end of the file. May wait for the device."""
+        ...
+
+    def read_nowait(self, position: int, size: int) -> Buffer | None:
+        """As `read`, or None where it would wait for the device."""
+        ...
+
+    def write(self, position: int, data: Buffer) -> None:
+        """All of `data` at `position`."""
+        ...
+
+    def write_many(self, position: int, buffers: Sequence[Buffer]) -> None:
+        """All of the buffers, one after another, from `position`."""
+        ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """What was written is on the device when this returns."""
+        ...
+
+    def share(self) -> File:
+        """Another handle on the same open file, closed on its own."""
+        ...
+
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        ...
+
+
+class Disk(Protocol):
+    """One machine's files."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> File:
+        """`create`: make the file where it is missing; `exclusive`: and raise `EEXIST` where it is not."""
+        ...
+
+    def read_file(self, path: str, max_bytes: int = 64 * 1024 * 1024) -> bytes:
+        """The whole file. `EFBIG` where it is larger than `max_bytes`."""
+        ...
+
+    def stat(self, path: str) -> FileStat | None:
+        """None where nothing has that name."""
+        ...
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in sorted order."""
+        ...
+
+    def make_dirs(self, path: str) -> None:
+        """The directory and its parents; existing ones are fine."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic; a file at `target` is replaced."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """A file. A missing one is fine: whoever removes wants it gone."""
+        ...
+
+    def remove_tree(self, path: str) -> None:
+        """A directory and all in it. A missing one is fine."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """The directory's names are on the device when this returns."""
+        ...
+
+    def set_modified(self, path: str, modified_ms: int) -> None: ...
+
+    def usable_bytes(self, path: str) -> int: ...
+
+    def total_bytes(self, path: str) -> int: ...
+
+    def real_path(self, path: str) -> str:
+        """Absolute, without links and dots."""
+        ...
+
+    def lock(self, path: str) -> File | None:
+        """Take the file `path` exclusively for this process until closed; None where another process holds it."""
+        ...
