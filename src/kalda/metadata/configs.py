@@ -1,0 +1,109 @@
+"""Dynamic configs, by resource. The image holds what was set, without defaults or synonyms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from kalda.metadata.writing import ImageWriter
+from kalda.protocol.messages.metadata_records import ConfigRecord
+
+
+class ConfigResourceType(IntEnum):
+    """Kafka's ids of what can be configured."""
+
+    UNKNOWN = 0
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class ConfigResource(NamedTuple):
+    """`BROKER` with an empty name is the cluster-wide default of all brokers."""
+
+    type: int
+    name: str
+
+
+def topic_resource(name: str) -> ConfigResource:
+    return ConfigResource(ConfigResourceType.TOPIC, name)
+
+
+def broker_resource(broker_id: int | None) -> ConfigResource:
+    """Of one broker, or the default of all when None."""
+    return ConfigResource(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigsImage:
+    """Value by key, by resource; resources without any are left out."""
+
+    resources: Mapping[ConfigResource, Mapping[str, str]]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.resources
+
+    def of(self, resource: ConfigResource) -> Mapping[str, str]:
+        return self.resources.get(resource, _NOTHING)
+
+    def of_topic(self, name: str) -> Mapping[str, str]:
+        return self.of(topic_resource(name))
+
+    def of_broker(self, broker_id: int) -> dict[str, str]:
+        """This broker's own over the cluster-wide default."""
+        return {**self.of(broker_resource(None)), **self.of(broker_resource(broker_id))}
+
+    def write(self, writer: ImageWriter) -> None:
+        for resource in sorted(self.resources):
+            for name, value in sorted(self.resources[resource].items()):
+                writer.write(
+                    ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=name, value=value)
+                )
+
+
+_NOTHING: Mapping[str, str] = {}
+EMPTY = ConfigsImage({})
+
+
+class ConfigsDelta:
+    """Changed keys by changed resource; None for a key that is gone."""
+
+    __slots__ = ("changes", "image")
+
+    def __init__(self, image: ConfigsImage) -> None:
+        self.image = image
+        self.changes: dict[ConfigResource, dict[str, str | None]] = {}
+
+    def replay(self, record: ConfigRecord) -> None:
+        resource = ConfigResource(record.resource_type, record.resource_name)
+        self.changes.setdefault(resource, {})[record.name] = record.value
+
+    def remove_topic(self, name: str) -> None:
+        """A topic's configs go with it; there are no records for them."""
+        resource = topic_resource(name)
+        changes = self.changes.get(resource, {})
+        gone = dict.fromkeys((*self.image.of(resource), *changes))
+        if gone:
+            self.changes[resource] = {**gone}
+
+    def finish_snapshot(self) -> None:
+        for resource, configs in self.image.resources.items():
+            changes = self.changes.setdefault(resource, {})
+            for name in configs:
+                changes.setdefault(name, None)
+
+    def apply(self) -> ConfigsImage:
+        resources = dict(self.image.resources)
+        for resource, changes in self.changes.items():
+            merged = {**self.image.of(resource), **changes}
+            kept = {name: value for name, value in merged.items() if value is not None}
+            if kept:
+                resources[resource] = kept
+            else:
+                resources.pop(resource, None)
+        return ConfigsImage(resources)

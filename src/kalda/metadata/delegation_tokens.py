@@ -1,0 +1,92 @@
+"""Delegation tokens, by token id (KIP-48, KIP-900). The secret that signs them is in no record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kalda.metadata.writing import ImageWriter
+from kalda.protocol.messages.metadata_records import DelegationTokenRecord, RemoveDelegationTokenRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationToken:
+    """Principals are in text form, `User:alice`; times are milliseconds since the epoch."""
+
+    token_id: str
+    owner: str
+    requester: str
+    renewers: tuple[str, ...]
+    issue_timestamp: int
+    max_timestamp: int
+    expiration_timestamp: int
+
+    @classmethod
+    def from_record(cls, record: DelegationTokenRecord) -> DelegationToken:
+        return cls(
+            token_id=record.token_id,
+            owner=record.owner,
+            requester=record.requester,
+            renewers=tuple(record.renewers),
+            issue_timestamp=record.issue_timestamp,
+            max_timestamp=record.max_timestamp,
+            expiration_timestamp=record.expiration_timestamp,
+        )
+
+    def to_record(self) -> DelegationTokenRecord:
+        return DelegationTokenRecord(
+            owner=self.owner,
+            requester=self.requester,
+            renewers=list(self.renewers),
+            issue_timestamp=self.issue_timestamp,
+            max_timestamp=self.max_timestamp,
+            expiration_timestamp=self.expiration_timestamp,
+            token_id=self.token_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationTokensImage:
+    """Token by id."""
+
+    tokens: Mapping[str, DelegationToken]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.tokens
+
+    def write(self, writer: ImageWriter) -> None:
+        if self.is_empty:
+            return
+        if not writer.metadata_version.is_delegation_token_supported:
+            writer.lose("delegation tokens")
+            return
+        for token in self.tokens.values():
+            writer.write(token.to_record())
+
+
+EMPTY = DelegationTokensImage({})
+
+
+class DelegationTokensDelta:
+    """Changed tokens; None for one that is gone."""
+
+    __slots__ = ("changes", "image")
+
+    def __init__(self, image: DelegationTokensImage) -> None:
+        self.image = image
+        self.changes: dict[str, DelegationToken | None] = {}
+
+    def replay(self, record: DelegationTokenRecord) -> None:
+        self.changes[record.token_id] = DelegationToken.from_record(record)
+
+    def remove(self, record: RemoveDelegationTokenRecord) -> None:
+        self.changes[record.token_id] = None
+
+    def finish_snapshot(self) -> None:
+        for token_id in self.image.tokens:
+            self.changes.setdefault(token_id, None)
+
+    def apply(self) -> DelegationTokensImage:
+        merged = {**self.image.tokens, **self.changes}
+        return DelegationTokensImage({token_id: token for token_id, token in merged.items() if token is not None})

@@ -1,0 +1,182 @@
+"""What records change in an image. Mutable, and used once: replay records, apply, and start the next from the result.
+
+A domain without a delta is carried into the next image by reference. `deltas` that are None are how a publisher sees,
+at no cost, that its domain did not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kalda.metadata.acls import AclsDelta
+from kalda.metadata.client_quotas import ClientQuotasDelta
+from kalda.metadata.cluster import ClusterDelta
+from kalda.metadata.configs import ConfigsDelta
+from kalda.metadata.delegation_tokens import DelegationTokensDelta
+from kalda.metadata.finalized import FeaturesDelta
+from kalda.metadata.image import MetadataImage, Provenance
+from kalda.metadata.metadata_version import MetadataVersion
+from kalda.metadata.producer_ids import ProducerIdsDelta
+from kalda.metadata.scram import ScramDelta
+from kalda.metadata.topics import TopicsDelta
+from kalda.protocol.messages import metadata_records as records
+from kalda.protocol.notation import Struct
+from kalda.protocol.record_framing import VersionedRecord
+
+
+class MetadataDelta:
+    """Deltas of the domains that were touched; the others are None."""
+
+    __slots__ = (
+        "acls",
+        "client_quotas",
+        "cluster",
+        "configs",
+        "delegation_tokens",
+        "features",
+        "image",
+        "producer_ids",
+        "scram",
+        "topics",
+    )
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+        self.features: FeaturesDelta | None = None
+        self.cluster: ClusterDelta | None = None
+        self.topics: TopicsDelta | None = None
+        self.configs: ConfigsDelta | None = None
+        self.client_quotas: ClientQuotasDelta | None = None
+        self.producer_ids: ProducerIdsDelta | None = None
+        self.acls: AclsDelta | None = None
+        self.scram: ScramDelta | None = None
+        self.delegation_tokens: DelegationTokensDelta | None = None
+
+    @property
+    def metadata_version_changed(self) -> MetadataVersion | None:
+        """The new metadata.version where a record named one, even the same as before."""
+        return None if self.features is None else self.features.metadata_version_change
+
+    def replay(self, record: Struct) -> None:
+        """Raises `ValueError` for a record that does not fit what is there, or whose type is unknown.
+
+        A node that cannot understand committed metadata is not safe to run: the caller must not go on.
+        """
+        handler = _HANDLERS.get(type(record))
+        if handler is None:
+            raise ValueError(f"Unknown metadata record type {type(record).__name__}")
+        handler(self, record)
+
+    def replay_all(self, versioned: Iterable[VersionedRecord]) -> MetadataDelta:
+        for record, _ in versioned:
+            self.replay(record)
+        return self
+
+    def features_delta(self) -> FeaturesDelta:
+        if self.features is None:
+            self.features = FeaturesDelta(self.image.features)
+        return self.features
+
+    def cluster_delta(self) -> ClusterDelta:
+        if self.cluster is None:
+            self.cluster = ClusterDelta(self.image.cluster)
+        return self.cluster
+
+    def topics_delta(self) -> TopicsDelta:
+        if self.topics is None:
+            self.topics = TopicsDelta(self.image.topics)
+        return self.topics
+
+    def configs_delta(self) -> ConfigsDelta:
+        if self.configs is None:
+            self.configs = ConfigsDelta(self.image.configs)
+        return self.configs
+
+    def client_quotas_delta(self) -> ClientQuotasDelta:
+        if self.client_quotas is None:
+            self.client_quotas = ClientQuotasDelta(self.image.client_quotas)
+        return self.client_quotas
+
+    def producer_ids_delta(self) -> ProducerIdsDelta:
+        if self.producer_ids is None:
+            self.producer_ids = ProducerIdsDelta(self.image.producer_ids)
+        return self.producer_ids
+
+    def acls_delta(self) -> AclsDelta:
+        if self.acls is None:
+            self.acls = AclsDelta(self.image.acls)
+        return self.acls
+
+    def scram_delta(self) -> ScramDelta:
+        if self.scram is None:
+            self.scram = ScramDelta(self.image.scram)
+        return self.scram
+
+    def delegation_tokens_delta(self) -> DelegationTokensDelta:
+        if self.delegation_tokens is None:
+            self.delegation_tokens = DelegationTokensDelta(self.image.delegation_tokens)
+        return self.delegation_tokens
+
+    def _remove_topic(self, record: records.RemoveTopicRecord) -> None:
+        name = self.topics_delta().remove_topic(record)
+        self.configs_delta().remove_topic(name)
+
+    def finish_snapshot(self) -> None:
+        """After the last record of a snapshot: what the image has and the snapshot did not name is gone."""
+        self.features_delta().finish_snapshot()
+        self.cluster_delta().finish_snapshot()
+        self.topics_delta().finish_snapshot()
+        self.configs_delta().finish_snapshot()
+        self.client_quotas_delta().finish_snapshot()
+        self.producer_ids_delta().finish_snapshot()
+        self.acls_delta().finish_snapshot()
+        self.scram_delta().finish_snapshot()
+        self.delegation_tokens_delta().finish_snapshot()
+
+    def apply(self, provenance: Provenance) -> MetadataImage:
+        """The next image. It shares with the old one every domain without a delta."""
+        image = self.image
+        return MetadataImage(
+            provenance,
+            image.features if self.features is None else self.features.apply(),
+            image.cluster if self.cluster is None else self.cluster.apply(),
+            image.topics if self.topics is None else self.topics.apply(),
+            image.configs if self.configs is None else self.configs.apply(),
+            image.client_quotas if self.client_quotas is None else self.client_quotas.apply(),
+            image.producer_ids if self.producer_ids is None else self.producer_ids.apply(),
+            image.acls if self.acls is None else self.acls.apply(),
+            image.scram if self.scram is None else self.scram.apply(),
+            image.delegation_tokens if self.delegation_tokens is None else self.delegation_tokens.apply(),
+        )
+
+
+def _ignore(delta: MetadataDelta, record: object) -> None:
+    """NoOpRecord keeps offsets moving; ZkMigrationStateRecord only survives in old logs."""
+
+
+_HANDLERS: dict[type[Struct], Callable[[MetadataDelta, Any], object]] = {
+    records.FeatureLevelRecord: lambda delta, record: delta.features_delta().replay(record),
+    records.RegisterBrokerRecord: lambda delta, record: delta.cluster_delta().register_broker(record),
+    records.UnregisterBrokerRecord: lambda delta, record: delta.cluster_delta().unregister_broker(record),
+    records.FenceBrokerRecord: lambda delta, record: delta.cluster_delta().fence_broker(record),
+    records.UnfenceBrokerRecord: lambda delta, record: delta.cluster_delta().unfence_broker(record),
+    records.BrokerRegistrationChangeRecord: lambda delta, record: delta.cluster_delta().change_broker(record),
+    records.RegisterControllerRecord: lambda delta, record: delta.cluster_delta().register_controller(record),
+    records.TopicRecord: lambda delta, record: delta.topics_delta().add_topic(record),
+    records.PartitionRecord: lambda delta, record: delta.topics_delta().add_partition(record),
+    records.PartitionChangeRecord: lambda delta, record: delta.topics_delta().change_partition(record),
+    records.RemoveTopicRecord: MetadataDelta._remove_topic,
+    records.ClearElrRecord: lambda delta, record: delta.topics_delta().clear_elr(record),
+    records.ConfigRecord: lambda delta, record: delta.configs_delta().replay(record),
+    records.ClientQuotaRecord: lambda delta, record: delta.client_quotas_delta().replay(record),
+    records.ProducerIdsRecord: lambda delta, record: delta.producer_ids_delta().replay(record),
+    records.AccessControlEntryRecord: lambda delta, record: delta.acls_delta().replay(record),
+    records.RemoveAccessControlEntryRecord: lambda delta, record: delta.acls_delta().remove(record),
+    records.UserScramCredentialRecord: lambda delta, record: delta.scram_delta().replay(record),
+    records.RemoveUserScramCredentialRecord: lambda delta, record: delta.scram_delta().remove(record),
+    records.DelegationTokenRecord: lambda delta, record: delta.delegation_tokens_delta().replay(record),
+    records.RemoveDelegationTokenRecord: lambda delta, record: delta.delegation_tokens_delta().remove(record),
+    records.NoOpRecord: _ignore,
+    records.ZkMigrationStateRecord: _ignore,
+}

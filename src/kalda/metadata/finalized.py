@@ -1,0 +1,98 @@
+"""Finalized feature levels: what the cluster has agreed on (KIP-584).
+
+metadata.version is kept apart, as a `MetadataVersion`, because it says how every other record is written. A feature
+at level 0 is left out. kraft.version is finalized by the quorum in control records and never appears here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, KRAFT_VERSION, feature_names
+from kalda.metadata.metadata_version import FEATURE_NAME, MINIMUM, MetadataVersion, from_level
+from kalda.metadata.writing import ImageWriter
+from kalda.protocol.messages.metadata_records import FeatureLevelRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesImage:
+    """Level by feature, without metadata.version, which is None only before the first record of a cluster."""
+
+    levels: Mapping[str, int]
+    metadata_version: MetadataVersion | None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.levels and self.metadata_version is None
+
+    def metadata_version_or_raise(self) -> MetadataVersion:
+        """Raises `ValueError` in an image that no `FeatureLevelRecord` has reached."""
+        if self.metadata_version is None:
+            raise ValueError("Unknown metadata version for FeaturesImage: no metadata.version record was loaded")
+        return self.metadata_version
+
+    def level(self, name: str) -> int:
+        """0 when the feature is off. metadata.version may be asked for too."""
+        if name == FEATURE_NAME:
+            return 0 if self.metadata_version is None else self.metadata_version.value
+        return self.levels.get(name, 0)
+
+    @property
+    def all_levels(self) -> dict[str, int]:
+        """With metadata.version among them, as dependencies are checked against."""
+        levels = dict(self.levels)
+        if self.metadata_version is not None:
+            levels[FEATURE_NAME] = self.metadata_version.value
+        return levels
+
+    @property
+    def is_elr_enabled(self) -> bool:
+        return self.level(ELIGIBLE_LEADER_REPLICAS_VERSION) > 0
+
+    def write(self, writer: ImageWriter) -> None:
+        """metadata.version comes first, at record version 0, so that any reader learns it before what depends on it."""
+        if self.is_empty:
+            return
+        writer.write(FeatureLevelRecord(name=FEATURE_NAME, feature_level=writer.metadata_version.value))
+        for name in feature_names(self.levels):
+            writer.write(FeatureLevelRecord(name=name, feature_level=self.levels[name]))
+
+
+EMPTY = FeaturesImage({}, None)
+
+
+class FeaturesDelta:
+    """Changed levels; 0 turns a feature off."""
+
+    __slots__ = ("changes", "image", "metadata_version_change")
+
+    def __init__(self, image: FeaturesImage) -> None:
+        self.image = image
+        self.changes: dict[str, int] = {}
+        self.metadata_version_change: MetadataVersion | None = None
+
+    def replay(self, record: FeatureLevelRecord) -> None:
+        """Raises `ValueError` for a metadata.version that this software does not know."""
+        if record.name == FEATURE_NAME:
+            try:
+                self.metadata_version_change = from_level(record.feature_level)
+            except ValueError:
+                raise ValueError(
+                    f"Unsupported metadata.version feature level {record.feature_level}. Before an upgrade of the "
+                    f"software, set metadata.version to {MINIMUM.value} ({MINIMUM}) or more with the old one; and do "
+                    f"not start software that is older than the cluster's metadata.version."
+                ) from None
+        elif record.name != KRAFT_VERSION:
+            self.changes[record.name] = record.feature_level
+
+    def finish_snapshot(self) -> None:
+        for name in self.image.levels:
+            self.changes.setdefault(name, 0)
+
+    def apply(self) -> FeaturesImage:
+        levels = {**self.image.levels, **self.changes}
+        return FeaturesImage(
+            {name: level for name, level in levels.items() if level != 0},
+            self.metadata_version_change or self.image.metadata_version,
+        )

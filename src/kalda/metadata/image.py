@@ -1,0 +1,115 @@
+"""The whole of the metadata at one offset: immutable, so that any reader may hold on to it.
+
+Two nodes that have replayed the log to the same offset hold equal images. Equality compares what the cluster is, not
+where in the log that was learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kalda.metadata import (
+    acls,
+    client_quotas,
+    cluster,
+    configs,
+    delegation_tokens,
+    finalized,
+    producer_ids,
+    scram,
+    topics,
+)
+from kalda.metadata.metadata_version import MetadataVersion
+from kalda.metadata.writing import ImageWriter
+from kalda.protocol.record_framing import VersionedRecord
+
+
+class Provenance(NamedTuple):
+    """Where in the log an image ends. A snapshot may be taken only where a batch ends too."""
+
+    last_contained_offset: int
+    last_contained_epoch: int
+    last_contained_log_time_ms: int
+    is_batch_aligned: bool = True
+
+    @property
+    def snapshot_offset(self) -> int:
+        """Snapshots are named by the offset after the last one that they hold."""
+        return self.last_contained_offset + 1
+
+    def __str__(self) -> str:
+        return f"{self.snapshot_offset:020d}-{self.last_contained_epoch:010d}"
+
+
+BEGINNING = Provenance(-1, -1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataImage:
+    """One image a domain, and the provenance of them all."""
+
+    provenance: Provenance = field(default=BEGINNING, compare=False)
+    features: finalized.FeaturesImage = finalized.EMPTY
+    cluster: cluster.ClusterImage = cluster.EMPTY
+    topics: topics.TopicsImage = topics.EMPTY
+    configs: configs.ConfigsImage = configs.EMPTY
+    client_quotas: client_quotas.ClientQuotasImage = client_quotas.EMPTY
+    producer_ids: producer_ids.ProducerIdsImage = producer_ids.EMPTY
+    acls: acls.AclsImage = acls.EMPTY
+    scram: scram.ScramImage = scram.EMPTY
+    delegation_tokens: delegation_tokens.DelegationTokensImage = delegation_tokens.EMPTY
+
+    @property
+    def is_empty(self) -> bool:
+        return (
+            self.features.is_empty
+            and self.cluster.is_empty
+            and self.topics.is_empty
+            and self.configs.is_empty
+            and self.client_quotas.is_empty
+            and self.producer_ids.is_empty
+            and self.acls.is_empty
+            and self.scram.is_empty
+            and self.delegation_tokens.is_empty
+        )
+
+    @property
+    def offset(self) -> int:
+        return self.provenance.last_contained_offset
+
+    @property
+    def epoch(self) -> int:
+        return self.provenance.last_contained_epoch
+
+    def write(
+        self,
+        metadata_version: MetadataVersion | None = None,
+        on_loss: Callable[[MetadataVersion, str], None] | None = None,
+    ) -> list[VersionedRecord]:
+        """The records that make this image out of an empty one, at its own metadata.version or the given.
+
+        Features come first: they say how to read the rest. What a lower metadata.version cannot say is handed to
+        `on_loss`, which by default raises `UnwritableMetadata`. Raises `ValueError` for an image that holds anything
+        without a metadata.version.
+        """
+        if self.is_empty:
+            return []
+        version = metadata_version or self.features.metadata_version_or_raise()
+        writer = ImageWriter(version, elr_enabled=self.features.is_elr_enabled)
+        if on_loss is not None:
+            writer.on_loss = on_loss
+        self.features.write(writer)
+        self.cluster.write(writer)
+        self.topics.write(writer)
+        self.configs.write(writer)
+        self.client_quotas.write(writer)
+        self.producer_ids.write(writer)
+        self.acls.write(writer)
+        self.scram.write(writer)
+        self.delegation_tokens.write(writer)
+        return writer.records
+
+
+EMPTY = MetadataImage()

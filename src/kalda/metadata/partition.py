@@ -1,0 +1,155 @@
+"""One partition's registration, and how a change record merges into it.
+
+`leader_epoch` grows when the leader is named anew, even to the same broker; `partition_epoch` grows with every
+change. So a broker tells "I am elected" from "my ISR changed", and a stale AlterPartition from a fresh one.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from kalda.base.ids import DIRECTORY_MIGRATING, Uuid
+from kalda.metadata.writing import ImageWriter
+from kalda.protocol.messages.metadata_records import PartitionChangeRecord, PartitionRecord
+
+NO_LEADER = -1
+NO_LEADER_CHANGE = -2
+
+
+class LeaderRecoveryState(IntEnum):
+    """RECOVERING: elected uncleanly, and not yet through with what that costs (KIP-704)."""
+
+    RECOVERED = 0
+    RECOVERING = 1
+
+
+NO_RECOVERY_CHANGE = -1
+
+
+class PartitionRegistration(NamedTuple):
+    """All that the cluster knows of a partition. `directories` runs parallel to `replicas`.
+
+    A named tuple, because an image holds one for each partition and a snapshot of a large cluster makes them all.
+    """
+
+    replicas: tuple[int, ...]
+    directories: tuple[Uuid, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    removing_replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
+    leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+
+    @classmethod
+    def from_record(cls, record: PartitionRecord) -> PartitionRegistration:
+        """A record without directories predates them: where its replicas are is still to be reported."""
+        replicas = tuple(record.replicas)
+        directories = tuple(record.directories) or (DIRECTORY_MIGRATING,) * len(replicas)
+        if len(directories) != len(replicas):
+            raise ValueError(f"cannot replay {record}: {len(replicas)} replicas in {len(directories)} directories")
+        return cls(
+            replicas,
+            directories,
+            tuple(record.isr),
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            tuple(record.removing_replicas),
+            tuple(record.adding_replicas),
+            tuple(record.eligible_leader_replicas or ()),
+            tuple(record.last_known_elr or ()),
+            LeaderRecoveryState(record.leader_recovery_state),
+        )
+
+    def merge(self, record: PartitionChangeRecord) -> PartitionRegistration:
+        """The registration after `record`, in which None means "as it was"."""
+        replicas = self.replicas if record.replicas is None else tuple(record.replicas)
+        if record.directories is None:
+            directories = self._directories_of(replicas)
+        else:
+            directories = tuple(record.directories) or (DIRECTORY_MIGRATING,) * len(replicas)
+            if len(directories) != len(replicas):
+                raise ValueError(f"cannot replay {record}: {len(replicas)} replicas in {len(directories)} directories")
+        led = record.leader != NO_LEADER_CHANGE
+        state = record.leader_recovery_state
+        elr, last_known_elr = record.eligible_leader_replicas, record.last_known_elr
+        return PartitionRegistration(
+            replicas,
+            directories,
+            self.isr if record.isr is None else tuple(record.isr),
+            record.leader if led else self.leader,
+            self.leader_epoch + 1 if led else self.leader_epoch,
+            self.partition_epoch + 1,
+            self.removing_replicas if record.removing_replicas is None else tuple(record.removing_replicas),
+            self.adding_replicas if record.adding_replicas is None else tuple(record.adding_replicas),
+            self.elr if elr is None else tuple(elr),
+            self.last_known_elr if last_known_elr is None else tuple(last_known_elr),
+            self.leader_recovery_state if state == NO_RECOVERY_CHANGE else LeaderRecoveryState(state),
+        )
+
+    def _directories_of(self, replicas: tuple[int, ...]) -> tuple[Uuid, ...]:
+        if replicas is self.replicas:
+            return self.directories
+        known = dict(zip(self.replicas, self.directories, strict=True))
+        return tuple(known.get(replica, DIRECTORY_MIGRATING) for replica in replicas)
+
+    def directory(self, broker_id: int) -> Uuid | None:
+        """Of this broker's replica; None when it has none."""
+        for replica, directory in zip(self.replicas, self.directories, strict=True):
+            if replica == broker_id:
+                return directory
+        return None
+
+    @property
+    def has_leader(self) -> bool:
+        return self.leader != NO_LEADER
+
+    @property
+    def has_preferred_leader(self) -> bool:
+        return self.leader == self.preferred_replica
+
+    @property
+    def preferred_replica(self) -> int:
+        return self.replicas[0] if self.replicas else NO_LEADER
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.removing_replicas or self.adding_replicas)
+
+    def without_elr(self) -> PartitionRegistration:
+        """ELR is cleared without touching the partition epoch: nobody who serves the partition needs to know."""
+        return self._replace(elr=(), last_known_elr=())
+
+    def write(self, writer: ImageWriter, topic_id: Uuid, partition_id: int) -> None:
+        version = writer.metadata_version
+        record = self.to_record(topic_id, partition_id)
+        if not version.is_directory_assignment_supported:
+            if any(directory != DIRECTORY_MIGRATING for directory in self.directories):
+                writer.lose("the directory assignment state of one or more replicas")
+            record.directories = []
+        if not (version.is_elr_supported and writer.elr_enabled):
+            record.eligible_leader_replicas = record.last_known_elr = None
+        writer.write(record, version.partition_record_version)
+
+    def to_record(self, topic_id: Uuid, partition_id: int) -> PartitionRecord:
+        """The whole registration as a record, at the latest version."""
+        return PartitionRecord(
+            partition_id=partition_id,
+            topic_id=topic_id,
+            replicas=list(self.replicas),
+            isr=list(self.isr),
+            removing_replicas=list(self.removing_replicas),
+            adding_replicas=list(self.adding_replicas),
+            leader=self.leader,
+            leader_epoch=self.leader_epoch,
+            partition_epoch=self.partition_epoch,
+            directories=list(self.directories),
+            leader_recovery_state=self.leader_recovery_state.value,
+            eligible_leader_replicas=list(self.elr) or None,
+            last_known_elr=list(self.last_known_elr) or None,
+        )

@@ -1,0 +1,47 @@
+"""The next block of producer ids. Who took the last block is in its record, for the reader of the log only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kalda.metadata.writing import ImageWriter
+from kalda.protocol.messages.metadata_records import ProducerIdsRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsImage:
+    """The first id that no block holds; -1 until a block was given out."""
+
+    next_producer_id: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.next_producer_id < 0
+
+    def write(self, writer: ImageWriter) -> None:
+        if not self.is_empty:
+            record = ProducerIdsRecord(broker_id=-1, broker_epoch=-1, next_producer_id=self.next_producer_id)
+            writer.write(record)
+
+
+EMPTY = ProducerIdsImage(-1)
+
+
+class ProducerIdsDelta:
+    """The last block wins. None: no block was given out in this delta."""
+
+    __slots__ = ("image", "next_producer_id")
+
+    def __init__(self, image: ProducerIdsImage) -> None:
+        self.image = image
+        self.next_producer_id: int | None = None
+
+    def replay(self, record: ProducerIdsRecord) -> None:
+        self.next_producer_id = record.next_producer_id
+
+    def finish_snapshot(self) -> None:
+        if self.next_producer_id is None:
+            self.next_producer_id = EMPTY.next_producer_id
+
+    def apply(self) -> ProducerIdsImage:
+        return self.image if self.next_producer_id is None else ProducerIdsImage(self.next_producer_id)

@@ -1,0 +1,270 @@
+"""Topics, and what a delta means for one broker.
+
+Applying a delta copies the two dictionaries of topics and shares every topic that was not touched: with 10,000
+topics that is some 100 µs, whatever the number of partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
+from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.writing import ImageWriter
+from kalda.protocol.messages.metadata_records import (
+    ClearElrRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    """A topic and its partitions by number."""
+
+    name: str
+    id: Uuid
+    partitions: Mapping[int, PartitionRegistration]
+
+    def write(self, writer: ImageWriter) -> None:
+        writer.write(TopicRecord(name=self.name, topic_id=self.id))
+        for partition_id in sorted(self.partitions):
+            self.partitions[partition_id].write(writer, self.id, partition_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsImage:
+    """The same topics by id and by name."""
+
+    by_id: Mapping[Uuid, TopicImage]
+    by_name: Mapping[str, TopicImage]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.by_id
+
+    def partition(self, topic_id: Uuid, partition_id: int) -> PartitionRegistration | None:
+        topic = self.by_id.get(topic_id)
+        return None if topic is None else topic.partitions.get(partition_id)
+
+    def topic_id(self, name: str) -> Uuid | None:
+        topic = self.by_name.get(name)
+        return None if topic is None else topic.id
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        topic = self.by_id.get(topic_id)
+        return None if topic is None else topic.name
+
+    def write(self, writer: ImageWriter) -> None:
+        for topic in self.by_id.values():
+            topic.write(writer)
+
+
+EMPTY = TopicsImage({}, {})
+
+
+class LocalPartition(NamedTuple):
+    """A partition that one broker leads or follows."""
+
+    topic_id: Uuid
+    registration: PartitionRegistration
+
+
+@dataclass(slots=True)
+class LocalChanges:
+    """What a delta means for one broker. A partition is in at most one of `deletes`, `leaders` and `followers`.
+
+    `elected_leaders` are those of `leaders` whose leader epoch changed too: the others only saw, say, their ISR
+    change. `directory_ids` is the directory assigned to this broker's replica, where that changed.
+    """
+
+    deletes: dict[TopicPartition, Uuid] = field(default_factory=dict)
+    leaders: dict[TopicPartition, LocalPartition] = field(default_factory=dict)
+    elected_leaders: dict[TopicPartition, LocalPartition] = field(default_factory=dict)
+    followers: dict[TopicPartition, LocalPartition] = field(default_factory=dict)
+    directory_ids: dict[TopicPartition, tuple[Uuid, Uuid]] = field(default_factory=dict)
+    """Topic id and directory id."""
+
+
+class TopicDelta:
+    """Changed partitions of one topic.
+
+    `replaces` is set when the topic's own record was seen again, as in a snapshot: then the partitions listed are all
+    there are. `image` still is what was there before, so that a snapshot that repeats what is known changes nothing.
+    """
+
+    __slots__ = ("image", "partition_changes", "replaces")
+
+    def __init__(self, image: TopicImage, *, replaces: bool = False) -> None:
+        self.image = image
+        self.replaces = replaces
+        self.partition_changes: dict[int, PartitionRegistration] = {}
+
+    @property
+    def name(self) -> str:
+        return self.image.name
+
+    @property
+    def id(self) -> Uuid:
+        return self.image.id
+
+    def partition(self, partition_id: int) -> PartitionRegistration | None:
+        """As it stands with this delta applied."""
+        changed = self.partition_changes.get(partition_id)
+        if changed is not None or self.replaces:
+            return changed
+        return self.image.partitions.get(partition_id)
+
+    def add_partition(self, record: PartitionRecord) -> None:
+        self.partition_changes[record.partition_id] = PartitionRegistration.from_record(record)
+
+    def change_partition(self, record: PartitionChangeRecord) -> None:
+        before = self.partition(record.partition_id)
+        if before is None:
+            raise ValueError(f"cannot replay {record}: {self.name} has no partition {record.partition_id}")
+        self.partition_changes[record.partition_id] = before.merge(record)
+
+    def clear_elr(self) -> None:
+        for partition_id, partition in self._partitions().items():
+            if partition.elr or partition.last_known_elr:
+                self.partition_changes[partition_id] = partition.without_elr()
+
+    def _partitions(self) -> dict[int, PartitionRegistration]:
+        if self.replaces:
+            return dict(self.partition_changes)
+        return {**self.image.partitions, **self.partition_changes}
+
+    def apply(self) -> TopicImage:
+        return TopicImage(self.image.name, self.image.id, self._partitions())
+
+    def collect_local_changes(self, broker_id: int, changes: LocalChanges) -> None:
+        """Sorts each changed partition into `changes`, by what it was to this broker and what it is now."""
+        for partition_id, now in self.partition_changes.items():
+            before = self.image.partitions.get(partition_id)
+            key = TopicPartition(self.name, partition_id)
+            if broker_id not in now.replicas:
+                if before is not None and broker_id in before.replicas:
+                    changes.deletes[key] = self.id
+                continue
+            if before is None or before.partition_epoch != now.partition_epoch:
+                local = LocalPartition(self.id, now)
+                if now.leader != broker_id:
+                    changes.followers[key] = local
+                else:
+                    changes.leaders[key] = local
+                    if before is None or before.leader_epoch != now.leader_epoch:
+                        changes.elected_leaders[key] = local
+            directory = now.directory(broker_id)
+            if directory is not None and (before is None or before.directory(broker_id) != directory):
+                changes.directory_ids[key] = (self.id, directory)
+        if self.replaces:
+            for partition_id, before in self.image.partitions.items():
+                if partition_id not in self.partition_changes and broker_id in before.replicas:
+                    changes.deletes[TopicPartition(self.name, partition_id)] = self.id
+
+
+class TopicsDelta:
+    """Changed and deleted topics. A topic that was deleted and made again in one delta has two ids, and is in both."""
+
+    __slots__ = ("changed", "created", "deleted", "image")
+
+    def __init__(self, image: TopicsImage) -> None:
+        self.image = image
+        self.changed: dict[Uuid, TopicDelta] = {}
+        self.deleted: dict[Uuid, TopicImage] = {}
+        self.created: dict[str, Uuid] = {}
+        """Topics that the image does not have, by name."""
+
+    def add_topic(self, record: TopicRecord) -> None:
+        known = self.image.by_id.get(record.topic_id)
+        if known is not None and known.name == record.name:
+            self.changed[record.topic_id] = TopicDelta(known, replaces=True)
+            self.deleted.pop(record.topic_id, None)
+        else:
+            self.changed[record.topic_id] = TopicDelta(TopicImage(record.name, record.topic_id, {}))
+            self.created[record.name] = record.topic_id
+
+    def add_partition(self, record: PartitionRecord) -> None:
+        self._delta_of(record.topic_id, record).add_partition(record)
+
+    def change_partition(self, record: PartitionChangeRecord) -> None:
+        self._delta_of(record.topic_id, record).change_partition(record)
+
+    def remove_topic(self, record: RemoveTopicRecord) -> str:
+        """The name of the topic that is gone."""
+        delta = self.changed.pop(record.topic_id, None)
+        known = self.image.by_id.get(record.topic_id)
+        if known is not None and record.topic_id not in self.deleted:
+            self.deleted[record.topic_id] = known
+            return known.name
+        if delta is None:
+            raise ValueError(f"cannot replay {record}: there is no topic {uuid_to_text(record.topic_id)}")
+        self.created.pop(delta.name, None)
+        return delta.name
+
+    def clear_elr(self, record: ClearElrRecord) -> None:
+        """Of one topic, or of all when the record names none."""
+        if not record.topic_name:
+            for topic_id, topic in self.image.by_id.items():
+                if topic_id not in self.deleted and any(p.elr or p.last_known_elr for p in topic.partitions.values()):
+                    self._delta_of(topic_id, record)
+            for delta in self.changed.values():
+                delta.clear_elr()
+            return
+        named = self._id_of(record.topic_name)
+        if named is None:
+            raise ValueError(f"cannot replay {record}: there is no topic of that name")
+        self._delta_of(named, record).clear_elr()
+
+    def _id_of(self, name: str) -> Uuid | None:
+        if name in self.created:
+            return self.created[name]
+        topic_id = self.image.topic_id(name)
+        return None if topic_id in self.deleted else topic_id
+
+    def _delta_of(self, topic_id: Uuid, record: object) -> TopicDelta:
+        delta = self.changed.get(topic_id)
+        if delta is None:
+            topic = self.image.by_id.get(topic_id)
+            if topic is None or topic_id in self.deleted:
+                raise ValueError(f"cannot replay {record}: there is no topic {uuid_to_text(topic_id)}")
+            delta = self.changed[topic_id] = TopicDelta(topic)
+        return delta
+
+    def finish_snapshot(self) -> None:
+        for topic_id, topic in self.image.by_id.items():
+            if topic_id not in self.changed:
+                self.deleted[topic_id] = topic
+
+    def apply(self) -> TopicsImage:
+        by_id = dict(self.image.by_id)
+        by_name = dict(self.image.by_name)
+        for topic_id, topic in self.deleted.items():
+            del by_id[topic_id]
+            del by_name[topic.name]
+        for topic_id, delta in self.changed.items():
+            applied = delta.apply()
+            by_id[topic_id] = applied
+            by_name[applied.name] = applied
+        assert len(by_id) == len(by_name), "two topics of one name"
+        return TopicsImage(by_id, by_name)
+
+    def local_changes(self, broker_id: int) -> LocalChanges:
+        """Deleted topics first: one that was made again under its old name shows as its new self."""
+        changes = LocalChanges()
+        for topic in self.deleted.values():
+            for key in _replicas_on(topic, broker_id):
+                changes.deletes[key] = topic.id
+        for delta in self.changed.values():
+            delta.collect_local_changes(broker_id, changes)
+        return changes
+
+
+def _replicas_on(topic: TopicImage, broker_id: int) -> Iterator[TopicPartition]:
+    for partition_id, partition in topic.partitions.items():
+        if broker_id in partition.replicas:
+            yield TopicPartition(topic.name, partition_id)
