@@ -1,0 +1,201 @@
+"""The header of a record batch, magic 2.
+
+Layout, big-endian: base offset, length of what follows, partition leader epoch, magic, CRC32C, attributes, last
+offset delta, base timestamp, max timestamp, producer id, producer epoch, base sequence, record count; 61 bytes. The
+CRC covers everything from the attributes to the batch's end: so a leader may stamp base offset and leader epoch, which
+lie before it, without touching the checksum.
+
+Invariants of a header that `read_header` returned: magic is 2 and the length covers at least the header. Nothing else
+is promised: counts, offsets and timestamps are the sender's word until the CRC and the validation have spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from kalda.base.errors import CorruptRecord
+from kalda.records.compression import Compression
+
+HEADER_SIZE = 61
+LOG_OVERHEAD = 12
+"""Bytes before those that the length field counts: base offset and the length itself."""
+
+MAGIC = 2
+MAGIC_POSITION = 16
+ATTRIBUTES_POSITION = 21
+CRC_POSITION = 17
+MAX_TIMESTAMP_POSITION = 35
+
+NO_TIMESTAMP = -1
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_LEADER_EPOCH = -1
+MAX_INT32 = 2**31 - 1
+
+COMPRESSION_MASK = 0x07
+TIMESTAMP_TYPE_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+DELETE_HORIZON_BIT = 0x40
+
+Buffer = bytes | bytearray | memoryview
+
+_HEADER = Struct(">qiibIhiqqqhii")
+_LENGTH = Struct(">i")
+_BASE_OFFSET = Struct(">q")
+_UINT32 = Struct(">I")
+_MIN_RECORD_SIZE_V0 = 14
+
+
+class TimestampType(IntEnum):
+    """Who set the records' timestamps: the producer, or the leader when it appended."""
+
+    CREATE = 0
+    LOG_APPEND = 1
+
+
+def advance_sequence(sequence: int, by: int) -> int:
+    """Sequence numbers are non-negative int32 and wrap to 0 after the largest."""
+    if sequence > MAX_INT32 - by:
+        return by - (MAX_INT32 - sequence) - 1
+    return sequence + by
+
+
+class BatchHeader(NamedTuple):
+    """A batch's header, field by field as on the wire."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole batch, header and offset field included."""
+        return self.batch_length + LOG_OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """-1 where the producer is not idempotent."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return advance_sequence(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def compression(self) -> Compression:
+        """Raises `CorruptRecord` for the three codec ids that Kafka has not given out."""
+        codec = self.attributes & COMPRESSION_MASK
+        if codec > Compression.ZSTD:
+            raise CorruptRecord(f"compression codec {codec} is unknown")
+        return Compression(codec)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType.LOG_APPEND if self.attributes & TIMESTAMP_TYPE_BIT else TimestampType.CREATE
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & TRANSACTIONAL_BIT != 0
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & CONTROL_BIT != 0
+
+    @property
+    def has_producer_id(self) -> bool:
+        return self.producer_id > NO_PRODUCER_ID
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """True where the base timestamp is the time from which tombstones and markers may go (KIP-534)."""
+        return self.attributes & DELETE_HORIZON_BIT != 0
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        return self.base_timestamp if self.has_delete_horizon else None
+
+
+def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
+    """The header at `pos`; only its 61 bytes need to be in `buf`. Raises `CorruptRecord`."""
+    if pos < 0 or len(buf) - pos < HEADER_SIZE:
+        raise CorruptRecord(f"{max(len(buf) - pos, 0)} bytes at position {pos} are too few for a batch header")
+    header = BatchHeader._make(_HEADER.unpack_from(buf, pos))
+    if header.magic != MAGIC:
+        raise CorruptRecord(f"the batch at position {pos} has magic {header.magic}, only {MAGIC} is read")
+    if header.batch_length < HEADER_SIZE - LOG_OVERHEAD:
+        raise CorruptRecord(f"the batch at position {pos} says it is {header.size_bytes} bytes, less than its header")
+    return header
+
+
+def write_header(buf: bytearray | memoryview, pos: int, header: BatchHeader) -> None:
+    """Write `header` at `pos`, with the CRC of what `buf` holds behind it."""
+    _HEADER.pack_into(buf, pos, *header)
+    write_crc(buf, pos, header.size_bytes)
+
+
+def write_crc(buf: bytearray | memoryview, pos: int, size_bytes: int) -> int:
+    """Compute the CRC of the batch at `pos` and put it in place."""
+    crc: int = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : pos + size_bytes])
+    _UINT32.pack_into(buf, pos + CRC_POSITION, crc)
+    return crc
+
+
+def check_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
+    """Raises `CorruptRecord` unless the whole batch is in `buf` and its CRC32C is right."""
+    end = pos + header.size_bytes
+    if end > len(buf):
+        raise CorruptRecord(f"the batch of {header.size_bytes} bytes at position {pos} is cut off at {len(buf) - pos}")
+    crc: int = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : end])
+    if crc != header.crc:
+        raise CorruptRecord(
+            f"the batch at position {pos} (offset {header.base_offset}) has CRC {crc}, its header says {header.crc}"
+        )
+
+
+def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch.
+
+    A fetch may be cut at any byte, so an incomplete batch at the end is silently left out. A length below the
+    smallest possible or a wrong magic raises `CorruptRecord`: there is no way on from there.
+    """
+    size = len(buf)
+    while size - pos > MAGIC_POSITION:
+        (length,) = _LENGTH.unpack_from(buf, pos + 8)
+        if length < _MIN_RECORD_SIZE_V0:
+            raise CorruptRecord(f"the batch at position {pos} says it is {length} bytes long")
+        if buf[pos + MAGIC_POSITION] != MAGIC:
+            raise CorruptRecord(f"the batch at position {pos} has magic {buf[pos + MAGIC_POSITION]}")
+        if pos + LOG_OVERHEAD + length > size:
+            return
+        header = read_header(buf, pos)
+        yield pos, header
+        pos += header.size_bytes
+
+
+def stamp(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch: int) -> None:
+    """Give the batch at `pos` its place in the log. Its CRC stays right: it does not cover these fields."""
+    _BASE_OFFSET.pack_into(buf, pos, base_offset)
+    _LENGTH.pack_into(buf, pos + LOG_OVERHEAD, leader_epoch)

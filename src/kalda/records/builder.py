@@ -1,0 +1,192 @@
+"""Batches from records and records from batches, as Python values.
+
+This is the way of everything that touches few records: coordinators, the metadata log, markers, tools, tests. Columns
+go through `arrow`; the broker's data path goes through neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kalda.base.errors import CorruptRecord
+from kalda.records import codec
+from kalda.records.batch import (
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Buffer,
+    TimestampType,
+    read_header,
+    write_header,
+)
+from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression, compress, decompress
+
+Headers = Sequence[tuple[str, bytes | None]]
+NewRecord = tuple[int, Buffer | None, Buffer | None, Headers]
+"""(timestamp, key, value, headers)"""
+
+
+class Record(NamedTuple):
+    """A record as it is read: absolute offset, timestamp in ms (-1: none)."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+def attributes_of(
+    compression: Compression = Compression.NONE,
+    timestamp_type: TimestampType = TimestampType.CREATE,
+    is_transactional: bool = False,
+    is_control: bool = False,
+    has_delete_horizon: bool = False,
+) -> int:
+    """The attributes field of a header."""
+    return (
+        compression
+        | (TIMESTAMP_TYPE_BIT if timestamp_type else 0)
+        | (TRANSACTIONAL_BIT if is_transactional else 0)
+        | (CONTROL_BIT if is_control else 0)
+        | (DELETE_HORIZON_BIT if has_delete_horizon else 0)
+    )
+
+
+def build_batch(
+    records: Iterable[NewRecord],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+    timestamp_type: TimestampType = TimestampType.CREATE,
+    append_time_ms: int = NO_TIMESTAMP,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
+    is_control: bool = False,
+) -> bytearray:
+    """One batch of (timestamp, key, value, headers) at consecutive offsets.
+
+    With `TimestampType.LOG_APPEND` every record reads as `append_time_ms`, whatever its own timestamp. Raises
+    `ValueError` for no records at all, and for more bytes than a batch can hold.
+    """
+    rows = list(records)
+    if not rows:
+        raise ValueError("a batch needs at least one record")
+    base_timestamp = rows[0][0]
+    buf, max_timestamp = codec.encode_records(rows, HEADER_SIZE, 0, base_timestamp, False)
+    if timestamp_type is TimestampType.LOG_APPEND:
+        max_timestamp = append_time_ms
+    header = BatchHeader(
+        base_offset=base_offset,
+        batch_length=0,
+        partition_leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes_of(compression, timestamp_type, is_transactional, is_control),
+        last_offset_delta=len(rows) - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        records_count=len(rows),
+    )
+    return seal(buf, header, compression_level)
+
+
+def rebuild_batch(
+    header: BatchHeader,
+    records: Sequence[Record],
+    *,
+    delete_horizon_ms: int | None = None,
+    compression_level: int | None = None,
+) -> bytearray:
+    """The batch of `header` with only `records` left in it, as compaction writes it.
+
+    Base offset, last offset, sequence and producer stay, so the log keeps no gap between batches that a reader or the
+    producer state could trip over. With no records the batch is a bare header that remembers its producer. A delete
+    horizon takes the base timestamp's place (KIP-534).
+    """
+    attributes = header.attributes & ~DELETE_HORIZON_BIT
+    base_timestamp = records[0].timestamp if records else NO_TIMESTAMP
+    if delete_horizon_ms is not None:
+        attributes |= DELETE_HORIZON_BIT
+        base_timestamp = delete_horizon_ms
+    if records:
+        buf, max_timestamp = codec.encode_records(records, HEADER_SIZE, header.base_offset, base_timestamp, True)
+    else:
+        buf, max_timestamp = bytearray(HEADER_SIZE), header.max_timestamp
+    if header.timestamp_type is TimestampType.LOG_APPEND:
+        max_timestamp = header.max_timestamp
+    rebuilt = header._replace(
+        attributes=attributes, base_timestamp=base_timestamp, max_timestamp=max_timestamp, records_count=len(records)
+    )
+    return seal(buf, rebuilt, compression_level)
+
+
+def seal(buf: bytearray, header: BatchHeader, compression_level: int | None = None) -> bytearray:
+    """Compress the records behind the room for a header in `buf` as `header` says, then write the header, its length
+    and CRC made right."""
+    if header.compression is not Compression.NONE and len(buf) > HEADER_SIZE:
+        with memoryview(buf) as view:
+            packed = compress(header.compression, view[HEADER_SIZE:], compression_level)
+        buf = bytearray(HEADER_SIZE) + packed
+    write_header(buf, 0, header._replace(batch_length=len(buf) - LOG_OVERHEAD))
+    return buf
+
+
+def records_section(
+    buf: Buffer, pos: int, header: BatchHeader, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> tuple[Buffer, int, int]:
+    """(buffer, start, end) of the batch's records, decompressed. Raises `CorruptRecord`."""
+    end = pos + header.size_bytes
+    if end > len(buf):
+        raise CorruptRecord(f"the batch of {header.size_bytes} bytes at position {pos} is cut off at {len(buf) - pos}")
+    compression = header.compression
+    if compression is Compression.NONE or pos + HEADER_SIZE == end:
+        return buf, pos + HEADER_SIZE, end
+    section = decompress(compression, memoryview(buf)[pos + HEADER_SIZE : end], max_bytes)
+    return section, 0, len(section)
+
+
+def read_records(
+    buf: Buffer, pos: int = 0, header: BatchHeader | None = None, *, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> list[Record]:
+    """The records of the batch at `pos`, decompressed to at most `max_bytes`.
+
+    The CRC is not looked at: whoever took the batch from a wire or a disk has done that. Raises `CorruptRecord`.
+    """
+    if header is None:
+        header = read_header(buf, pos)
+    section, start, end = records_section(buf, pos, header, max_bytes)
+    return decode_section(memoryview(section)[start:end], header)
+
+
+def decode_section(section: memoryview, header: BatchHeader) -> list[Record]:
+    """The records of a section that is not, or no longer, compressed. Raises `CorruptRecord`."""
+    append_timestamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
+    return codec.decode_records(
+        Record,
+        section,
+        0,
+        len(section),
+        header.records_count,
+        header.base_offset,
+        header.base_timestamp,
+        append_timestamp,
+    )
