@@ -98,9 +98,8 @@ def measure(loop_name: str, label: str, args: argparse.Namespace, window: int, r
     count = after - before
     cpu_us = (cpu_after - cpu_before) / count * 1e6
     megabytes = count * (request + response) / elapsed / 1e6
-    print(
-        f"{loop_name:8} {label:28} {count / elapsed:>10,.0f} requests/s {megabytes:>8,.0f} MB/s  {cpu_us:6.2f} µs CPU each"
-    )
+    rates = f"{count / elapsed:>10,.0f} requests/s {megabytes:>8,.0f} MB/s"
+    print(f"{loop_name:8} {label:28} {rates}  {cpu_us:6.2f} µs CPU each")
 
 
 def main() -> None:

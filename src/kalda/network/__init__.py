@@ -9,6 +9,7 @@ handed in, and comes back as the buffers of an answer. Only the client files kno
 - `admission`: who may connect: counts and rates
 - `limits`: what a peer may take
 - `complaints`: log lines about peers, at most so many a second
+- `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `blocking`: the same over a plain socket, for tools and Spark tasks
 """

@@ -1,0 +1,132 @@
+"""Calls over a plain blocking socket, one at a time: for command line tools and Spark tasks, which have no loop.
+
+The same frames, versions and failures as `client`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from types import TracebackType
+from typing import Any
+
+from kalda import __version__
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.network.calls import (
+    MAX_RESPONSE_BYTES,
+    MIN_RESPONSE_BYTES,
+    Call,
+    PeerVersions,
+    api_versions_request,
+    choose_version,
+    disconnected,
+    frame_request,
+    peer_versions,
+    retry_version,
+    timed_out,
+)
+from kalda.network.frames import Arena, FrameReader
+from kalda.protocol.notation import Request
+
+
+class BlockingConnection:
+    """One connection to a node; a context manager. Any failure but `UNSUPPORTED_VERSION` closes it."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        client_id: str | None = "kalda",
+        timeout_ms: int = 30_000,
+        connect_timeout_ms: int = 10_000,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        tls: ssl.SSLContext | None = None,
+        negotiate: bool = True,
+    ) -> None:
+        """Connect, and with `negotiate` learn the peer's versions. Raises `ApiError`."""
+        self.client_id = client_id
+        self.timeout_ms = timeout_ms
+        self.versions: PeerVersions | None = None
+        self._frames = FrameReader(Arena(), max_response_bytes, MIN_RESPONSE_BYTES)
+        self._last_correlation_id = 0
+        try:
+            peer = socket.create_connection((host, port), connect_timeout_ms / 1000)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = tls.wrap_socket(peer, server_hostname=host) if tls is not None else peer
+        except OSError as error:
+            raise disconnected(f"cannot connect to {host}:{port}: {error}") from error
+        if negotiate:
+            try:
+                self.negotiate()
+            except BaseException:
+                self.close()
+                raise
+
+    def negotiate(self) -> PeerVersions:
+        """Ask for the peer's versions, and keep to them from now on (KIP-511)."""
+        question = api_versions_request(__version__)
+        answer = self.request(question)
+        if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
+            answer = self.request(question, retry_version(answer))
+        if answer.error_code:
+            raise ApiError(ErrorCode(answer.error_code), "the peer does not tell its versions")
+        self.versions = peer_versions(answer)
+        return self.versions
+
+    def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
+        """The response to `message`, in the version given or the highest in common. Raises `ApiError`.
+
+        The timeout bounds each wait for the peer, not the transfer of a long answer.
+        """
+        timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
+        call = self._send(message, version, timeout_ms)
+        try:
+            return call.read_answer(self._read_frame())
+        except TimeoutError:
+            self.close()
+            raise timed_out(call, timeout_ms) from None
+        except OSError as error:
+            self.close()
+            raise disconnected(f"the connection was lost: {error}") from error
+        except InvalidRequest as error:
+            self.close()
+            raise disconnected(f"the peer sent nonsense: {error.message}") from error
+
+    def send_only(self, message: Request, version: int | None = None) -> None:
+        """Send a request that has no response: a Produce with acks=0."""
+        self._send(message, version, self.timeout_ms)
+
+    def close(self) -> None:
+        """Close; may be called again."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def __enter__(self) -> BlockingConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, message: Request, version: int | None, timeout_ms: int) -> Call:
+        version = choose_version(message, version, self.versions)
+        self._last_correlation_id = (self._last_correlation_id + 1) & 0x7FFFFFFF
+        call = Call(message.API_KEY, version, self._last_correlation_id)
+        try:
+            self._socket.settimeout(timeout_ms / 1000)
+            self._socket.sendall(b"".join(frame_request(call, message, self.client_id)))
+        except OSError as error:
+            self.close()
+            raise disconnected(f"the connection was lost: {error}") from error
+        return call
+
+    def _read_frame(self) -> memoryview:
+        while (frame := self._frames.next_frame()) is None:
+            count = self._socket.recv_into(self._frames.room())
+            if not count:
+                raise ConnectionResetError("the peer closed the connection")
+            self._frames.filled(count)
+        return frame

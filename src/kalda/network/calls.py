@@ -1,0 +1,95 @@
+"""What the asyncio and the blocking client have in common: one request's frame, one answer's, and their versions.
+
+No I/O here. A peer's announced versions are kept as `PeerVersions`; an API that it does not announce, or with no
+version in common, is `UNSUPPORTED_VERSION` before anything is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.protocol.apis import ApiKey, api_of, response_class
+from kalda.protocol.codec import decode
+from kalda.protocol.framing import decode_response_header, encode_request
+from kalda.protocol.messages.metadata import ApiVersionsRequest, ApiVersionsResponse
+from kalda.protocol.notation import Buffer, Request
+
+MAX_RESPONSE_BYTES = 100 * 1024 * 1024
+MIN_RESPONSE_BYTES = 4
+PeerVersions = dict[int, tuple[int, int]]
+
+
+class Call(NamedTuple):
+    """A request on its way."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+
+    def read_answer(self, frame: memoryview) -> Any:
+        """The response in `frame`. Raises `InvalidRequest` where it is not this call's answer."""
+        api = api_of(self.api_key)
+        correlation_id, body_at = decode_response_header(api, self.version, frame)
+        if correlation_id != self.correlation_id:
+            raise InvalidRequest(f"answer to request {correlation_id} came where {self.correlation_id} is due")
+        version = self.version
+        if api.key is ApiKey.API_VERSIONS and bytes(frame[body_at : body_at + 2]) == b"\x00\x23":
+            version = 0  # of a version that the peer does not know, it answers in version 0 (KIP-511)
+        return decode(response_class(self.api_key), frame, version, body_at)
+
+
+def frame_request(call: Call, message: Request, client_id: str | None) -> list[Buffer]:
+    """The request with size and header; large buffers stay as they are."""
+    buffers = encode_request(message, call.version, call.correlation_id, client_id)
+    size = sum(map(len, buffers))
+    return [size.to_bytes(4, "big"), *buffers]
+
+
+def choose_version(message: Request, version: int | None, peer: PeerVersions | None) -> int:
+    """The version to send: the one asked for, else the highest in common.
+
+    Raises `ApiError` with `UNSUPPORTED_VERSION` where the peer cannot take it.
+    """
+    api = api_of(message.API_KEY)
+    if peer is None:
+        return api.highest_served(unstable=False) if version is None else version
+    lowest, highest = peer.get(api.key, (0, -1))
+    if version is None:
+        version = min(highest, api.highest_served(unstable=False))
+        fits = version >= max(lowest, api.lowest)
+    else:
+        fits = lowest <= version <= highest
+    if not fits:
+        served = f"{lowest} to {highest}" if highest >= 0 else "none"
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"{api.name} {api.lowest} to {api.highest} is spoken here, the peer speaks {served}",
+        )
+    return version
+
+
+def api_versions_request(software_version: str) -> ApiVersionsRequest:
+    """The opening question of every client."""
+    return ApiVersionsRequest(client_software_name="kalda", client_software_version=software_version)
+
+
+def peer_versions(answer: ApiVersionsResponse) -> PeerVersions:
+    """What the peer announced."""
+    return {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+
+
+def retry_version(answer: ApiVersionsResponse) -> int:
+    """The version in which to ask again, after `UNSUPPORTED_VERSION`."""
+    return peer_versions(answer).get(ApiKey.API_VERSIONS, (0, 0))[1]
+
+
+def disconnected(why: str) -> ApiError:
+    """The connection is gone, or never came."""
+    return ApiError(ErrorCode.NETWORK_EXCEPTION, why)
+
+
+def timed_out(call: Call, timeout_ms: int) -> ApiError:
+    """No answer came in time."""
+    name = api_of(call.api_key).name
+    return ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer to {name} v{call.version} within {timeout_ms} ms")

@@ -1,0 +1,323 @@
+"""Calls to other nodes over asyncio: pipelined, answered in order, each with its deadline.
+
+`RpcConnection` is one connection; when it is gone, it is gone. `RpcClient` is one address: it connects when there is
+something to send, and waits longer after each failure. Failures are `ApiError`s: `NETWORK_EXCEPTION` where the
+connection broke or could not be made, `REQUEST_TIMED_OUT`, `UNSUPPORTED_VERSION`. A timeout closes the connection, as
+all later answers would come behind the late one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from kalda import __version__
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.network.calls import (
+    MAX_RESPONSE_BYTES,
+    MIN_RESPONSE_BYTES,
+    Call,
+    PeerVersions,
+    api_versions_request,
+    choose_version,
+    disconnected,
+    frame_request,
+    peer_versions,
+    retry_version,
+    timed_out,
+)
+from kalda.network.frames import Arena, FrameReader
+from kalda.protocol.notation import Request
+
+MAX_IN_FLIGHT = 1000
+
+
+class _InFlight:
+    """A call, the future that waits for it, and its deadline's timer."""
+
+    __slots__ = ("call", "future", "timer")
+
+    def __init__(self, call: Call, future: asyncio.Future[Any], timer: asyncio.TimerHandle) -> None:
+        self.call = call
+        self.future = future
+        self.timer = timer
+
+
+class RpcConnection(asyncio.BufferedProtocol):
+    """One connection to a node. Make it with `connect`."""
+
+    def __init__(
+        self,
+        client_id: str | None = "kalda",
+        timeout_ms: int = 30_000,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> None:
+        self.client_id = client_id
+        self.timeout_ms = timeout_ms
+        self.versions: PeerVersions | None = None
+        self.closed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReader(Arena(), max_response_bytes, MIN_RESPONSE_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._in_flight: deque[_InFlight] = deque()
+        self._last_correlation_id = 0
+        self._why = disconnected("not connected")
+        self._writing_paused = False
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @classmethod
+    async def connect(
+        cls,
+        host: str,
+        port: int,
+        *,
+        client_id: str | None = "kalda",
+        timeout_ms: int = 30_000,
+        connect_timeout_ms: int = 10_000,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        tls: ssl.SSLContext | None = None,
+        negotiate: bool = False,
+    ) -> RpcConnection:
+        """Connect, and with `negotiate` learn the peer's versions. Raises `ApiError`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(connect_timeout_ms / 1000):
+                _, connection = await loop.create_connection(
+                    lambda: cls(client_id, timeout_ms, max_response_bytes),
+                    host,
+                    port,
+                    ssl=tls,
+                    server_hostname=host if tls is not None else None,
+                )
+        except TimeoutError:
+            raise disconnected(f"no connection to {host}:{port} within {connect_timeout_ms} ms") from None
+        except OSError as error:
+            raise disconnected(f"cannot connect to {host}:{port}: {error}") from error
+        if negotiate:
+            try:
+                await connection.negotiate()
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return len(self._in_flight)
+
+    async def negotiate(self) -> PeerVersions:
+        """Ask for the peer's versions, and keep to them from now on (KIP-511)."""
+        question = api_versions_request(__version__)
+        answer = await self.request(question)
+        if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
+            answer = await self.request(question, retry_version(answer))
+        if answer.error_code:
+            raise ApiError(ErrorCode(answer.error_code), "the peer does not tell its versions")
+        self.versions = peer_versions(answer)
+        return self.versions
+
+    async def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
+        """The response to `message`, in the version given or the highest in common. Raises `ApiError`."""
+        while not self._room.is_set():
+            await self._room.wait()
+        return await self.send(message, version, timeout_ms=timeout_ms)
+
+    def send(
+        self, message: Request, version: int | None = None, *, timeout_ms: int | None = None
+    ) -> asyncio.Future[Any]:
+        """Send now and return the future of the response; for callers that bound what is in flight themselves."""
+        assert len(self._in_flight) < MAX_IN_FLIGHT, "too many requests in flight"
+        call = self._write(message, version)
+        timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
+        future: asyncio.Future[Any] = self._loop.create_future()
+        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, call, timeout_ms)
+        self._in_flight.append(_InFlight(call, future, timer))
+        self._steer_room()
+        return future
+
+    def send_only(self, message: Request, version: int | None = None) -> None:
+        """Send a request that has no response: a Produce with acks=0."""
+        self._write(message, version)
+
+    def close(self) -> None:
+        """Close; whatever is in flight fails with `NETWORK_EXCEPTION`."""
+        self._fail(disconnected("the connection was closed"))
+
+    def _write(self, message: Request, version: int | None) -> Call:
+        if self._transport is None:
+            raise self._why
+        version = choose_version(message, version, self.versions)
+        self._last_correlation_id = (self._last_correlation_id + 1) & 0x7FFFFFFF
+        call = Call(message.API_KEY, version, self._last_correlation_id)
+        buffers = frame_request(call, message, self.client_id)
+        if len(buffers) == 2:
+            self._transport.write(b"".join(buffers))
+        else:
+            for buffer in buffers:
+                self._transport.write(buffer)
+        return call
+
+    def _time_out(self, call: Call, timeout_ms: int) -> None:
+        self._fail(timed_out(call, timeout_ms))
+
+    def _fail(self, why: ApiError) -> None:
+        if self._transport is None:
+            return
+        transport, self._transport = self._transport, None
+        self._why = why
+        transport.abort()
+        in_flight, self._in_flight = self._in_flight, deque()
+        for entry in in_flight:
+            entry.timer.cancel()
+            if not entry.future.done():
+                entry.future.set_exception(why)
+        self._room.set()
+        self.closed.set()
+
+    def _steer_room(self) -> None:
+        if self._writing_paused or len(self._in_flight) >= MAX_IN_FLIGHT:
+            self._room.clear()
+        else:
+            self._room.set()
+
+    # -- what the transport tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Memory for the next read."""
+        return self._frames.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came: settle the calls whose answers are whole."""
+        self._frames.filled(nbytes)
+        try:
+            while (frame := self._frames.next_frame()) is not None:
+                if not self._in_flight:
+                    raise InvalidRequest("an answer came that nobody asked for")
+                entry = self._in_flight[0]
+                answer = entry.call.read_answer(frame)
+                self._in_flight.popleft()
+                entry.timer.cancel()
+                if not entry.future.done():
+                    entry.future.set_result(answer)
+        except InvalidRequest as error:
+            self._fail(disconnected(f"the peer sent nonsense: {error.message}"))
+        else:
+            if not self._room.is_set():
+                self._steer_room()
+
+    def pause_writing(self) -> None:
+        """The peer takes requests slower than they come."""
+        self._writing_paused = True
+        self._steer_room()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self._writing_paused = False
+        self._steer_room()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The peer, or the network, has ended it."""
+        self._fail(disconnected(f"the connection was lost: {exc}" if exc else "the peer closed the connection"))
+
+
+class RpcClient:
+    """One address, with at most one connection, made when something is to be sent.
+
+    After a failed attempt the next one waits: `backoff_ms` doubled for each failure up to `backoff_max_ms`, more or
+    less a fifth by `rng`, which gives numbers from 0 to 1. Requests that come meanwhile wait for that attempt.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        rng: Callable[[], float],
+        client_id: str | None = "kalda",
+        timeout_ms: int = 30_000,
+        connect_timeout_ms: int = 10_000,
+        backoff_ms: int = 50,
+        backoff_max_ms: int = 1_000,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        tls: ssl.SSLContext | None = None,
+        negotiate: bool = True,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._rng = rng
+        self._client_id = client_id
+        self._timeout_ms = timeout_ms
+        self._connect_timeout_ms = connect_timeout_ms
+        self._backoff_ms = backoff_ms
+        self._backoff_max_ms = backoff_max_ms
+        self._max_response_bytes = max_response_bytes
+        self._tls = tls
+        self._negotiate = negotiate
+        self._connection: RpcConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._failures = 0
+        self._not_before = 0.0
+        self._closed = False
+
+    async def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
+        """The response to `message`. Raises `ApiError`; nothing is sent twice."""
+        connection = await self.connection()
+        return await connection.request(message, version, timeout_ms=timeout_ms)
+
+    async def connection(self) -> RpcConnection:
+        """The connection, made now where there is none. Raises `ApiError`."""
+        connection = self._usable()
+        if connection is not None:
+            return connection
+        async with self._connecting:
+            connection = self._usable()
+            return connection if connection is not None else await self._connect()
+
+    def close(self) -> None:
+        """Close for good."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    def _usable(self) -> RpcConnection | None:
+        if self._closed:
+            raise disconnected(f"the client for {self.host}:{self.port} is closed")
+        connection = self._connection
+        return connection if connection is not None and not connection.closed.is_set() else None
+
+    async def _connect(self) -> RpcConnection:
+        loop = asyncio.get_running_loop()
+        if self._failures:
+            await asyncio.sleep(max(0.0, self._not_before - loop.time()))
+            self._usable()
+        try:
+            connection = await RpcConnection.connect(
+                self.host,
+                self.port,
+                client_id=self._client_id,
+                timeout_ms=self._timeout_ms,
+                connect_timeout_ms=self._connect_timeout_ms,
+                max_response_bytes=self._max_response_bytes,
+                tls=self._tls,
+                negotiate=self._negotiate,
+            )
+        except ApiError:
+            wait_ms = min(self._backoff_max_ms, self._backoff_ms * 2 ** min(self._failures, 20))
+            self._not_before = loop.time() + wait_ms * (0.8 + 0.4 * self._rng()) / 1000
+            self._failures += 1
+            raise
+        if self._closed:
+            connection.close()
+            self._usable()
+        self._failures = 0
+        self._connection = connection
+        return connection

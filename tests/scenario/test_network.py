@@ -1,0 +1,414 @@
+"""Server and clients over loopback sockets: limits, garbage, order, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.network.blocking import BlockingConnection
+from kalda.network.client import RpcClient, RpcConnection
+from kalda.network.connection import Answer, Buffer, Connection
+from kalda.network.limits import Limits, NodeLimits
+from kalda.network.server import Server
+from kalda.protocol.apis import ApiKey, request_class
+from kalda.protocol.codec import decode
+from kalda.protocol.framing import decode_request_header, encode_response
+from kalda.protocol.messages.metadata import (
+    ApiVersion,
+    ApiVersionsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+
+
+class HandClock:
+    """Time that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000
+
+    def wall_ms(self) -> int:
+        return self.now
+
+    def mono_ms(self) -> int:
+        return self.now
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - the conditions are states of the server, not events
+        await asyncio.sleep(0)
+
+
+def echo(connection: Connection, frame: memoryview) -> Answer:
+    return [b"re:", frame]
+
+
+def frame(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+async def dial(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], body: bytes) -> bytes:
+    reader, writer = streams
+    writer.write(frame(body))
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+def test_pipelined_requests_and_a_stop() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        reader, writer = await dial(listener.port)
+        writer.write(b"".join(frame(b"request %04d" % n) for n in range(1000)))
+        for n in range(1000):
+            assert await reader.readexactly(4) == b"\x00\x00\x00\x0f"
+            assert await reader.readexactly(15) == b"re:request %04d" % n
+        [connection] = server.connections.values()
+        assert (connection.requests, connection.peer_host) == (1000, "127.0.0.1")
+        await server.stop()
+        assert await reader.read() == b""
+        with pytest.raises(ConnectionRefusedError):
+            await dial(listener.port)
+
+    run(scenario)
+
+
+def test_stop_waits_for_pending_answers_and_no_longer() -> None:
+    async def scenario() -> None:
+        parked: list[Pending[list[Buffer]]] = []
+
+        def park(connection: Connection, request: memoryview) -> Answer:
+            parked.append(Pending())
+            return parked[-1]
+
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, park)
+        patient, hopeless = await dial(listener.port), await dial(listener.port)
+        patient[1].write(frame(b"12345678"))
+        await until(lambda: len(parked) == 1)
+        hopeless[1].write(frame(b"12345678"))
+        await until(lambda: len(parked) == 2)
+        stopping = asyncio.create_task(server.stop(deadline_ms=200))
+        await asyncio.sleep(0)
+        parked[0].complete([b"at last"])
+        assert await patient[0].read() == frame(b"at last")
+        await stopping
+        with pytest.raises((asyncio.IncompleteReadError, OSError)):
+            await hopeless[0].readexactly(1)
+        assert server.connections == {}
+
+    run(scenario)
+
+
+def test_garbage_closes_only_its_sender(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        good = await dial(listener.port)
+        assert await ask(good, b"12345678") == b"re:12345678"
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00"):
+            reader, writer = await dial(listener.port)
+            writer.write(garbage)
+            with pytest.raises((asyncio.IncompleteReadError, OSError)):
+                await reader.readexactly(1)
+        assert await ask(good, b"87654321") == b"re:87654321"
+        await server.stop()
+
+    with caplog.at_level(logging.WARNING, "kalda.network"):
+        run(scenario)
+    assert len(caplog.records) == 4
+    assert "HTTP" in caplog.records[0].getMessage()
+    assert "TLS" in caplog.records[1].getMessage()
+
+
+def test_a_slow_reader_does_not_slow_others() -> None:
+    async def scenario() -> None:
+        answer = bytes(1_000_000)
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, lambda connection, request: [answer])
+        slow, quick = await dial(listener.port), await dial(listener.port)
+        slow[1].transport.pause_reading()  # type: ignore[attr-defined]
+        slow[1].write(frame(b"12345678") * 1000)
+        assert len(await ask(quick, b"12345678")) == 1_000_000
+        await until(lambda: all(connection.requests for connection in server.connections.values()))
+        assert len(await ask(quick, b"12345678")) == 1_000_000
+        served = max(connection.requests for connection in server.connections.values())
+        assert served < 20, "a peer that reads nothing is served no more than the buffers hold"
+        slow[1].transport.abort()
+        await server.stop()
+
+    run(scenario)
+
+
+def test_connections_beyond_the_maximum_wait() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock(), NodeLimits(max_connections=2))
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        first, second = await dial(listener.port), await dial(listener.port)
+        await ask(first, b"12345678")
+        await ask(second, b"12345678")
+        third = await dial(listener.port)
+        third[1].write(frame(b"i waited"))
+        await until(lambda: server.describe()["waiting"] == 1)
+        first[1].close()
+        assert await third[0].readexactly(15) == frame(b"re:i waited")
+        assert server.describe()["admitted"] == 2
+        await server.stop()
+
+    run(scenario)
+
+
+def test_the_inter_broker_listener_gets_its_place() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock(), NodeLimits(max_connections=1))
+        clients = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        brokers = await server.listen("REPLICATION", "127.0.0.1", 0, echo, protected=True)
+        client = await dial(clients.port)
+        await ask(client, b"12345678")
+        broker = await dial(brokers.port)
+        assert await ask(broker, b"12345678") == b"re:12345678"
+        assert await client[0].read() == b""
+        await server.stop()
+
+    run(scenario)
+
+
+def test_an_address_beyond_its_maximum_is_refused() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock(), NodeLimits(max_connections_per_ip=1))
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        first = await dial(listener.port)
+        await ask(first, b"12345678")
+        second = await dial(listener.port)
+        with pytest.raises((asyncio.IncompleteReadError, OSError)):
+            await second[0].readexactly(1)
+        assert await ask(first, b"12345678") == b"re:12345678"
+        first[1].close()
+        await until(lambda: not server.connections)
+        assert await ask(await dial(listener.port), b"12345678") == b"re:12345678"
+        await server.stop()
+
+    run(scenario)
+
+
+def test_creation_rate_delays() -> None:
+    async def scenario() -> None:
+        clock = HandClock()
+        server = Server(clock, NodeLimits(max_creation_rate=100))
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(backlog=200))
+        held = [await dial(listener.port) for _ in range(103)]
+        await until(lambda: server.describe()["waiting"] == 3)
+        clock.now += 20
+        await until(lambda: server.describe()["waiting"] == 1)
+        clock.now += 1_000
+        await until(lambda: server.describe()["waiting"] == 0)
+        assert server.describe()["admitted"] == len(held)
+        await server.stop()
+
+    run(scenario)
+
+
+def test_the_sweep_closes_the_idle() -> None:
+    async def scenario() -> None:
+        clock = HandClock()
+        server = Server(clock)
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(idle_ms=600_000, slow_frame_ms=500))
+        idle, busy = await dial(listener.port), await dial(listener.port)
+        await ask(idle, b"12345678")
+        await ask(busy, b"12345678")
+        server._sweep()
+        clock.now += 599_999
+        await ask(busy, b"12345678")
+        server._sweep()
+        clock.now += 1
+        server._sweep()
+        assert await idle[0].read() == b""
+        assert await ask(busy, b"12345678") == b"re:12345678"
+        await server.stop()
+
+    run(scenario)
+
+
+# -- clients
+
+
+class Node:
+    """Answers ApiVersions and Metadata; may be told to be old, silent, or confused."""
+
+    def __init__(self) -> None:
+        self.newest = 4
+        self.silent = False
+        self.skew = 0
+        self.parked: list[Callable[[], None]] = []
+        self.seen: list[tuple[int, int]] = []
+
+    def handle(self, connection: Connection, request: memoryview) -> Answer:
+        header = decode_request_header(request)
+        self.seen.append((header.api_key, header.api_version))
+        if self.silent:
+            return None
+        if header.api_key == ApiKey.API_VERSIONS:
+            keys = [
+                ApiVersion(api_key=18, min_version=0, max_version=self.newest),
+                ApiVersion(api_key=3, min_version=0, max_version=12),
+            ]
+            if header.api_version > self.newest:
+                error = ApiVersionsResponse(error_code=35, api_keys=keys[:1])
+                return encode_response(header.correlation_id, error, 0)
+            return encode_response(header.correlation_id, ApiVersionsResponse(api_keys=keys), header.api_version)
+        message = decode(request_class(header.api_key), request, header.api_version, header.body_at)
+        assert isinstance(message, MetadataRequest)
+        answer = MetadataResponse(cluster_id=(message.topics or [MetadataRequestTopic(name="none")])[0].name)
+        return encode_response(header.correlation_id + self.skew, answer, header.api_version)
+
+
+def metadata(name: str) -> MetadataRequest:
+    return MetadataRequest(topics=[MetadataRequestTopic(name=name)])
+
+
+async def with_node(node: Node, scenario: Callable[[Server, int], Awaitable[None]]) -> None:
+    server = Server(HandClock())
+    listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, node.handle)
+    await scenario(server, listener.port)
+    await server.stop()
+
+
+def test_client_pipelines_and_matches_answers() -> None:
+    async def scenario(server: Server, port: int) -> None:
+        connection = await RpcConnection.connect("127.0.0.1", port, negotiate=True)
+        assert connection.versions == {18: (0, 4), 3: (0, 12)}
+        answers = await asyncio.gather(*(connection.request(metadata(f"topic-{n}")) for n in range(50)))
+        assert [answer.cluster_id for answer in answers] == [f"topic-{n}" for n in range(50)]
+        assert connection.in_flight == 0
+        connection.close()
+        with pytest.raises(ApiError):
+            await connection.request(metadata("late"))
+
+    node = Node()
+    run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
+    assert set(node.seen[1:]) == {(3, 12)}
+
+
+def test_client_falls_back_to_an_old_peer() -> None:
+    async def scenario(server: Server, port: int) -> None:
+        connection = await RpcConnection.connect("127.0.0.1", port, negotiate=True)
+        assert connection.versions == {18: (0, 2), 3: (0, 12)}
+        with pytest.raises(ApiError) as caught:
+            await connection.request(request_class(ApiKey.DESCRIBE_CLUSTER)())
+        assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+        connection.close()
+
+    node = Node()
+    node.newest = 2
+    run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
+    assert node.seen == [(18, 4), (18, 2)]
+
+
+def test_client_timeout_closes_and_fails_all() -> None:
+    async def scenario(server: Server, port: int) -> None:
+        connection = await RpcConnection.connect("127.0.0.1", port, timeout_ms=60_000)
+        waiting = connection.send(metadata("first"), 9)
+        with pytest.raises(ApiError) as caught:
+            await connection.request(metadata("second"), 9, timeout_ms=10)
+        assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+        with pytest.raises(ApiError):
+            await waiting
+        assert connection.closed.is_set()
+
+    node = Node()
+    node.silent = True
+    run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
+
+
+def test_client_refuses_an_answer_out_of_order() -> None:
+    async def scenario(server: Server, port: int) -> None:
+        connection = await RpcConnection.connect("127.0.0.1", port)
+        with pytest.raises(ApiError) as caught:
+            await connection.request(metadata("topic"), 9)
+        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+
+    node = Node()
+    node.skew = 1
+    run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
+
+
+def test_client_fails_what_is_in_flight_when_the_peer_goes() -> None:
+    async def scenario(server: Server, port: int) -> None:
+        connection = await RpcConnection.connect("127.0.0.1", port)
+        waiting = connection.send(metadata("topic"), 9)
+        await until(lambda: any(peer.requests for peer in server.connections.values()))
+        for peer in list(server.connections.values()):
+            peer.abort()
+        with pytest.raises(ApiError) as caught:
+            await waiting
+        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+
+    node = Node()
+    node.silent = True
+    run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
+
+
+def test_rpc_client_reconnects_with_backoff() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock())
+        node = Node()
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, node.handle)
+        port = listener.port
+        client = RpcClient("127.0.0.1", port, rng=lambda: 0.5, backoff_ms=1, backoff_max_ms=4)
+        answers = await asyncio.gather(*(client.request(metadata(f"t{n}")) for n in range(5)))
+        assert [answer.cluster_id for answer in answers] == [f"t{n}" for n in range(5)]
+        assert server.describe()["connections"] == 1
+        await server.stop()
+        for _ in range(3):
+            with pytest.raises(ApiError) as caught:
+                await client.request(metadata("gone"))
+            assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+        again = Server(HandClock())
+        await again.listen("PLAINTEXT", "127.0.0.1", port, node.handle)
+        assert (await client.request(metadata("back"))).cluster_id == "back"
+        client.close()
+        with pytest.raises(ApiError):
+            await client.request(metadata("closed"))
+        await again.stop()
+
+    run(scenario)
+
+
+def test_blocking_client() -> None:
+    async def scenario(server: Server, port: int) -> None:
+        def talk() -> list[str]:
+            with BlockingConnection("127.0.0.1", port) as connection:
+                return [connection.request(metadata(name)).cluster_id for name in ("one", "two")]
+
+        def wait_in_vain() -> ErrorCode:
+            with (
+                pytest.raises(ApiError) as caught,
+                BlockingConnection("127.0.0.1", port, timeout_ms=10) as connection,
+            ):
+                connection.request(metadata("never"))
+            return caught.value.code
+
+        assert await asyncio.to_thread(talk) == ["one", "two"]
+        node.silent = True
+        assert await asyncio.to_thread(wait_in_vain) is ErrorCode.REQUEST_TIMED_OUT
+
+    node = Node()
+    run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]

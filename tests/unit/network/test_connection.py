@@ -1,0 +1,444 @@
+"""One connection over a transport of paper: order, holds, bounds. No loop runs; turns are taken by hand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.pending import Pending
+from kalda.network.connection import Answer, Buffer, Connection, FrameHandler
+from kalda.network.frames import Arena
+from kalda.network.limits import Limits
+
+
+class PaperTransport:
+    """Records what a connection does to its transport."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.writes: list[Buffer] = []
+        self.reading = True
+        self.closed = False
+        self.aborted = False
+
+    def write(self, data: Buffer) -> None:
+        assert not self.closed
+        self.writes.append(data)
+        self.written.append(bytes(data))
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        pass
+
+    def get_extra_info(self, name: str) -> object:
+        return {"peername": ("::ffff:10.1.2.3", 4567, 0, 0), "sockname": ("10.0.0.1", 9092)}.get(name)
+
+    def answers(self) -> list[bytes]:
+        stream = b"".join(self.written)
+        found = []
+        while stream:
+            size = int.from_bytes(stream[:4], "big")
+            found.append(stream[4 : 4 + size])
+            assert len(found[-1]) == size
+            stream = stream[4 + size :]
+        return found
+
+
+class PaperListener:
+    """What a connection needs of its listener, with time and turns in the test's hands."""
+
+    name = "PLAINTEXT"
+    security_protocol = "PLAINTEXT"
+    min_request_bytes = 8
+
+    def __init__(self, handler: FrameHandler, limits: Limits, budget: int = 0) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.arena = Arena()
+        self.budget = budget
+        self.now = 1_000
+        self.soon: list[Callable[[], None]] = []
+        self.timers: list[tuple[int, Callable[[], None]]] = []
+        self.complaints: list[str] = []
+        self.queued = 0
+        self.starved: list[Connection] = []
+        self.lost = 0
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def connected(self, connection: Connection, transport: object) -> None:
+        connection.admit()
+
+    def disconnected(self, connection: Connection) -> None:
+        self.lost += 1
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    def call_at_ms(self, mono_ms: int, callback: Callable[[], None]) -> None:
+        self.timers.append((mono_ms, callback))
+
+    def complain(self, message: str, *args: object) -> None:
+        self.complaints.append(message % args)
+
+    def queue(self, frame_bytes: int) -> None:
+        self.queued += frame_bytes
+
+    def unqueue(self, frame_bytes: int) -> None:
+        self.queued -= frame_bytes
+
+    def over_budget(self) -> bool:
+        return 0 < self.budget <= self.queued
+
+    def wait_for_budget(self, connection: Connection) -> None:
+        self.starved.append(connection)
+
+    def run(self) -> None:
+        while self.soon:
+            self.soon.pop(0)()
+
+
+class Bench:
+    """A connection, its transport, and a handler that does what each frame's first letter says."""
+
+    def __init__(self, limits: Limits | None = None, budget: int = 0) -> None:
+        self.pending: dict[bytes, Pending[list[Buffer]]] = {}
+        self.seen: list[bytes] = []
+        self.listener = PaperListener(self.handle, limits or Limits(), budget)
+        self.transport = PaperTransport()
+        self.connection = Connection(self.listener, 7)  # type: ignore[arg-type]
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+
+    def handle(self, connection: Connection, frame: memoryview) -> Answer:
+        body = bytes(frame)
+        self.seen.append(body)
+        match body[:1]:
+            case b"w":
+                self.pending[body] = Pending()
+                return self.pending[body]
+            case b"n":
+                return None
+            case b"i":
+                raise InvalidRequest("nonsense")
+            case b"x":
+                raise RuntimeError("broken handler")
+            case b"m":
+                connection.mute_until(self.listener.now + 500)
+        return [b"re:", body]
+
+    def send(self, *frames: bytes) -> None:
+        self.receive(b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames))
+
+    def receive(self, data: bytes) -> None:
+        while data:
+            assert self.transport.reading or self.transport.closed
+            if self.transport.closed:
+                return
+            room = self.connection.get_buffer(-1)
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            data = data[count:]
+            self.connection.buffer_updated(count)
+
+    def settle(self, body: bytes) -> None:
+        self.pending.pop(body).complete([b"late:", body])
+
+
+def body(kind: str, number: int = 0) -> bytes:
+    return f"{kind}{number:08d}".encode()
+
+
+def test_answers_of_one_read_leave_in_one_write() -> None:
+    bench = Bench()
+    bench.send(*(body("a", n) for n in range(50)))
+    assert len(bench.transport.writes) == 1
+    assert bench.transport.answers() == [b"re:" + body("a", n) for n in range(50)]
+    assert (bench.connection.requests, bench.connection.responses) == (50, 50)
+    assert bench.connection.bytes_out == len(bench.transport.written[0])
+
+
+def test_order_with_pending_in_the_middle() -> None:
+    bench = Bench()
+    frames = [body("a", 1), body("w", 2), body("a", 3), body("n", 4), body("w", 5), body("a", 6)]
+    bench.send(*frames)
+    assert bench.transport.answers() == [b"re:" + frames[0]]
+    bench.settle(frames[4])
+    assert len(bench.transport.answers()) == 1
+    assert bench.connection.unanswered == 4
+    bench.settle(frames[1])
+    assert bench.transport.answers() == [
+        b"re:" + frames[0],
+        b"late:" + frames[1],
+        b"re:" + frames[2],
+        b"late:" + frames[4],
+        b"re:" + frames[5],
+    ]
+    assert bench.connection.unanswered == 0
+    assert bench.listener.queued == 0
+
+
+def test_pending_that_is_done_already_needs_no_slot() -> None:
+    bench = Bench()
+    done: Pending[list[Buffer]] = Pending()
+    done.complete([b"done"])
+    bench.connection._handler = lambda connection, frame: done
+    bench.send(body("a"))
+    assert bench.transport.answers() == [b"done"]
+
+
+def test_own_earlier_request_settled_by_a_later_one() -> None:
+    bench = Bench()
+
+    def handle(connection: Connection, frame: memoryview) -> Answer:
+        if bytes(frame[:1]) == b"s":
+            bench.settle(body("w", 1))
+        return bench.handle(connection, frame)
+
+    bench.connection._handler = handle
+    bench.send(body("w", 1), body("a", 2), body("s", 3), body("a", 4))
+    assert [answer[-8:] for answer in bench.transport.answers()] == [b"%08d" % n for n in (1, 2, 3, 4)]
+    assert len(bench.transport.writes) == 1
+
+
+def test_large_buffers_are_neither_joined_nor_copied() -> None:
+    bench = Bench()
+    large = memoryview(bytearray(100_000))
+    bench.connection._handler = lambda connection, frame: [b"head", large, b"tail"]
+    bench.send(body("a"))
+    assert any(piece is large for piece in bench.transport.writes)
+    assert bench.transport.answers() == [b"head" + bytes(large) + b"tail"]
+
+
+def test_slow_reader_is_bounded() -> None:
+    bench = Bench(Limits(write_high_bytes=10_000))
+    answer = bytes(6_000)
+
+    def handle(connection: Connection, frame: memoryview) -> Answer:
+        bench.seen.append(bytes(frame))
+        return [answer]
+
+    def write(data: Buffer) -> None:
+        PaperTransport.write(bench.transport, data)
+        bench.connection.pause_writing()  # the peer takes nothing
+
+    bench.connection._handler = handle
+    bench.transport.write = write  # type: ignore[method-assign]
+    bench.send(*(body("a", n) for n in range(100)))
+    assert len(bench.seen) == 2
+    assert not bench.transport.reading
+    bench.connection.resume_writing()
+    bench.listener.run()
+    assert len(bench.seen) == 4
+    for _ in range(60):
+        bench.connection.resume_writing()
+        bench.listener.run()
+    assert len(bench.seen) == 100
+    assert bench.seen == [body("a", n) for n in range(100)]
+
+
+def test_unanswered_requests_are_bounded() -> None:
+    bench = Bench(Limits(max_unanswered=3))
+    bench.send(*(body("w", n) for n in range(6)))
+    assert len(bench.seen) == 3
+    assert not bench.transport.reading
+    bench.settle(body("w", 0))
+    bench.listener.run()
+    assert len(bench.seen) == 4
+    for n in range(1, 6):
+        bench.settle(body("w", n))
+        bench.listener.run()
+    assert len(bench.transport.answers()) == 6
+    assert bench.transport.reading
+
+
+def test_answers_behind_a_pending_one_are_bounded() -> None:
+    bench = Bench(Limits(write_high_bytes=1_000))
+    bench.connection._handler = lambda connection, frame: (
+        bench.handle(connection, frame) if frame[0] == ord("w") else [bytes(600)]
+    )
+    bench.send(body("w"), *(body("a", n) for n in range(10)))
+    assert bench.connection.unanswered == 3
+    assert not bench.transport.reading
+    bench.settle(body("w"))
+    bench.listener.run()
+    assert len(bench.transport.answers()) == 11
+
+
+def test_the_nodes_budget_holds_back_until_it_is_back() -> None:
+    bench = Bench(budget=15)
+    bench.send(body("w", 1), body("w", 2), body("a", 3))
+    assert len(bench.seen) == 2
+    assert bench.listener.starved == [bench.connection]
+    bench.settle(body("w", 1))
+    bench.connection.budget_is_back()
+    bench.listener.run()
+    assert len(bench.seen) == 3
+
+
+def test_muting_lets_answers_out_and_no_request_in() -> None:
+    bench = Bench()
+    bench.send(body("m", 1), body("a", 2))
+    assert bench.transport.answers() == [b"re:" + body("m", 1)]
+    assert not bench.transport.reading
+    [(at_ms, unmute)] = bench.listener.timers
+    assert at_ms == 1_500
+    bench.connection.mute_until(1_800)
+    bench.connection.mute_until(1_200)
+    bench.listener.now = 1_500
+    unmute()
+    assert len(bench.seen) == 1
+    bench.listener.now = 1_800
+    bench.listener.timers[-1][1]()
+    bench.listener.run()
+    assert len(bench.seen) == 2
+    assert bench.transport.reading
+
+
+def test_a_turn_ends() -> None:
+    bench = Bench(Limits(frames_per_turn=4))
+    bench.send(*(body("a", n) for n in range(10)))
+    assert len(bench.seen) == 4
+    bench.listener.run()
+    assert len(bench.seen) == 10
+    assert bench.transport.reading
+
+
+@pytest.mark.parametrize(
+    ("opening", "said"),
+    [
+        (b"GET / HTTP/1.1\r\n", "an HTTP request"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", "a TLS handshake"),
+        (b"\xff\xff\xff\xff", "ff ff ff ff"),
+        (b"\x00\x00\x00\x00", "00 00 00 00"),
+        (b"\x00\x00\x00\x07", "00 00 00 07"),
+    ],
+)
+def test_garbage_closes_with_one_line(opening: bytes, said: str) -> None:
+    bench = Bench()
+    bench.receive(opening)
+    assert bench.transport.closed
+    assert len(bench.listener.complaints) == 1
+    assert said in bench.listener.complaints[0]
+    assert "10.1.2.3:4567" in bench.listener.complaints[0]
+
+
+def test_invalid_request_closes_after_earlier_answers() -> None:
+    bench = Bench()
+    bench.send(body("a", 1), body("i", 2), body("a", 3))
+    assert bench.transport.answers() == [b"re:" + body("a", 1)]
+    assert bench.transport.closed
+    assert len(bench.seen) == 2
+    assert bench.connection.closed
+
+
+def test_broken_handler_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    with caplog.at_level(logging.ERROR, "kalda.network"):
+        bench.send(body("x"))
+    assert bench.transport.closed
+    assert "broken handler" in (caplog.text)
+
+
+def test_failed_pending_closes() -> None:
+    bench = Bench()
+    bench.send(body("w"))
+    bench.pending[body("w")].fail(ApiError(ErrorCode.NOT_CONTROLLER, "moved"))
+    assert bench.transport.closed
+    assert len(bench.listener.complaints) == 1
+
+
+def test_settling_after_the_end_is_harmless() -> None:
+    bench = Bench()
+    bench.send(body("w"))
+    bench.connection.connection_lost(None)
+    assert bench.listener.queued == 0
+    bench.settle(body("w"))
+    assert bench.transport.answers() == []
+    assert bench.listener.lost == 1
+
+
+def test_draining_answers_what_is_pending_first() -> None:
+    bench = Bench()
+    bench.send(body("w"))
+    bench.connection.drain()
+    assert not bench.transport.closed
+    bench.settle(body("w"))
+    assert bench.transport.closed
+    assert bench.transport.answers() == [b"late:" + body("w")]
+
+
+class TestSweep:
+    """The sweep, in time made by hand."""
+
+    def test_idle(self) -> None:
+        bench = Bench(Limits(idle_ms=1_000))
+        assert bench.connection.sweep(1_000) is None
+        assert bench.connection.sweep(1_999) is None
+        bench.send(body("a"))
+        assert bench.connection.sweep(2_500) is None
+        assert bench.connection.sweep(3_499) is None
+        assert "idle" in (bench.connection.sweep(3_500) or "")
+
+    def test_waiting_for_an_answer_is_not_idle(self) -> None:
+        bench = Bench(Limits(idle_ms=1_000))
+        bench.send(body("w"))
+        bench.connection.sweep(1_000)
+        assert bench.connection.sweep(50_000) is None
+
+    def test_a_peer_that_never_reads_is_idle(self) -> None:
+        bench = Bench(Limits(idle_ms=1_000))
+        bench.send(body("w"))
+        bench.connection.pause_writing()
+        bench.connection.sweep(1_000)
+        assert "idle" in (bench.connection.sweep(50_000) or "")
+
+    def test_a_half_sent_frame(self) -> None:
+        bench = Bench(Limits(slow_frame_ms=1_000))
+        bench.receive(b"\x00\x00\x00\x40abc")
+        bench.connection.sweep(1_000)
+        assert bench.connection.sweep(1_500) is None
+        bench.receive(b"d")  # a byte now and then does not help
+        assert "did not arrive" in (bench.connection.sweep(2_010) or "")
+
+    def test_a_large_frame_has_the_time_its_size_takes(self) -> None:
+        bench = Bench(Limits(slow_frame_ms=1_000, slow_frame_bytes_per_s=1_000))
+        bench.receive((10_000).to_bytes(4, "big") + b"abc")
+        bench.connection.sweep(1_000)
+        assert bench.connection.sweep(11_000) is None
+        assert bench.connection.sweep(12_004) is not None
+
+    def test_a_new_partial_frame_starts_anew(self) -> None:
+        bench = Bench(Limits(slow_frame_ms=1_000))
+        half = b"\x00\x00\x00\x09" + body("a")[:4]
+        bench.receive(half)
+        bench.connection.sweep(1_000)
+        bench.receive(body("a")[4:] + half)
+        assert bench.connection.sweep(2_500) is None
+        assert bench.connection.sweep(3_000) is None
+        assert bench.connection.sweep(3_510) is not None
+
+    def test_last_answers_that_cannot_be_sent(self) -> None:
+        bench = Bench(Limits(closing_ms=500))
+        bench.connection.close()
+        assert bench.connection.sweep(1_400) is None
+        assert bench.connection.sweep(1_500) is not None
