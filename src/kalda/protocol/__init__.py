@@ -7,7 +7,8 @@ a malformed frame raises `InvalidRequest`, and never allocates beyond a small mu
 
 - `notation`: `Struct`, `Request`, `Response`, `RecordBody`, `field`, and the wire types
 - `schema`: what a declaration says about one version
-- `compiler`: generates the encode and decode functions
+- `source`: what the two generators share
+- `decoder`, `encoder`: generate a message's functions for one version
 - `codec`: `encode`, `encode_buffers`, `decode`
 - `messages/`: every message, one file a domain
 - `apis`: the table of API keys, their versions and listeners

@@ -10,7 +10,8 @@ import struct
 from typing import TypeVar
 
 from kalda.base.errors import InvalidRequest
-from kalda.protocol.compiler import Decoder, Encoder, compile_decoder, compile_encoder
+from kalda.protocol.decoder import Decoder, compile_decoder
+from kalda.protocol.encoder import Encoder, compile_encoder
 from kalda.protocol.notation import Buffer, Message
 
 M = TypeVar("M", bound=Message)
@@ -42,14 +43,17 @@ def decode_at(cls: type[M], buffer: Buffer, version: int, pos: int = 0) -> tuple
     return message, end
 
 
-def encode_buffers(message: Message, version: int) -> list[Buffer]:
-    """The message as a list of buffers; the bytes of `Records` fields are among them as they are, not copied."""
+def encode_buffers(message: Message, version: int, head: bytes = b"") -> list[Buffer]:
+    """The message as a list of buffers; the bytes of `Records` fields are among them as they are, not copied.
+
+    `head` is what stands before the message in the first buffer: its header, where it has one.
+    """
     cls = type(message)
     encoder = _encoders.get((cls, version))
     if encoder is None:
         encoder = _encoders[cls, version] = compile_encoder(cls, version)
     try:
-        return encoder(message)
+        return encoder(message, bytearray(head))
     except struct.error as error:
         raise ValueError(f"{cls.__name__} v{version}: {error}") from error
 

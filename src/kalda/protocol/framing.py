@@ -7,6 +7,7 @@ where there are any.
 
 from __future__ import annotations
 
+from functools import cache
 from struct import Struct as _Struct
 from struct import error as _struct_error
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from kalda.base.errors import InvalidRequest
 from kalda.protocol.apis import API, Api, api_of
 from kalda.protocol.codec import encode_buffers
-from kalda.protocol.compiler import MAX_TAGGED_FIELDS
+from kalda.protocol.decoder import MAX_TAGGED_FIELDS
 from kalda.protocol.notation import Buffer, Request, Response
 from kalda.protocol.varint import decode_unsigned
 
@@ -84,18 +85,19 @@ def encode_request(request: Request, version: int, correlation_id: int, client_i
     header = _REQUEST.pack(api.key, version, correlation_id, -1 if client_id is None else len(client)) + client
     if api.is_flexible(version):
         header += b"\x00"
-    return [header, *encode_buffers(request, version)]
+    return encode_buffers(request, version, header)
 
 
 def encode_response(correlation_id: int, response: Response, version: int) -> list[Buffer]:
     """A response with its header, without the size."""
-    header = _CORRELATION.pack(correlation_id)
-    if api_of(response.API_KEY).response_header_version(version):
-        header += b"\x00"
-    buffers = encode_buffers(response, version)
-    if len(buffers) == 1:
-        return [header + buffers[0]]
-    return [header, *buffers]
+    header = _CORRELATION.pack(correlation_id) + _response_tags(type(response), version)
+    return encode_buffers(response, version, header)
+
+
+@cache
+def _response_tags(cls: type[Response], version: int) -> bytes:
+    """What follows the correlation id: an empty tagged section, or nothing."""
+    return b"\x00" if api_of(cls.API_KEY).response_header_version(version) else b""
 
 
 def decode_response_header(api: Api, version: int, frame: Buffer) -> tuple[int, int]:

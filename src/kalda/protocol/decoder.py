@@ -1,0 +1,268 @@
+"""Generates a message's decode function for one version, on first use.
+
+Decoding trusts nothing. An array's count is checked against the bytes that remain (each element takes at least
+`smallest_size`); a length against the remainder; tagged fields against `MAX_TAGGED_FIELDS`. Structs and strings in
+arrays cost many times their size on the wire, so a whole message may have `MAX_ELEMENTS` of them, however deep. Every
+slice is bounds-checked; fixed-size reads past the end raise `struct.error`, single bytes past it `IndexError`, which
+`codec` turns into `InvalidRequest`. Nesting is bounded by the schema itself: no message is recursive.
+
+A message that carries record batches is read where it lies, and the batches are views of the frame. Any other is
+copied to `bytes` first: one copy of some hundred bytes, and every slice after it costs half.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from kalda.base.errors import InvalidRequest
+from kalda.protocol.notation import Message, Struct, default_of
+from kalda.protocol.schema import WireField, WireStruct, is_flexible, smallest_size, wire_struct
+from kalda.protocol.source import FORMATS, MAX_STRING, TABLE_SIZE, Source
+
+MAX_ELEMENTS = 1_000_000
+MAX_TAGGED_FIELDS = 10_000
+
+Decoder = Callable[[Any, int], tuple[Any, int]]
+
+
+def compile_decoder(cls: type[Message], version: int) -> Decoder:
+    """A function `(buffer, pos) -> (message, end)`. Raises `InvalidRequest` for a version that `cls` lacks."""
+    writer = _DecoderSource(cls, version)
+    layout = wire_struct(cls, version, is_flexible(cls, version))
+    writer.in_place = _holds_records(layout, version)
+    writer.line("def decode(buf, pos):")
+    writer.indent += 1
+    if not writer.in_place:
+        writer.line("if type(buf) is not bytes: buf = bytes(buf)")
+    writer.line("end = len(buf)")
+    writer.line(f"left = {MAX_ELEMENTS}")
+    writer.struct("m", layout)
+    writer.flush()
+    writer.line("return m, pos")
+    decoder: Decoder = writer.build("decode")
+    return decoder
+
+
+def _holds_records(layout: WireStruct, version: int) -> bool:
+    return any(
+        field.kind == "Records"
+        or (field.struct is not None and _holds_records(wire_struct(field.struct, version, layout.flexible), version))
+        for field in layout.fields + layout.tagged
+    )
+
+
+class _DecoderSource(Source):
+    in_place = True
+
+    def struct(self, target: str, layout: WireStruct) -> None:
+        """Decode one struct into the new local `target`."""
+        self.names["new"] = object.__new__
+        self.line(f"{target} = new({self.name('C', layout.cls)})")
+        for name, default, _ in layout.absent:
+            self._default(f"{target}.{name}", default)
+        for field in layout.fields:
+            self._field(f"{target}.{field.name}", field, layout.flexible)
+        if layout.flexible:
+            self._tagged_section(target, layout)
+
+    def flush(self) -> None:
+        """Emit the reads held back."""
+        pending, self.pending = self.pending, []
+        if not pending:
+            return
+        formats = "".join(code for _, code in pending)
+        targets = ", ".join(target for target, _ in pending)
+        if formats == "B":
+            self.line(f"{targets} = buf[pos]; pos += 1")
+            return
+        comma = "," if len(pending) == 1 else ""
+        self.line(f"{targets}{comma} = {self.packer('unpack_from', formats)}(buf, pos)")
+        self.line(f"pos += {struct.calcsize('>' + formats)}")
+
+    def _default(self, target: str, default: object) -> None:
+        if isinstance(default, Struct):
+            inner = self.fresh("s")
+            self.line(f"{inner} = new({self.name('C', type(default))})")
+            for name in type(default).declared:
+                self._default(f"{inner}.{name}", default_of(type(default), name))
+            self.line(f"{target} = {inner}")
+        elif isinstance(default, list):
+            self.line(f"{target} = []")
+        elif isinstance(default, int | float | str | type(None)):
+            self.line(f"{target} = {default!r}")
+        else:
+            self.line(f"{target} = {self.name('D', default)}")
+
+    def _field(self, target: str, field: WireField, flexible: bool) -> None:
+        if field.is_list:
+            self._list(target, field, flexible)
+        elif field.struct is not None:
+            self._nested(target, field, flexible, null_marker="< 0")
+        elif field.kind in FORMATS:
+            self.pending.append((target, FORMATS[field.kind]))
+        else:
+            self._sized(target, field, flexible and field.kind != "LegacyString")
+
+    def _nested(self, target: str, field: WireField, flexible: bool, null_marker: str) -> None:
+        assert field.struct is not None
+        layout = wire_struct(field.struct, self.version, flexible)
+        inner = self.fresh("s")
+        if not field.nullable:
+            self.struct(inner, layout)
+            self.line(f"{target} = {inner}")
+            return
+        self.pending.append(("n", "b"))
+        self.flush()
+        self.line(f"if n {null_marker}: {target} = None")
+        self.line("else:")
+        self.indent += 1
+        self.struct(inner, layout)
+        self.flush()
+        self.line(f"{target} = {inner}")
+        self.indent -= 1
+
+    def _varint(self, name: str) -> None:
+        """Read an unsigned varint into the local `name`, along with what is held back."""
+        self.names["uvarint"] = _uvarint_tail
+        self.pending.append((name, "B"))
+        self.flush()
+        self.line(f"if {name} > 127: {name}, pos = uvarint(buf, pos, {name})")
+
+    def _length(self, compact: bool, prefix: str) -> None:
+        """Read a length or count into `n`; -1 is null."""
+        if compact:
+            self._varint("n")
+            self.line("n -= 1")
+        else:
+            self.pending.append(("n", prefix))
+            self.flush()
+
+    def _null(self, target: str, field: WireField) -> None:
+        """Where null is allowed, open a branch for what is not null."""
+        if field.nullable:
+            self.line(f"if n == -1: {target} = None")
+            self.line("else:")
+            self.indent += 1
+
+    def _refuse(self, field: WireField) -> str:
+        self.names["refuse"] = _refuse
+        return f"refuse({field.name!r}, n, end - pos)"
+
+    def _sized(self, target: str, field: WireField, compact: bool) -> None:
+        """A string, bytes or records."""
+        text = field.kind in ("String", "LegacyString")
+        self._length(compact, "h" if text else "i")
+        self._null(target, field)
+        most = f" or n > {MAX_STRING}" if text and compact else ""
+        self.line(f"if not 0 <= n <= end - pos{most}: {self._refuse(field)}")
+        if field.kind == "Records":
+            self.line(f"{target} = buf[pos : pos + n]")
+        elif field.kind == "Bytes":
+            self.line(f"{target} = bytes(buf[pos : pos + n])" if self.in_place else f"{target} = buf[pos : pos + n]")
+        elif self.in_place:
+            self.line(f"{target} = str(buf[pos : pos + n], 'utf-8')")
+        else:
+            self.line(f"{target} = buf[pos : pos + n].decode()")
+        self.line("pos += n")
+        self.indent -= field.nullable
+
+    def _list(self, target: str, field: WireField, flexible: bool) -> None:
+        self._length(flexible, "i")
+        self._null(target, field)
+        if field.struct is None and field.kind in FORMATS:
+            self._scalars(target, field)
+        else:
+            self._elements(target, field, flexible)
+        self.indent -= field.nullable
+
+    def _scalars(self, target: str, field: WireField) -> None:
+        code = FORMATS[field.kind]
+        size = struct.calcsize(">" + code)
+        self.line(f"if not 0 <= n * {size} <= end - pos: {self._refuse(field)}")
+        if field.kind == "Uuid":
+            self.line(f"{target} = [bytes(buf[i : i + 16]) for i in range(pos, pos + 16 * n, 16)]")
+        else:
+            self.names["unpack_from"] = struct.unpack_from
+            table = self.packers("unpack_from", field.kind)
+            self.line(f"if n < {TABLE_SIZE}: {target} = list({table}[n](buf, pos))")
+            self.line(f"else: {target} = list(unpack_from('>%d{code}' % n, buf, pos))")
+        self.line(f"pos += n * {size}")
+
+    def _elements(self, target: str, field: WireField, flexible: bool) -> None:
+        items, item, count = self.fresh("l"), self.fresh("s"), self.fresh("i")
+        layout = None if field.struct is None else wire_struct(field.struct, self.version, flexible)
+        size = smallest_size(layout, self.version) if layout is not None else (1 if flexible else 2)
+        self.line("left -= n")
+        self.line(f"if not 0 <= n * {size} <= end - pos or left < 0: {self._refuse(field)}")
+        self.line(f"{target} = {items} = []")
+        self.line(f"for {count} in range(n):")
+        self.indent += 1
+        if layout is not None:
+            self.struct(item, layout)
+        else:
+            self._field(item, field._replace(is_list=False, nullable=False), flexible)
+        self.flush()
+        self.line(f"{items}.append({item})")
+        self.indent -= 1
+
+    def _tagged_section(self, target: str, layout: WireStruct) -> None:
+        for field in layout.tagged:
+            self._default(f"{target}.{field.name}", field.default)
+        count = self.fresh("k")
+        self.pending.append((count, "B"))
+        self.flush()
+        self.line(f"if {count}:")
+        self.indent += 1
+        self._tagged_fields(target, layout, count)
+        self.indent -= 1
+
+    def _tagged_fields(self, target: str, layout: WireStruct, count: str) -> None:
+        last, tag, size, stop = (self.fresh(prefix) for prefix in ("p", "t", "z", "e"))
+        self.names["uvarint"] = _uvarint_tail
+        self.line(f"if {count} > 127: {count}, pos = uvarint(buf, pos, {count})")
+        self.line(f"if {count} > {MAX_TAGGED_FIELDS}: raise InvalidRequest('%d tagged fields' % {count})")
+        self.line(f"{last} = -1")
+        self.line(f"for {tag} in range({count}):")
+        self.indent += 1
+        self._varint(tag)
+        self._varint(size)
+        self.line(f"if {tag} <= {last}: raise InvalidRequest('tag %d after %d' % ({tag}, {last}))")
+        self.line(f"{last} = {tag}")
+        self.line(f"{stop} = pos + {size}")
+        self.line(f"if {stop} > end: raise InvalidRequest('tagged field of %d bytes in %d' % ({size}, end - pos))")
+        keyword = "if"
+        for field in layout.tagged:
+            self.line(f"{keyword} {tag} == {field.tag}:")
+            self.indent += 1
+            if field.struct is not None and not field.is_list:
+                self._nested(f"{target}.{field.name}", field, True, null_marker="== 0")
+            else:
+                self._field(f"{target}.{field.name}", field, True)
+            self.flush()
+            self.line(f"if pos != {stop}: raise InvalidRequest('tagged {field.name} is not %d bytes' % {size})")
+            self.indent -= 1
+            keyword = "elif"
+        self.line(f"pos = {stop}")
+        self.indent -= 1
+
+
+def _uvarint_tail(buffer: Any, pos: int, first: int) -> tuple[int, int]:
+    """The rest of an unsigned varint of up to five bytes, after a first byte with its high bit set."""
+    value = first & 0x7F
+    for shift in (7, 14, 21, 28):
+        byte = buffer[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 128:
+            if value > 0xFFFFFFFF:
+                break
+            return value, pos
+    raise InvalidRequest("unsigned varint does not fit in 32 bits")
+
+
+def _refuse(name: str, count: int, remaining: int) -> NoReturn:
+    if count < 0:
+        raise InvalidRequest(f"{name} may not be null" if count == -1 else f"{name} of length {count}")
+    raise InvalidRequest(f"{name} of {count} in {remaining} bytes")

@@ -1,0 +1,247 @@
+"""Generates a message's encode function for one version, on first use.
+
+Record batches leave as they came: the result is a list of buffers, the bytes written so far, then the batches' own
+buffers, then a new run of bytes. A field that a version lacks is dropped where the schema calls it ignorable, and
+otherwise refused with `ValueError` unless it holds its default: silently losing it would change what was meant.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from kalda.protocol.notation import Buffer, Message, Struct, default_of
+from kalda.protocol.schema import WireField, WireStruct, is_flexible, wire_struct
+from kalda.protocol.source import FORMATS, MAX_STRING, TABLE_SIZE, Source
+from kalda.protocol.varint import encode_unsigned
+
+Encoder = Callable[[Any, bytearray], list[Buffer]]
+_SMALL = tuple(bytes([value]) for value in range(128))
+
+
+def compile_encoder(cls: type[Message], version: int) -> Encoder:
+    """A function `(message, head) -> buffers`, the first of which begins with `head`.
+
+    Raises `InvalidRequest` for a version that `cls` lacks.
+    """
+    writer = _EncoderSource(cls, version)
+    writer.line("def encode(m, w):")
+    writer.indent += 1
+    writer.line("out = []")
+    writer.struct("m", wire_struct(cls, version, is_flexible(cls, version)))
+    writer.flush()
+    writer.line("if w: out.append(w)")
+    writer.line("return out")
+    encoder: Encoder = writer.build("encode")
+    return encoder
+
+
+class _EncoderSource(Source):
+    def struct(self, source: str, layout: WireStruct) -> None:
+        """Encode the struct in the local `source` into `w`."""
+        for name, default, ignorable in layout.absent:
+            if not ignorable:
+                self.names["refuse"] = _refuse
+                where = f"{layout.cls.__name__}.{name}"
+                value = f"{source}.{name}"
+                self.line(f"if {self._differs(value, default)}: refuse({where!r}, {self.version}, {value})")
+        for field in layout.fields:
+            self._field(f"{source}.{field.name}", field, layout.flexible)
+        if layout.flexible:
+            self._tagged_section(source, layout)
+
+    def flush(self) -> None:
+        """Emit the writes held back."""
+        packed = self._packed(self.pending)
+        self.pending = []
+        if packed:
+            self.line(f"w += {packed}")
+
+    def _packed(self, pending: list[tuple[str, str]]) -> str:
+        if not pending:
+            return ""
+        if all(code == "x" for _, code in pending):
+            return repr(bytes(len(pending)))
+        formats = "".join(code for _, code in pending)
+        values = ", ".join(value for value, code in pending if code != "x")
+        return f"{self.packer('pack', formats)}({values})"
+
+    def _differs(self, value: str, default: object) -> str:
+        """An expression that is true where `value` is not the default."""
+        if isinstance(default, Struct):
+            inner = self.fresh("d")
+            names = type(default).declared
+            parts = [self._differs(f"{inner}.{name}", default_of(type(default), name)) for name in names]
+            return f"({inner} := {value}) is None or {' or '.join(parts)}"
+        if default is None:
+            return f"{value} is not None"
+        if isinstance(default, list):
+            return f"({value} or {value} is None)"
+        if isinstance(default, int | float | str):
+            return f"{value} != {default!r}"
+        return f"{value} != {self.name('D', default)}"
+
+    def _field(self, source: str, field: WireField, flexible: bool) -> None:
+        if field.is_list:
+            self._list(source, field, flexible)
+        elif field.struct is not None:
+            self._nested(source, field, flexible, null=b"\xff")
+        elif field.kind in FORMATS:
+            self.pending.append((source, FORMATS[field.kind]))
+        else:
+            self._sized(source, field, flexible and field.kind != "LegacyString")
+
+    def _nested(self, source: str, field: WireField, flexible: bool, null: bytes) -> None:
+        assert field.struct is not None
+        layout = wire_struct(field.struct, self.version, flexible)
+        inner = self.fresh("s")
+        self.line(f"{inner} = {source}")
+        if not field.nullable:
+            self._not_null(inner, field)
+            self.struct(inner, layout)
+            return
+        self.flush()
+        self.line(f"if {inner} is None: w += {null!r}")
+        self.line("else:")
+        self.indent += 1
+        self.pending.append(("1", "b"))
+        self.struct(inner, layout)
+        self.flush()
+        self.indent -= 1
+
+    def _not_null(self, value: str, field: WireField) -> None:
+        self.line(f"if {value} is None: raise ValueError('{field.name} may not be null in version {self.version}')")
+
+    def _measure(self, value: str, field: WireField, compact: bool, size: str) -> None:
+        """Set `n` to the length as it is written: one more where compact, so that null is 0; -1 is null elsewhere."""
+        if compact:
+            size = f"{size} + 1"
+        if field.nullable:
+            self.line(f"if {value} is None: n = {0 if compact else -1}")
+            self.line(f"else: n = {size}")
+        else:
+            self._not_null(value, field)
+            self.line(f"n = {size}")
+
+    def _length(self, compact: bool, prefix: str) -> None:
+        """Write `n`, along with what is held back."""
+        if not compact:
+            self.pending.append(("n", prefix))
+            self.flush()
+            return
+        self.names["uvarint"] = encode_unsigned
+        if not self.pending:
+            self.names["small"] = _SMALL
+            self.line("w += small[n] if n < 128 else uvarint(n)")
+            return
+        short = self._packed([*self.pending, ("n", "B")])
+        self.line(f"w += {short} if n < 128 else {self._packed(self.pending)} + uvarint(n)")
+        self.pending = []
+
+    def _sized(self, source: str, field: WireField, compact: bool) -> None:
+        """A string, bytes or records."""
+        value = self.fresh("v")
+        self.line(f"{value} = {source}")
+        text = field.kind in ("String", "LegacyString")
+        if text:
+            self._measure(value, field, compact, f"len({value} := {value}.encode())")
+            if compact:
+                self.names["too_long"] = _too_long
+                self.line(f"if n > {MAX_STRING + 1}: too_long({field.name!r}, n - 1)")
+        elif field.kind == "Bytes":
+            self._measure(value, field, compact, f"len({value})")
+        else:
+            self.names["size_of"] = _size_of
+            self._measure(value, field, compact, f"(size_of({value}) if type({value}) is list else len({value}))")
+        self._length(compact, "h" if text else "i")
+        if field.kind != "Records":
+            self.line(f"if {value}: w += {value}" if field.nullable else f"w += {value}")
+            return
+        self.line(f"if {value}:")
+        self.line(" out.append(w)")
+        self.line(f" if type({value}) is list: out += {value}")
+        self.line(f" else: out.append({value})")
+        self.line(" w = bytearray()")
+
+    def _list(self, source: str, field: WireField, flexible: bool) -> None:
+        items = self.fresh("l")
+        self.line(f"{items} = {source}")
+        self._measure(items, field, flexible, f"len({items})")
+        self._length(flexible, "i")
+        if field.struct is None and field.kind in FORMATS:
+            self._scalars(items, field)
+            return
+        item = self.fresh("s")
+        self.line(f"if {items}:")
+        self.line(f" for {item} in {items}:")
+        self.indent += 2
+        before = len(self.lines)
+        if field.struct is not None:
+            self.struct(item, wire_struct(field.struct, self.version, flexible))
+        else:
+            self._field(item, field._replace(is_list=False, nullable=False), flexible)
+        self.flush()
+        if len(self.lines) == before:
+            self.line("pass")
+        self.indent -= 2
+
+    def _scalars(self, items: str, field: WireField) -> None:
+        self.line(f"if {items}:")
+        if field.kind == "Uuid":
+            self.line(f" w += b''.join({items})")
+            return
+        self.names["pack"] = struct.pack
+        table = self.packers("pack", field.kind)
+        self.line(f" n = len({items})")
+        self.line(f" w += {table}[n](*{items}) if n < {TABLE_SIZE} else")
+        self.lines[-1] += f" pack('>%d{FORMATS[field.kind]}' % n, *{items})"
+
+    def _tagged_section(self, source: str, layout: WireStruct) -> None:
+        """The tagged fields that are not at their defaults: usually none, which is one byte written with the rest."""
+        if not layout.tagged:
+            self.pending.append(("", "x"))
+            return
+        held = self.pending
+        conditions = [self._differs(f"{source}.{field.name}", field.default) for field in layout.tagged]
+        self.line(f"if {' or '.join(conditions)}:")
+        self.indent += 1
+        self.flush()
+        self._tagged_fields(source, layout, conditions)
+        self.indent -= 1
+        self.line("else:")
+        self.indent += 1
+        self.pending = [*held, ("", "x")]
+        self.flush()
+        self.indent -= 1
+
+    def _tagged_fields(self, source: str, layout: WireStruct, conditions: list[str]) -> None:
+        parts, saved = self.fresh("t"), self.fresh("w")
+        self.names["uvarint"] = encode_unsigned
+        self.line(f"{parts} = []")
+        self.line(f"{saved} = w")
+        for field, condition in zip(layout.tagged, conditions, strict=True):
+            self.line(f"if {condition}:")
+            self.indent += 1
+            self.line("w = bytearray()")
+            if field.struct is not None and not field.is_list:
+                self._nested(f"{source}.{field.name}", field, True, null=b"\x00")
+            else:
+                self._field(f"{source}.{field.name}", field, True)
+            self.flush()
+            self.line(f"{parts}.append(uvarint({field.tag}) + uvarint(len(w)) + w)")
+            self.indent -= 1
+        self.line(f"w = {saved}")
+        self.line(f"w += uvarint(len({parts})) + b''.join({parts})")
+
+
+def _size_of(buffers: list[Buffer]) -> int:
+    return sum(len(buffer) for buffer in buffers)
+
+
+def _refuse(where: str, version: int, value: object) -> NoReturn:
+    raise ValueError(f"{where} is {value!r}, but version {version} has no such field")
+
+
+def _too_long(name: str, size: int) -> NoReturn:
+    raise ValueError(f"{name} is {size} bytes long, more than the {MAX_STRING} that a string may have")
