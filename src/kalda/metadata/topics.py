@@ -76,8 +76,10 @@ class LocalPartition(NamedTuple):
 
 @dataclass(slots=True)
 class LocalChanges:
-    """What a delta means for one broker. A partition is in at most one of `deletes`, `leaders` and `followers`.
+    """What a delta means for one broker. Deletes are to be carried out first, and by topic id.
 
+    A partition is in one of `deletes`, `leaders` and `followers`; only one whose topic was deleted and made again
+    under its old name is in two: the old topic's in `deletes`, the new one's among the others.
     `elected_leaders` are those of `leaders` whose leader epoch changed too: the others only saw, say, their ISR
     change. `directory_ids` is the directory assigned to this broker's replica, where that changed.
     """

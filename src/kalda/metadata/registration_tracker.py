@@ -1,0 +1,44 @@
+"""The publisher that notices when this broker must register anew.
+
+A broker that registered under a metadata.version without log directories (below 3.7-IV2) named none. Once the cluster
+is past that level its registration must name them, or no replica could be assigned to one; a rolling upgrade does not
+restart brokers after the level was raised, so the broker sees to it itself (KIP-858). Registering anew is harmless,
+which is why a replay of old records may ask for it once too often.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+
+class BrokerRegistrationTracker:
+    """Calls `refresh` when the registration of `broker_id` lacks what the cluster now expects."""
+
+    name = "BrokerRegistrationTracker"
+
+    def __init__(self, broker_id: int, refresh: Callable[[], None]) -> None:
+        self.broker_id = broker_id
+        self._refresh = refresh
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: Manifest) -> None:
+        version_changed = delta.metadata_version_changed is not None
+        ours_changed = delta.cluster is not None and self.broker_id in delta.cluster.changed_brokers
+        if not version_changed and not ours_changed:
+            return
+        registration = image.cluster.brokers.get(self.broker_id)
+        version = image.features.metadata_version
+        if registration is None or version is None:
+            return
+        if version.is_directory_assignment_supported and not registration.directories:
+            log.info("[BrokerRegistrationTracker id=%d] registering anew to name log directories", self.broker_id)
+            self._refresh()
+
+    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
+        """Registrations do not depend on who leads."""
