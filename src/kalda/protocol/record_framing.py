@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from struct import Struct as _Struct
 from typing import NamedTuple
 
@@ -34,17 +35,13 @@ class UnknownRecordType(InvalidRequest):
 
 
 @cache
-def _metadata_classes() -> dict[int, type[RecordBody]]:
-    from kalda.protocol.messages import metadata_records
-
-    return _by_type(vars(metadata_records), "Record")
+def _metadata_classes(module: str) -> dict[int, type[RecordBody]]:
+    return _by_type(vars(import_module(f"kalda.protocol.messages.{module}")), "Record")
 
 
 @cache
 def coordinator_classes(module: str) -> tuple[dict[int, type[RecordBody]], dict[int, type[RecordBody]]]:
     """Key and value classes by record type, of `group_records`, `transaction_records` or `share_records`."""
-    from importlib import import_module
-
     names = vars(import_module(f"kalda.protocol.messages.{module}"))
     return _by_type(names, "Key"), _by_type(names, "Value")
 
@@ -66,14 +63,17 @@ def encode_metadata_record(record: RecordBody, version: int) -> bytes:
     return frame + encode(record, version)
 
 
-def decode_metadata_record(value: Buffer) -> VersionedRecord:
-    """The inverse. Raises `UnknownRecordType` for a type of a later release, `InvalidRequest` for other nonsense."""
+def decode_metadata_record(value: Buffer, module: str = "metadata_records") -> VersionedRecord:
+    """The inverse, for records of `metadata_records` or `remote_log_records`.
+
+    Raises `UnknownRecordType` for a type of a later release, `InvalidRequest` for other nonsense.
+    """
     frame_version, pos = decode_unsigned(value, 0)
     if frame_version != _FRAME_VERSION:
         raise InvalidRequest(f"metadata record frame has version {frame_version}, not {_FRAME_VERSION}")
     record_type, pos = decode_unsigned(value, pos)
     version, pos = decode_unsigned(value, pos)
-    cls = _metadata_classes().get(record_type)
+    cls = _metadata_classes(module).get(record_type)
     if cls is None:
         raise UnknownRecordType(f"metadata record type {record_type} is unknown")
     if version not in supported_versions(cls):

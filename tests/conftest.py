@@ -1,0 +1,56 @@
+"""What every test has: the Hypothesis profiles, the skips of tests that lack what they need, the import paths.
+
+Test modules are imported by path (`importlib` mode), so that two directories may have a `test_log.py` each. A module
+beside them that is not a test is imported by its name, which must be unique in the whole tree.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
+PEER = os.environ.get("KALDA_PEER_KAFKA", "")
+"""A command that runs Apache Kafka's tools and servers, for the tests that put Kalda beside it."""
+
+for _directory in sorted({path.parent for path in TESTS.rglob("*.py") if not path.name.startswith("test_")}):
+    if str(_directory) not in sys.path:
+        sys.path.append(str(_directory))
+
+# Timing says nothing on a shared machine, so no deadline; a run in CI is the same run each time.
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def _missing(*modules: str) -> list[str]:
+    return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
+def _lacks(marker: str) -> str | None:
+    """Why a test with this mark cannot run here; None where it can."""
+    if marker == "compat":
+        missing = _missing("confluent_kafka", "aiokafka", "kafka")
+        return f"needs {', '.join(missing)}: pip install 'kalda[dev]'" if missing else None
+    if marker == "spark":
+        missing = _missing("pyspark", "pyarrow", "pandas")
+        if missing:
+            return f"needs {', '.join(missing)}: pip install 'kalda[spark]'"
+        return None if shutil.which("java") else "needs Java 17: apt-get install openjdk-17-jre-headless"
+    if marker == "peer":
+        return None if PEER else "needs Apache Kafka: set KALDA_PEER_KAFKA to a command that runs it"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {marker: _lacks(marker) for marker in ("compat", "spark", "peer")}
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason is not None and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
