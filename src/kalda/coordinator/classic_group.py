@@ -1,0 +1,524 @@
+"""A classic group: members, generation, and which protocol they can agree on.
+
+Pure bookkeeping; it writes no record and arms no timer (`classic_protocol` does). Most of it is soft state: a
+generation exists from the end of the join barrier, while its record, a checkpoint of members and assignments, is
+written when the leader's assignment arrives. A coordinator that fails between them takes the group back to its last
+checkpoint, and the members join again.
+
+    Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──assignment committed──▶ Stable
+      ▲                ▲     │                              │                                         │
+      └── all left ────┼─────┘                              │                                         │
+                       └────────── join, leave, expiry ─────┴─────────────────────────────────────────┘
+    any ──▶ Dead: the partition moved away
+
+Invariants: `awaiting_joins` counts the members with a parked JoinGroup; `_supported` counts, by protocol name, the
+members that support it; `static_members` maps an instance id to the one member that holds it; a group with members
+has a leader among them. Members and votes keep insertion order, so that runs repeat.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.coordinator.subscription import subscribed_topics_of
+from kalda.coordinator.timers import Timer
+from kalda.protocol.messages.group_records import GroupMetadataValue, MemberMetadata
+from kalda.protocol.messages.groups import (
+    DescribedGroupMember,
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+    SyncGroupResponse,
+)
+
+CONSUMER_PROTOCOL_TYPE = "consumer"
+GROUP_TYPE = "classic"
+NO_ASSIGNMENT = b""
+
+Protocols = tuple[tuple[str, bytes], ...]
+"""A member's protocols with their metadata, in its order of preference."""
+
+
+class GroupState(Enum):
+    """States by their names on the wire."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+_BEFORE: dict[GroupState, frozenset[GroupState]] = {
+    GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE}),
+    GroupState.PREPARING_REBALANCE: frozenset({GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY}),
+    GroupState.COMPLETING_REBALANCE: frozenset({GroupState.PREPARING_REBALANCE}),
+    GroupState.STABLE: frozenset({GroupState.COMPLETING_REBALANCE}),
+    GroupState.DEAD: frozenset(GroupState),
+}
+
+
+class JoinWaiter:
+    """A parked JoinGroup and the version in which it must be answered."""
+
+    __slots__ = ("pending", "version")
+
+    def __init__(self, pending: Pending[JoinGroupResponse], version: int) -> None:
+        self.pending = pending
+        self.version = version
+
+    def answer(self, response: JoinGroupResponse) -> None:
+        """Complete it; before version 7 the protocol's name cannot be null."""
+        if response.protocol_name is None and self.version < 7:
+            response.protocol_name = ""
+        self.pending.complete(response)
+
+
+class Member:
+    """One member, with the requests it has parked."""
+
+    __slots__ = (
+        "assignment",
+        "awaiting_join",
+        "awaiting_sync",
+        "client_host",
+        "client_id",
+        "instance_id",
+        "is_new",
+        "member_id",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+        "session_timer",
+    )
+
+    def __init__(
+        self,
+        member_id: str,
+        *,
+        instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocols: Protocols,
+        assignment: bytes = NO_ASSIGNMENT,
+    ) -> None:
+        self.member_id = member_id
+        self.instance_id = instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.session_timeout_ms = session_timeout_ms
+        self.protocols = protocols
+        self.assignment = assignment
+        self.awaiting_join: JoinWaiter | None = None
+        self.awaiting_sync: Pending[SyncGroupResponse] | None = None
+        self.is_new = False
+        self.session_timer: Timer | None = None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """What the member sent for `protocol`, which must be one of its own."""
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        raise AssertionError(f"member {self.member_id} does not support protocol {protocol}")
+
+    def satisfies_heartbeat(self) -> bool:
+        """A member with a parked request is alive; a new one must still be answered before its join times out."""
+        return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
+
+    def describe(self, protocol: str | None) -> DescribedGroupMember:
+        """As DescribeGroups shows it; metadata only where the group has chosen `protocol`."""
+        return DescribedGroupMember(
+            member_id=self.member_id,
+            group_instance_id=self.instance_id,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            member_metadata=b"" if protocol is None else self.metadata(protocol),
+            member_assignment=self.assignment,
+        )
+
+
+class ClassicGroup:
+    """The state of one group."""
+
+    __slots__ = (
+        "_supported",
+        "awaiting_joins",
+        "generation",
+        "group_id",
+        "join_timer",
+        "leader_id",
+        "members",
+        "new_member_added",
+        "pending_joins",
+        "pending_syncs",
+        "previous_state",
+        "protocol_name",
+        "protocol_type",
+        "state",
+        "state_timestamp_ms",
+        "static_members",
+        "subscribed_topics",
+        "sync_timer",
+    )
+
+    def __init__(
+        self,
+        group_id: str,
+        state: GroupState,
+        *,
+        state_timestamp_ms: int | None,
+        generation: int = 0,
+        protocol_type: str | None = None,
+        protocol_name: str | None = None,
+        leader_id: str | None = None,
+    ) -> None:
+        self.group_id = group_id
+        self.state = state
+        self.previous_state = GroupState.DEAD
+        self.state_timestamp_ms = state_timestamp_ms
+        self.generation = generation
+        self.protocol_type = protocol_type
+        self.protocol_name = protocol_name
+        self.leader_id = leader_id
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        self.pending_joins: dict[str, Timer] = {}
+        """Ids handed out with MEMBER_ID_REQUIRED and not yet back, with the timers that forget them."""
+        self.pending_syncs: dict[str, None] = {}
+        """Members of this generation that have not sent SyncGroup; a dict for its order."""
+        self.awaiting_joins = 0
+        self.new_member_added = False
+        self.subscribed_topics: frozenset[str] | None = None
+        self.join_timer: Timer | None = None
+        self.sync_timer: Timer | None = None
+        self._supported: dict[str, int] = {}
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_record(cls, group_id: str, value: GroupMetadataValue) -> ClassicGroup:
+        """The group as its checkpoint left it: Stable with members, Empty without."""
+        group = cls(
+            group_id,
+            GroupState.STABLE if value.members else GroupState.EMPTY,
+            state_timestamp_ms=None if value.current_state_timestamp == -1 else value.current_state_timestamp,
+            generation=value.generation,
+            protocol_type=value.protocol_type or None,
+            protocol_name=value.protocol,
+            leader_id=value.leader,
+        )
+        for stored in value.members:
+            timeout_ms = stored.session_timeout
+            member = Member(
+                stored.member_id,
+                instance_id=stored.group_instance_id,
+                client_id=stored.client_id,
+                client_host=stored.client_host,
+                rebalance_timeout_ms=timeout_ms if stored.rebalance_timeout == -1 else stored.rebalance_timeout,
+                session_timeout_ms=timeout_ms,
+                protocols=((value.protocol or "", bytes(stored.subscription)),),
+                assignment=bytes(stored.assignment),
+            )
+            group.members[member.member_id] = member
+            if member.instance_id is not None:
+                group.static_members[member.instance_id] = member.member_id
+            group._count_protocols(member, 1)
+        if group.leader_id is None and group.members:
+            group.leader_id = next(iter(group.members))
+        group.subscribed_topics = group._compute_subscribed_topics()
+        return group
+
+    def to_record(self, assignments: dict[str, bytes]) -> GroupMetadataValue:
+        """A checkpoint of the group with `assignments` by member id."""
+        return GroupMetadataValue(
+            protocol_type=self.protocol_type or "",
+            generation=self.generation,
+            protocol=self.protocol_name,
+            leader=self.leader_id,
+            current_state_timestamp=-1 if self.state_timestamp_ms is None else self.state_timestamp_ms,
+            members=[
+                MemberMetadata(
+                    member_id=member.member_id,
+                    group_instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    rebalance_timeout=member.rebalance_timeout_ms,
+                    session_timeout=member.session_timeout_ms,
+                    subscription=member.metadata(self.protocol_name),
+                    assignment=assignments[member.member_id],
+                )
+                for member in self.members.values()
+            ],
+        )
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def transition_to(self, state: GroupState, now_ms: int) -> None:
+        """Move to `state`; a move that the diagram above does not have is a broken invariant."""
+        assert self.state in _BEFORE[state], f"group {self.group_id} cannot go from {self.state} to {state}"
+        self.previous_state = self.state
+        self.state = state
+        self.state_timestamp_ms = now_ms
+
+    @property
+    def can_rebalance(self) -> bool:
+        return self.state in _BEFORE[GroupState.PREPARING_REBALANCE]
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is GroupState.EMPTY
+
+    @property
+    def uses_consumer_protocol(self) -> bool:
+        return self.protocol_type == CONSUMER_PROTOCOL_TYPE
+
+    def start_next_generation(self, now_ms: int) -> None:
+        """End the join barrier: the members that are left make a generation, or the group is empty."""
+        assert self.awaiting_joins <= len(self.members)
+        self.generation += 1
+        if self.members:
+            self.protocol_name = self.select_protocol()
+            self.subscribed_topics = self._compute_subscribed_topics()
+            self.transition_to(GroupState.COMPLETING_REBALANCE, now_ms)
+        else:
+            self.protocol_name = None
+            self.subscribed_topics = self._compute_subscribed_topics()
+            self.transition_to(GroupState.EMPTY, now_ms)
+        self.pending_syncs.clear()
+
+    # -- members -------------------------------------------------------------------------------------------------
+
+    def add(self, member: Member, protocol_type: str, waiter: JoinWaiter) -> None:
+        """Take in a member whose JoinGroup is parked. It is the leader if it is the first."""
+        assert member.member_id not in self.members
+        if member.instance_id is not None:
+            assert member.instance_id not in self.static_members
+            self.static_members[member.instance_id] = member.member_id
+        if not self.members:
+            self.protocol_type = protocol_type
+        assert self.protocol_type == protocol_type
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+        self.members[member.member_id] = member
+        self._count_protocols(member, 1)
+        member.awaiting_join = waiter
+        self.awaiting_joins += 1
+        self.pending_joins.pop(member.member_id, None)
+
+    def remove(self, member_id: str) -> None:
+        """Forget a member, pending or full; the oldest of the others leads if it led."""
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self._count_protocols(member, -1)
+            if member.awaiting_join is not None:
+                self.awaiting_joins -= 1
+            if member.instance_id is not None:
+                self.static_members.pop(member.instance_id, None)
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), None)
+        self.pending_joins.pop(member_id, None)
+        self.pending_syncs.pop(member_id, None)
+
+    def update(
+        self,
+        member: Member,
+        protocols: Protocols,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        waiter: JoinWaiter | None,
+    ) -> None:
+        """A member joins again: its newest protocols, timeouts and parked request count."""
+        self._count_protocols(member, -1)
+        member.protocols = protocols
+        self._count_protocols(member, 1)
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.session_timeout_ms = session_timeout_ms
+        # A request parked before is a retry's forerunner: its client has given it up.
+        self.answer_join(member, JoinGroupResponse(error_code=int(ErrorCode.REBALANCE_IN_PROGRESS)))
+        member.awaiting_join = waiter
+        self.awaiting_joins += waiter is not None
+
+    def replace_static(self, instance_id: str, old_id: str, new_id: str) -> Member:
+        """A static member restarted: the new id takes over place and assignment, the old one's requests are fenced."""
+        old = self.members.pop(old_id)
+        fenced = int(ErrorCode.FENCED_INSTANCE_ID)
+        self.answer_join(old, JoinGroupResponse(member_id=old_id, protocol_name=None, error_code=fenced))
+        self.answer_sync(old, SyncGroupResponse(error_code=fenced))
+        new = Member(
+            new_id,
+            instance_id=old.instance_id,
+            client_id=old.client_id,
+            client_host=old.client_host,
+            rebalance_timeout_ms=old.rebalance_timeout_ms,
+            session_timeout_ms=old.session_timeout_ms,
+            protocols=old.protocols,
+            assignment=old.assignment,
+        )
+        self.members[new_id] = new
+        if self.leader_id == old_id:
+            self.leader_id = new_id
+        self.static_members[instance_id] = new_id
+        return new
+
+    def answer_join(self, member: Member, response: JoinGroupResponse) -> bool:
+        """Answer the member's parked JoinGroup, if there is one."""
+        waiter = member.awaiting_join
+        if waiter is None:
+            return False
+        member.awaiting_join = None
+        self.awaiting_joins -= 1
+        waiter.answer(response)
+        return True
+
+    def answer_sync(self, member: Member, response: SyncGroupResponse) -> bool:
+        """Answer the member's parked SyncGroup, if there is one."""
+        pending = member.awaiting_sync
+        if pending is None:
+            return False
+        member.awaiting_sync = None
+        pending.complete(response)
+        return True
+
+    def all_members_joined(self) -> bool:
+        return len(self.members) == self.awaiting_joins and not self.pending_joins
+
+    def elect_joined_leader(self) -> bool:
+        """Keep a leader that has joined, or choose the oldest member that has; False where nobody has."""
+        if self.leader_id is None:
+            return False
+        if self.members[self.leader_id].awaiting_join is not None:
+            return True
+        for member in self.members.values():
+            if member.awaiting_join is not None:
+                self.leader_id = member.member_id
+                return True
+        return False
+
+    def rebalance_timeout_ms(self) -> int:
+        """How long the group waits for its slowest member."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def member_list(self) -> list[JoinGroupResponseMember]:
+        """What the leader gets, to assign from."""
+        return [
+            JoinGroupResponseMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                metadata=member.metadata(self.protocol_name),
+            )
+            for member in self.members.values()
+        ]
+
+    # -- protocols -----------------------------------------------------------------------------------------------
+
+    def supports(self, protocol_type: str, protocols: Protocols) -> bool:
+        """Whether a member with these protocols fits: an empty group takes any, else one must suit all members."""
+        if self.is_empty:
+            return bool(protocol_type and protocols)
+        count = len(self.members)
+        return self.protocol_type == protocol_type and any(
+            self._supported.get(name, 0) == count for name, _ in protocols
+        )
+
+    def select_protocol(self) -> str:
+        """The protocol most members vote for; each votes for its first that all support. First voted wins a tie."""
+        count = len(self.members)
+        candidates = {name for name, supporters in self._supported.items() if supporters == count}
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            vote = next(name for name, _ in member.protocols if name in candidates)
+            votes[vote] = votes.get(vote, 0) + 1
+        return max(votes, key=votes.__getitem__)
+
+    def _count_protocols(self, member: Member, by: int) -> None:
+        for name, _ in member.protocols:
+            self._supported[name] = self._supported.get(name, 0) + by
+
+    def _compute_subscribed_topics(self) -> frozenset[str] | None:
+        """Topics that consumers subscribe to; None where the group does not speak the consumer protocol readably."""
+        if not self.uses_consumer_protocol:
+            return None
+        if not self.members:
+            return frozenset()
+        if self.protocol_name is None:
+            return None
+        return subscribed_topics_of(member.metadata(self.protocol_name) for member in self.members.values())
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Whether `topic`'s offsets are in use. Where subscriptions cannot be read, all of a consumer group's are."""
+        if self.subscribed_topics is None:
+            return self.uses_consumer_protocol
+        return topic in self.subscribed_topics
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def check_member(self, member_id: str, instance_id: str | None) -> None:
+        """Raises UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another member now holds the instance id."""
+        if instance_id is not None:
+            holder = self.static_members.get(instance_id)
+            if holder is None:
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+            if holder != member_id:
+                raise ApiError(ErrorCode.FENCED_INSTANCE_ID)
+        if member_id not in self.members:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+
+    def check_offset_commit(
+        self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
+    ) -> None:
+        """Whether this caller may commit offsets now; raises the error that says why not.
+
+        A caller without member and generation (an admin client, or a consumer that assigns its partitions itself) may
+        commit only while nobody is in the group. Transactional commits may also be anonymous: old producers send no
+        membership.
+        """
+        if self.state is GroupState.DEAD:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if generation < 0 and self.is_empty:
+            return
+        if generation >= 0 or member_id or instance_id is not None:
+            self.check_member(member_id, instance_id)
+            if generation != self.generation:
+                raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+        elif not transactional and not self.is_empty:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if not transactional and self.state is GroupState.COMPLETING_REBALANCE:
+            raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
+
+    def check_deletable(self) -> None:
+        """Raises NON_EMPTY_GROUP while the group has members, GROUP_ID_NOT_FOUND when it is dead."""
+        if self.state is GroupState.DEAD:
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {self.group_id} is dead.")
+        if not self.is_empty:
+            raise ApiError(ErrorCode.NON_EMPTY_GROUP)
+
+    def check_offset_delete(self) -> None:
+        """As `check_deletable`, but a consumer group's unsubscribed topics may lose their offsets while it lives."""
+        if self.state is GroupState.DEAD or not self.uses_consumer_protocol:
+            self.check_deletable()
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint keeps, for comparing a replayed group with a live one."""
+        return {
+            "generation": self.generation,
+            "protocol_type": self.protocol_type,
+            "protocol": self.protocol_name,
+            "leader": self.leader_id,
+            "members": {
+                member.member_id: (
+                    member.instance_id,
+                    member.client_id,
+                    member.client_host,
+                    member.rebalance_timeout_ms,
+                    member.session_timeout_ms,
+                    member.metadata(self.protocol_name),
+                    member.assignment,
+                )
+                for member in self.members.values()
+            },
+        }

@@ -1,0 +1,503 @@
+"""The group coordinator: requests in, by group to the shard of its partition, answers out.
+
+Each method takes a decoded request and gives the response, or a `Pending` of it. Errors are in the response, in the
+place where each API has them; none is raised. Requests that name several groups are spread over their shards, and
+answered when all have answered.
+
+The coordinator has no clock. Every call brings `now_ms`, and `poll` runs what has become due and says when to call it
+again. After any other call `next_deadline_ms` may be earlier than what `poll` said last.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid, UuidSource
+from kalda.base.pending import Pending
+from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
+from kalda.coordinator.classic_group import GROUP_TYPE, GroupState
+from kalda.coordinator.classic_protocol import RequestContext, refusal
+from kalda.coordinator.config import GroupCoordinatorConfig
+from kalda.coordinator.errors import write_error
+from kalda.coordinator.offset_fetch import fetch_failed, group_requests, to_response
+from kalda.coordinator.offsets import Topics, fail_commit
+from kalda.coordinator.records import GroupLogRecord, GroupRecord
+from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.shard import GroupShard
+from kalda.coordinator.timers import Timers
+from kalda.protocol.messages.groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    DescribeGroupsResponseDescribedGroup,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from kalda.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+)
+from kalda.protocol.notation import Buffer
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_NOT_FOUND_FROM = 6
+_GROUP_NOT_FOUND_ON_COMMIT_FROM = 9
+
+
+class CoordinatorLog(Protocol):
+    """The partitions of `__consumer_offsets` that this node leads."""
+
+    def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
+        """Append one batch of (key, value) as the leader; the offset after the last. Raises `ApiError`."""
+        ...
+
+    def read_all(self, partition: int) -> Iterator[Buffer]:
+        """The partition from its start to its end, in buffers of whole batches."""
+        ...
+
+
+class GroupCoordinator:
+    """One broker's group coordinator."""
+
+    def __init__(
+        self,
+        config: GroupCoordinatorConfig,
+        log: CoordinatorLog,
+        topics: Topics,
+        new_uuid: UuidSource,
+        partition_count: Callable[[], int],
+        wall_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """`partition_count` is that of `__consumer_offsets`, 0 while there is none. Timers go by the `now_ms` of each
+        call; timestamps that are stored by `wall_ms`, or by `now_ms` too where it is None."""
+        self.config = config
+        self._log = log
+        self._topics = topics
+        self._new_uuid = new_uuid
+        self._partition_count = partition_count
+        self._wall_ms = wall_ms
+        self._now_ms = 0
+        self._timers = Timers()
+        self.shards: dict[int, GroupShard] = {}
+        self._waiting: deque[tuple[int, Pending[Any]]] = deque()
+        """Writes that wait for their commit, with the time at which their callers wait no longer."""
+
+    # -- partitions ----------------------------------------------------------------------------------------------
+
+    def on_elected(
+        self, partition: int, leader_epoch: int, batches: Iterable[Buffer], high_watermark: int, now_ms: int
+    ) -> None:
+        """This node leads the partition: load it from `batches`, everything up to the log's end.
+
+        In slices, for a log that is too long for one turn: `begin_load`, `load` again and again, `finish_load`.
+        """
+        self.begin_load(partition, leader_epoch, now_ms)
+        for buffer in batches:
+            self.load(partition, buffer, high_watermark, now_ms)
+        self.finish_load(partition, high_watermark, now_ms)
+
+    def begin_load(self, partition: int, leader_epoch: int, now_ms: int) -> None:
+        """From now on requests for the partition are told COORDINATOR_LOAD_IN_PROGRESS. An older term's state goes."""
+        self._advance(now_ms)
+        self.on_resigned(partition)
+        self.shards[partition] = GroupShard(
+            partition,
+            leader_epoch,
+            self.config,
+            lambda records: self._log.append(partition, list(records), self.wall_ms()),
+            self._timers,
+            self,
+            self._topics,
+            self._new_uuid,
+        )
+
+    def load(self, partition: int, buffer: Buffer, high_watermark: int, now_ms: int) -> None:
+        """Replay some batches. Those of a partition that was lost meanwhile, or cannot be read, are passed over."""
+        self._advance(now_ms)
+        shard = self.shards.get(partition)
+        if shard is None:
+            return
+        try:
+            shard.load(buffer, high_watermark)
+        except ApiError as error:
+            log.error("partition %d of __consumer_offsets cannot be loaded: %s", partition, error)
+            self.on_resigned(partition)
+
+    def finish_load(self, partition: int, high_watermark: int, now_ms: int) -> None:
+        """All batches are there: serve."""
+        self._advance(now_ms)
+        shard = self.shards.get(partition)
+        if shard is not None:
+            shard.finish_loading(high_watermark)
+
+    def on_resigned(self, partition: int) -> None:
+        """This node no longer leads the partition: everything that waits is told NOT_COORDINATOR."""
+        shard = self.shards.pop(partition, None)
+        if shard is not None:
+            shard.close()
+
+    def on_high_watermark(self, partition: int, offset: int) -> None:
+        """The partition is committed up to `offset`, exclusively."""
+        shard = self.shards.get(partition)
+        if shard is not None:
+            shard.on_high_watermark(offset)
+
+    def on_topics_deleted(self, names: Iterable[str], ids: Mapping[str, Uuid] | None = None) -> None:
+        """Offsets of deleted topics go. With `ids` (by name), those of another topic of the same name stay."""
+        deleted = frozenset(names)
+        for shard in list(self.shards.values()):
+            if shard.loading or not deleted:
+                continue
+            records = shard.offsets.tombstones_of_topics(deleted, ids or {})
+            if records and (error := shard.write(records).error) is not None:
+                log.warning("partition %d: offsets of deleted topics stay: %s", shard.partition, error)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """The time of the latest call."""
+        return self._now_ms
+
+    def wall_ms(self) -> int:
+        """What a record written now is stamped with."""
+        return self._now_ms if self._wall_ms is None else self._wall_ms()
+
+    def next_deadline_ms(self) -> int | None:
+        """When `poll` is due; None while nothing is under way."""
+        timer = self._timers.next_deadline_ms()
+        if not self._waiting:
+            return timer
+        return self._waiting[0][0] if timer is None else min(timer, self._waiting[0][0])
+
+    def poll(self, now_ms: int) -> int | None:
+        """Run the timers that are due and give up on commits that take too long; returns `next_deadline_ms`."""
+        self._advance(now_ms)
+        while self._waiting and (self._waiting[0][0] <= self._now_ms or self._waiting[0][1].done):
+            _, waiting = self._waiting.popleft()
+            if not waiting.done:
+                waiting.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+        self._timers.fire(self._now_ms)
+        return self.next_deadline_ms()
+
+    def _advance(self, now_ms: int) -> None:
+        self._now_ms = max(self._now_ms, now_ms)
+
+    # -- membership ----------------------------------------------------------------------------------------------
+
+    def join_group(
+        self, context: RequestContext, request: JoinGroupRequest, now_ms: int
+    ) -> JoinGroupResponse | Pending[JoinGroupResponse]:
+        """JoinGroup: answered at the end of the join barrier, at once with an error or where none is under way."""
+        self._advance(now_ms)
+        config = self.config
+        try:
+            shard = self._shard_of(request.group_id)
+            if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
+                raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
+            if request.group_id in shard.foreign_groups:
+                raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        except ApiError as error:
+            return refusal(request.member_id, error.code)
+        answer = shard.classic.join(context, request)
+        if not config.initial_rebalance_delay_ms:
+            self._timers.fire(self._now_ms)
+        return now_or_later(answer)
+
+    def sync_group(
+        self, context: RequestContext, request: SyncGroupRequest, now_ms: int
+    ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
+        """SyncGroup: answered when the leader's assignment is committed."""
+        self._advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id)
+        except ApiError as error:
+            return SyncGroupResponse(error_code=int(error.code))
+        answer = shard.classic.sync(context, request)
+        return now_or_later(answer) if isinstance(answer, Pending) else answer
+
+    def heartbeat(self, context: RequestContext, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
+        """Heartbeat: always answered at once. While the group is loaded nobody can tell, so the member is content."""
+        self._advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id)
+        except ApiError as error:
+            if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                return HeartbeatResponse()
+            return HeartbeatResponse(error_code=int(error.code))
+        return shard.classic.heartbeat(request)
+
+    def leave_group(
+        self, context: RequestContext, request: LeaveGroupRequest, now_ms: int
+    ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
+        """LeaveGroup: answered at once, or with the commit of the now empty group."""
+        self._advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id)
+        except ApiError as error:
+            return LeaveGroupResponse(error_code=int(error.code))
+        answer = shard.classic.leave(context, request)
+        return now_or_later(answer) if isinstance(answer, Pending) else answer
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def describe_groups(
+        self, context: RequestContext, request: DescribeGroupsRequest, now_ms: int
+    ) -> DescribeGroupsResponse:
+        """DescribeGroups. Authorized operations are for whoever knows the ACLs to fill in."""
+        self._advance(now_ms)
+        return DescribeGroupsResponse(
+            groups=[self._describe(group_id, context.api_version) for group_id in request.groups]
+        )
+
+    def _describe(self, group_id: str, version: int) -> DescribeGroupsResponseDescribedGroup:
+        """An absent group is Dead; from version 6 on also GROUP_ID_NOT_FOUND (KIP-1043)."""
+        try:
+            group = self._shard_of(group_id, may_be_empty=True).group(group_id)
+        except ApiError as error:
+            described = DescribeGroupsResponseDescribedGroup(group_id=group_id)
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                described.error_code = int(error.code)
+                return described
+            described.group_state = GroupState.DEAD.value
+            if version >= _NOT_FOUND_FROM:
+                described.error_code, described.error_message = int(error.code), error.message
+            return described
+        protocol = group.protocol_name if group.state is GroupState.STABLE else None
+        return DescribeGroupsResponseDescribedGroup(
+            group_id=group_id,
+            group_state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_data=protocol or "",
+            members=[member.describe(protocol) for member in group.members.values()],
+        )
+
+    def list_groups(self, context: RequestContext, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
+        """ListGroups, of all partitions that this node coordinates; filters do not look at letter case."""
+        self._advance(now_ms)
+        states = {state.strip().lower() for state in request.states_filter}
+        types = {group_type.strip().lower() for group_type in request.types_filter}
+        groups: list[ListedGroup] = []
+        for shard in self.shards.values():
+            if shard.loading:
+                return ListGroupsResponse(error_code=int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+            if types and GROUP_TYPE not in types:
+                continue
+            groups.extend(
+                ListedGroup(
+                    group_id=group_id,
+                    protocol_type=group.protocol_type or "",
+                    group_state=group.state.value,
+                    group_type=GROUP_TYPE,
+                )
+                for group_id, group in shard.groups.items(shard.committed_epoch())
+                if not states or group.state.value.lower() in states
+            )
+        return ListGroupsResponse(groups=groups)
+
+    def delete_groups(
+        self, context: RequestContext, request: DeleteGroupsRequest, now_ms: int
+    ) -> DeleteGroupsResponse | Pending[DeleteGroupsResponse]:
+        """DeleteGroups: empty groups go, with their offsets."""
+        self._advance(now_ms)
+        results = {group_id: DeletableGroupResult(group_id=group_id) for group_id in request.groups_names}
+        by_shard: dict[int, tuple[GroupShard, list[str], list[GroupLogRecord]]] = {}
+        for group_id, result in results.items():
+            try:
+                shard = self._shard_of(group_id, may_be_empty=True)
+                if group_id in shard.foreign_groups:
+                    raise ApiError(ErrorCode.NON_EMPTY_GROUP)
+                shard.group(group_id).check_deletable()
+            except ApiError as error:
+                result.error_code = int(error.code)
+                continue
+            _, deleted, records = by_shard.setdefault(shard.partition, (shard, [], []))
+            deleted.append(group_id)
+            records.extend(shard.offsets.tombstones_of_group(group_id))
+            records.append(GroupRecord(group_id, None))
+        written = [(deleted, self._in_time(shard.write(records))) for shard, deleted, records in by_shard.values()]
+
+        def finish() -> DeleteGroupsResponse:
+            for deleted, outcome in written:
+                if outcome.error is not None:
+                    for group_id in deleted:
+                        results[group_id].error_code = int(write_error(outcome.error.code))
+            return DeleteGroupsResponse(results=list(results.values()))
+
+        return answer_after_all([outcome for _, outcome in written], finish)
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    def offset_commit(
+        self, context: RequestContext, request: OffsetCommitRequest, now_ms: int
+    ) -> OffsetCommitResponse | Pending[OffsetCommitResponse]:
+        """OffsetCommit: answered with the commit of the records; with partition errors only, at once."""
+        self._advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id, may_be_empty=True)
+        except ApiError as error:
+            return _commit_refused(request, error.code)
+        records, response = shard.offsets.commit(request, context.api_version, self.wall_ms())
+        if not records:
+            return response
+        try:
+            self._check_commit(shard, context, request)
+        except ApiError as error:
+            return fail_commit(response, error.code)
+        return answer_after(
+            self._in_time(shard.write(records)),
+            lambda error: response if error is None else fail_commit(response, write_error(error.code)),
+        )
+
+    def _check_commit(self, shard: GroupShard, context: RequestContext, request: OffsetCommitRequest) -> None:
+        group = shard.groups.get(request.group_id)
+        generation = request.generation_id_or_member_epoch
+        if group is None:
+            if generation < 0:
+                return  # offsets without membership: the commit makes a simple group
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND
+                if context.api_version >= _GROUP_NOT_FOUND_ON_COMMIT_FROM
+                else ErrorCode.ILLEGAL_GENERATION
+            )
+        group.check_offset_commit(request.member_id, request.group_instance_id, generation, transactional=False)
+        if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
+            shard.rebalancer.touch(group, group.members[request.member_id])
+
+    def offset_fetch(
+        self, context: RequestContext, request: OffsetFetchRequest, now_ms: int
+    ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
+        """OffsetFetch: committed offsets at once; with require_stable, after the writes that are under way."""
+        self._advance(now_ms)
+        version = context.api_version
+        groups = group_requests(request, version)
+        results = [self._fetch(group, version, request.require_stable) for group in groups]
+
+        def finish() -> OffsetFetchResponse:
+            settled = [_settled(group, result) for group, result in zip(groups, results, strict=True)]
+            return to_response(groups, settled, version)
+
+        return answer_after_all([result for result in results if isinstance(result, Pending)], finish)
+
+    def _fetch(
+        self, request: OffsetFetchRequestGroup, version: int, require_stable: bool
+    ) -> OffsetFetchResponseGroup | Pending[OffsetFetchResponseGroup]:
+        try:
+            shard = self._shard_of(request.group_id, may_be_empty=True)
+        except ApiError as error:
+            return fetch_failed(request, error.code)
+        if not require_stable:
+            return shard.offsets.fetch(request, version, shard.committed_epoch(), require_stable=False)
+        found = shard.offsets.fetch(request, version, require_stable=True)
+        return now_or_later(self._in_time(shard.write_with([], found)))
+
+    def offset_delete(
+        self, context: RequestContext, request: OffsetDeleteRequest, now_ms: int
+    ) -> OffsetDeleteResponse | Pending[OffsetDeleteResponse]:
+        """OffsetDelete (KIP-496): answered with the commit of the tombstones."""
+        self._advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id)
+            group = shard.group(request.group_id)
+            group.check_offset_delete()
+        except ApiError as error:
+            return OffsetDeleteResponse(error_code=int(error.code))
+        records, response = shard.offsets.delete(group, request)
+        if not records:
+            return response
+        return answer_after(
+            self._in_time(shard.write(records)),
+            lambda error: response if error is None else OffsetDeleteResponse(error_code=int(write_error(error.code))),
+        )
+
+    # -- shards --------------------------------------------------------------------------------------------------
+
+    def partition_for(self, group_id: str) -> int:
+        """The partition of `__consumer_offsets` that holds the group. Raises COORDINATOR_NOT_AVAILABLE without it."""
+        partitions = self._partition_count()
+        if partitions <= 0:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return coordinator_partition(group_id, partitions)
+
+    def _shard_of(self, group_id: str, *, may_be_empty: bool = False) -> GroupShard:
+        """The loaded shard of a group. The empty id is that of old clients which only store offsets (KIP-289)."""
+        if not group_id and not may_be_empty:
+            raise ApiError(ErrorCode.INVALID_GROUP_ID)
+        shard = self.shards.get(self.partition_for(group_id))
+        if shard is None:
+            raise ApiError(ErrorCode.NOT_COORDINATOR)
+        if shard.loading:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return shard
+
+    def _in_time(self, pending: Pending[T]) -> Pending[T]:
+        """`pending`, failing with REQUEST_TIMED_OUT after offsets.commit.timeout.ms; what was written stays written."""
+        if pending.done:
+            return pending
+        bounded: Pending[T] = Pending()
+
+        def settled(value: T | None, error: ApiError | None) -> None:
+            if bounded.done:
+                return
+            if error is not None:
+                bounded.fail(error)
+            else:
+                bounded.complete(cast(T, value))
+
+        pending.then(settled)
+        while self._waiting and self._waiting[0][1].done:
+            self._waiting.popleft()
+        self._waiting.append((self._now_ms + self.config.commit_timeout_ms, bounded))
+        return bounded
+
+
+def _commit_refused(request: OffsetCommitRequest, code: ErrorCode) -> OffsetCommitResponse:
+    """The same error for every partition."""
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=int(code))
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _settled(
+    request: OffsetFetchRequestGroup, result: OffsetFetchResponseGroup | Pending[OffsetFetchResponseGroup]
+) -> OffsetFetchResponseGroup:
+    if not isinstance(result, Pending):
+        return result
+    if result.error is not None:
+        return fetch_failed(request, result.error.code)
+    assert result.value is not None
+    return result.value

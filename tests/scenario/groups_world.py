@@ -1,0 +1,346 @@
+"""A coordinator in virtual time over a log in memory, and members who speak to it in one line each.
+
+`World` holds the log of `__consumer_offsets` (bytes of batches, as on disk), its high watermark, the topics and the
+clock. A new coordinator can be elected over the same log at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.coordinator.config import GroupCoordinatorConfig
+from kalda.coordinator.group_coordinator import GroupCoordinator
+from kalda.protocol.codec import encode
+from kalda.protocol.messages.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    LeaveGroupRequest,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
+from kalda.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
+from kalda.records.builder import build_batch
+
+LATEST = {JoinGroupRequest: 9, SyncGroupRequest: 5, HeartbeatRequest: 4, LeaveGroupRequest: 5}
+
+
+class Context(NamedTuple):
+    api_version: int
+    client_id: str | None = "app"
+    client_host: str = "127.0.0.1"
+
+
+class MemoryLog:
+    """Partitions as lists of batches. `replicated`: the high watermark follows each append at once."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[bytes]] = {}
+        self.ends: dict[int, int] = {}
+        self.high_watermarks: dict[int, int] = {}
+        self.replicated = True
+        self.failure: ErrorCode | None = None
+        self.appends = 0
+        self.on_append: Any = None
+
+    def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
+        if self.failure is not None:
+            raise ApiError(self.failure)
+        self.appends += 1
+        start = self.ends.get(partition, 0)
+        rows = [(now_ms, key, value, ()) for key, value in records]
+        self.batches.setdefault(partition, []).append(bytes(build_batch(rows, base_offset=start)))
+        self.ends[partition] = end = start + len(records)
+        if self.replicated:
+            self.high_watermarks[partition] = end
+            self.on_append(partition, end)
+        return end
+
+    def read_all(self, partition: int) -> Iterator[bytes]:
+        yield from self.batches.get(partition, ())
+
+
+class MemoryTopics:
+    def __init__(self) -> None:
+        self.ids: dict[str, Uuid] = {}
+        self.partitions: dict[str, int] = {}
+
+    def add(self, name: str, partitions: int = 4, generation: int = 1) -> Uuid:
+        self.ids[name] = topic_id = Uuid(f"{name}/{generation}".encode().ljust(16, b"."))
+        self.partitions[name] = partitions
+        return topic_id
+
+    def remove(self, name: str) -> None:
+        del self.ids[name], self.partitions[name]
+
+    def name_of(self, topic_id: Uuid) -> str | None:
+        return next((name for name, held in self.ids.items() if held == topic_id), None)
+
+    def id_of(self, name: str) -> Uuid | None:
+        return self.ids.get(name)
+
+    def has_partition(self, name: str, partition: int) -> bool:
+        return 0 <= partition < self.partitions.get(name, 0)
+
+
+class World:
+    def __init__(self, *, partitions: int = 1, **config: int) -> None:
+        self.now = 1_000_000
+        self.partitions = partitions
+        self.config = GroupCoordinatorConfig(**config)
+        self.log = MemoryLog()
+        self.topics = MemoryTopics()
+        self.topics.add("orders")
+        self.topics.add("payments")
+        self._uuids = 0
+        self.epoch = 0
+        self.elect()
+
+    def elect(self, partitions: range | None = None) -> None:
+        """A fresh coordinator loads the log: another broker, or this one after a restart."""
+        self.epoch += 1
+        self.coordinator = GroupCoordinator(self.config, self.log, self.topics, self._new_uuid, lambda: self.partitions)
+        self.log.on_append = self.coordinator.on_high_watermark
+        for partition in partitions or range(self.partitions):
+            high_watermark = self.log.high_watermarks.get(partition, 0)
+            self.coordinator.on_elected(partition, self.epoch, self.log.read_all(partition), high_watermark, self.now)
+
+    def replicate(self) -> None:
+        """Everything appended so far is committed."""
+        for partition, end in self.log.ends.items():
+            self.log.high_watermarks[partition] = end
+            self.coordinator.on_high_watermark(partition, end)
+
+    def pass_time(self, ms: int) -> None:
+        """Let time go by, with every timer at its moment."""
+        until = self.now + ms
+        while True:
+            deadline = self.coordinator.next_deadline_ms()
+            if deadline is None or deadline > until:
+                break
+            self.now = max(self.now, deadline)
+            self.coordinator.poll(self.now)
+        self.now = until
+        self.coordinator.poll(self.now)
+
+    def group(self, group_id: str = "g") -> Any:
+        shard = self.coordinator.shards[self.coordinator.partition_for(group_id)]
+        return shard.groups.get(group_id)
+
+    def state(self, group_id: str = "g") -> str:
+        group = self.group(group_id)
+        return "Dead" if group is None else f"{group.state.value} {group.generation}"
+
+    def commit(
+        self,
+        offsets: dict[tuple[str, int], int],
+        *,
+        group: str = "g",
+        member: str = "",
+        generation: int = -1,
+        instance: str | None = None,
+        version: int = 9,
+        metadata: str = "",
+        retention_ms: int = -1,
+    ) -> Any:
+        topics: dict[str, OffsetCommitRequestTopic] = {}
+        for (name, partition), offset in offsets.items():
+            topic = topics.setdefault(name, OffsetCommitRequestTopic(name=name))
+            if version >= 10:
+                topic.name, topic.topic_id = "", self.topics.ids.get(name, Uuid(b"no such topic..."))
+            topic.partitions.append(
+                OffsetCommitRequestPartition(
+                    partition_index=partition, committed_offset=offset, committed_metadata=metadata
+                )
+            )
+        request = OffsetCommitRequest(
+            group_id=group,
+            member_id=member,
+            generation_id_or_member_epoch=generation,
+            group_instance_id=instance,
+            retention_time_ms=retention_ms,
+            topics=list(topics.values()),
+        )
+        return Answer(self.coordinator.offset_commit(Context(version), request, self.now), version)
+
+    def fetch(
+        self, topics: dict[str, list[int]] | None = None, *, group: str = "g", stable: bool = False, version: int = 9
+    ) -> dict[tuple[str, int], int] | str:
+        """Offsets by topic and partition; the error's name where there is one."""
+        asked = None
+        if topics is not None:
+            asked = [OffsetFetchRequestTopics(name=name, partition_indexes=list(at)) for name, at in topics.items()]
+        request = OffsetFetchRequest(
+            groups=[OffsetFetchRequestGroup(group_id=group, topics=asked)], require_stable=stable
+        )
+        answer = Answer(self.coordinator.offset_fetch(Context(version), request, self.now), version)
+        found = answer.value.groups[0]
+        if found.error_code:
+            return ErrorCode(found.error_code).name
+        return {
+            (topic.name, each.partition_index): each.committed_offset if not each.error_code else -each.error_code
+            for topic in found.topics
+            for each in topic.partitions
+        }
+
+    def _new_uuid(self) -> Uuid:
+        self._uuids += 1
+        return Uuid(self._uuids.to_bytes(16, "big"))
+
+
+class Answer:
+    """A response, now or later. Every one is encoded in its version, so that none holds what cannot be said."""
+
+    def __init__(self, outcome: Any, version: int) -> None:
+        self._outcome = outcome
+        self._version = version
+
+    @property
+    def waits(self) -> bool:
+        return isinstance(self._outcome, Pending) and not self._outcome.done
+
+    @property
+    def value(self) -> Any:
+        assert not self.waits, "no answer yet"
+        outcome = self._outcome
+        if isinstance(outcome, Pending):
+            assert outcome.error is None, outcome.error
+            outcome = outcome.value
+        encode(outcome, self._version)
+        return outcome
+
+    @property
+    def error(self) -> str:
+        """The error's name; that of the first partition for offsets."""
+        value = self.value
+        code = value.topics[0].partitions[0].error_code if hasattr(value, "topics") else value.error_code
+        return ErrorCode(code).name
+
+    @property
+    def errors(self) -> list[str]:
+        return [ErrorCode(each.error_code).name for topic in self.value.topics for each in topic.partitions]
+
+
+def subscription(*topics: str, user_data: bytes = b"") -> bytes:
+    """A consumer's metadata, version 1, without owned partitions."""
+    names = b"".join(len(name).to_bytes(2, "big") + name.encode() for name in topics)
+    data = len(user_data).to_bytes(4, "big") + user_data
+    return b"\x00\x01" + len(topics).to_bytes(4, "big") + names + data + bytes(4)
+
+
+class Client:
+    """A consumer of group `g` that remembers what it was told."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str = "a",
+        *,
+        group: str = "g",
+        instance: str | None = None,
+        topics: tuple[str, ...] = ("orders",),
+        protocols: tuple[str, ...] = ("range",),
+        protocol_type: str = "consumer",
+        version: int = 9,
+        session_ms: int = 10_000,
+        rebalance_ms: int = 30_000,
+    ) -> None:
+        self.world, self.name, self.group_id, self.instance = world, name, group, instance
+        self.protocols = [JoinGroupRequestProtocol(name=each, metadata=subscription(*topics)) for each in protocols]
+        self.protocol_type, self.version = protocol_type, version
+        self.session_ms, self.rebalance_ms = session_ms, rebalance_ms
+        self.member_id, self.generation = "", -1
+
+    def join(self, *, retry: bool = True) -> Answer:
+        """JoinGroup; with `retry`, again with the id that the first answer asks to be used."""
+        request = JoinGroupRequest(
+            group_id=self.group_id,
+            session_timeout_ms=self.session_ms,
+            rebalance_timeout_ms=self.rebalance_ms if self.version else -1,
+            member_id=self.member_id,
+            group_instance_id=self.instance,
+            protocol_type=self.protocol_type,
+            protocols=self.protocols,
+        )
+        outcome = self.world.coordinator.join_group(Context(self.version, self.name), request, self.world.now)
+        answer = Answer(outcome, self.version)
+        if isinstance(outcome, Pending):
+            outcome.then(lambda value, _: self._told(value))
+        elif outcome.error_code == ErrorCode.MEMBER_ID_REQUIRED and retry:
+            self.member_id = answer.value.member_id
+            return self.join()
+        else:
+            self._told(outcome)
+        return answer
+
+    def _told(self, response: Any) -> None:
+        if response is not None and not response.error_code:
+            self.member_id, self.generation = response.member_id, response.generation_id
+
+    def sync(self, assignment: dict[Client, bytes] | None = None, **overrides: Any) -> Answer:
+        version = overrides.pop("version", min(self.version, 5))
+        fields: dict[str, Any] = {
+            "group_id": self.group_id,
+            "generation_id": self.generation,
+            "member_id": self.member_id,
+            "group_instance_id": self.instance,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocols[0].name,
+            "assignments": [
+                SyncGroupRequestAssignment(member_id=client.member_id, assignment=data)
+                for client, data in (assignment or {}).items()
+            ],
+        }
+        request = SyncGroupRequest(**{**fields, **overrides})
+        return Answer(self.world.coordinator.sync_group(Context(version), request, self.world.now), version)
+
+    def beat(self, generation: int | None = None) -> str:
+        request = HeartbeatRequest(
+            group_id=self.group_id,
+            generation_id=self.generation if generation is None else generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance,
+        )
+        response = self.world.coordinator.heartbeat(Context(4), request, self.world.now)
+        return ErrorCode(response.error_code).name
+
+    def leave(self, version: int = 5) -> Answer:
+        request = LeaveGroupRequest(
+            group_id=self.group_id,
+            member_id=self.member_id if version < 3 else "",
+            members=[MemberIdentity(member_id=self.member_id)] if version >= 3 else [],
+        )
+        return Answer(self.world.coordinator.leave_group(Context(version), request, self.world.now), version)
+
+    def commit(self, offsets: dict[tuple[str, int], int], **more: Any) -> Answer:
+        return self.world.commit(
+            offsets,
+            group=self.group_id,
+            member=self.member_id,
+            generation=self.generation,
+            instance=self.instance,
+            **more,
+        )
+
+
+def settle(world: World, *clients: Client) -> None:
+    """All join, and the leader gives each client its name as assignment: a stable group."""
+    joins = [client.join() for client in clients]
+    world.pass_time(world.config.initial_rebalance_delay_ms)
+    leader_id = joins[0].value.leader
+    leader = next(client for client in clients if client.member_id == leader_id)
+    syncs = [client.sync() for client in clients if client is not leader]
+    syncs.append(leader.sync({client: client.name.encode() for client in clients}))
+    assert [sync.error for sync in syncs] == ["NONE"] * len(clients)
