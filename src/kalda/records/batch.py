@@ -16,14 +16,16 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from kalda.base.errors import CorruptRecord
+from kalda.records.checksum import crc32c
 from kalda.records.compression import Compression
 
 HEADER_SIZE = 61
 LOG_OVERHEAD = 12
 """Bytes before those that the length field counts: base offset and the length itself."""
+
+MIN_BATCH_LENGTH = 14
+"""The least that a length field may say: a message of magic 0 without key and value. Less is not a batch of any age."""
 
 MAGIC = 2
 MAGIC_POSITION = 16
@@ -43,6 +45,7 @@ TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
+KNOWN_ATTRIBUTES = 0x7F
 
 Buffer = bytes | bytearray | memoryview
 
@@ -50,7 +53,6 @@ _HEADER = Struct(">qiibIhiqqqhii")
 _LENGTH = Struct(">i")
 _BASE_OFFSET = Struct(">q")
 _UINT32 = Struct(">I")
-_MIN_RECORD_SIZE_V0 = 14
 
 
 class TimestampType(IntEnum):
@@ -138,16 +140,24 @@ class BatchHeader(NamedTuple):
         return self.base_timestamp if self.has_delete_horizon else None
 
 
+_new_header = tuple.__new__
+
+
 def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     """The header at `pos`; only its 61 bytes need to be in `buf`. Raises `CorruptRecord`."""
     if pos < 0 or len(buf) - pos < HEADER_SIZE:
         raise CorruptRecord(f"{max(len(buf) - pos, 0)} bytes at position {pos} are too few for a batch header")
-    header = BatchHeader._make(_HEADER.unpack_from(buf, pos))
+    header = _new_header(BatchHeader, _HEADER.unpack_from(buf, pos))
     if header.magic != MAGIC:
         raise CorruptRecord(f"the batch at position {pos} has magic {header.magic}, only {MAGIC} is read")
     if header.batch_length < HEADER_SIZE - LOG_OVERHEAD:
         raise CorruptRecord(f"the batch at position {pos} says it is {header.size_bytes} bytes, less than its header")
     return header
+
+
+def peek_header(buf: Buffer) -> BatchHeader:
+    """The header at the start of `buf`, which has its 61 bytes. Nothing is checked, not even the magic."""
+    return _new_header(BatchHeader, _HEADER.unpack_from(buf))
 
 
 def write_header(buf: bytearray | memoryview, pos: int, header: BatchHeader) -> None:
@@ -158,7 +168,7 @@ def write_header(buf: bytearray | memoryview, pos: int, header: BatchHeader) -> 
 
 def write_crc(buf: bytearray | memoryview, pos: int, size_bytes: int) -> int:
     """Compute the CRC of the batch at `pos` and put it in place."""
-    crc: int = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : pos + size_bytes])
+    crc = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : pos + size_bytes])
     _UINT32.pack_into(buf, pos + CRC_POSITION, crc)
     return crc
 
@@ -168,7 +178,7 @@ def check_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
     end = pos + header.size_bytes
     if end > len(buf):
         raise CorruptRecord(f"the batch of {header.size_bytes} bytes at position {pos} is cut off at {len(buf) - pos}")
-    crc: int = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : end])
+    crc = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : end])
     if crc != header.crc:
         raise CorruptRecord(
             f"the batch at position {pos} (offset {header.base_offset}) has CRC {crc}, its header says {header.crc}"
@@ -182,10 +192,12 @@ def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]
     smallest possible or a wrong magic raises `CorruptRecord`: there is no way on from there.
     """
     size = len(buf)
-    while size - pos > MAGIC_POSITION:
+    while size - pos >= LOG_OVERHEAD:
         (length,) = _LENGTH.unpack_from(buf, pos + 8)
-        if length < _MIN_RECORD_SIZE_V0:
+        if length < MIN_BATCH_LENGTH:
             raise CorruptRecord(f"the batch at position {pos} says it is {length} bytes long")
+        if size - pos <= MAGIC_POSITION:
+            return
         if buf[pos + MAGIC_POSITION] != MAGIC:
             raise CorruptRecord(f"the batch at position {pos} has magic {buf[pos + MAGIC_POSITION]}")
         if pos + LOG_OVERHEAD + length > size:

@@ -15,10 +15,6 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-import cramjam
-import lz4.frame
-import zstandard
-
 from kalda.base.errors import CorruptRecord
 
 Buffer = bytes | bytearray | memoryview
@@ -58,41 +54,38 @@ _MAX_CHUNK: Final = 8 * 1024 * 1024
 _ZSTD_MAX_WINDOW: Final = 1 << 27
 
 
-def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes | Buffer:
+def compress(codec: Compression, data: Buffer, level: int | None = None) -> Buffer:
     """`data` by `codec`; `level` as in `compression.<codec>.level`, None for the codec's default."""
     match codec:
         case Compression.NONE:
             return data
         case Compression.GZIP:
-            deflate = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, 31)
-            return deflate.compress(data) + deflate.flush()
+            return _compress_gzip(data, level)
         case Compression.SNAPPY:
             return _compress_xerial(data)
         case Compression.LZ4:
             return _compress_lz4(data, level)
         case Compression.ZSTD:
-            compressor = zstandard.ZstdCompressor(level=3 if level is None else level, write_content_size=True)
-            return bytes(compressor.compress(data))
+            return _compress_zstd(data, level)
 
 
 def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
     """What `data` unfolds to. Raises `CorruptRecord` for bytes that are not the codec's, or unfold beyond the bound."""
-    try:
-        match codec:
-            case Compression.NONE:
-                return data
-            case Compression.GZIP:
-                return _decompress_gzip(data, max_bytes)
-            case Compression.SNAPPY:
-                return _decompress_snappy(data, max_bytes)
-            case Compression.LZ4:
-                return _decompress_lz4(data, max_bytes)
-            case Compression.ZSTD:
-                return _decompress_zstd(data, max_bytes)
-    except CorruptRecord:
-        raise
-    except (zlib.error, cramjam.DecompressionError, zstandard.ZstdError, RuntimeError, EOFError, ValueError) as e:
-        raise CorruptRecord(f"{codec.name.lower()} data cannot be decompressed: {e}") from e
+    match codec:
+        case Compression.NONE:
+            return data
+        case Compression.GZIP:
+            return _decompress_gzip(data, max_bytes)
+        case Compression.SNAPPY:
+            return _decompress_snappy(data, max_bytes)
+        case Compression.LZ4:
+            return _decompress_lz4(data, max_bytes)
+        case Compression.ZSTD:
+            return _decompress_zstd(data, max_bytes)
+
+
+def _undecodable(codec: Compression, error: Exception) -> CorruptRecord:
+    return CorruptRecord(f"{codec.name.lower()} data cannot be decompressed: {error}")
 
 
 def _too_large(codec: Compression, max_bytes: int) -> CorruptRecord:
@@ -110,6 +103,11 @@ def _first_chunk(data: Buffer) -> int:
     return min(max(_CHUNK, 8 * len(data)), _MAX_CHUNK)
 
 
+def _compress_gzip(data: Buffer, level: int | None) -> bytes:
+    deflate = zlib.compressobj(DEFAULT_LEVELS[Compression.GZIP] if level is None else level, zlib.DEFLATED, 31)
+    return deflate.compress(data) + deflate.flush()
+
+
 def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
     """One member, or several in a row, as Java's GZIPInputStream reads them."""
     chunks: list[bytes] = []
@@ -117,30 +115,53 @@ def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
     rest: Buffer = data
     while rest and room > 0:
         inflate = zlib.decompressobj(31)
-        chunk = inflate.decompress(rest, room)
+        try:
+            chunk = inflate.decompress(rest, room)
+        except zlib.error as e:
+            raise _undecodable(Compression.GZIP, e) from e
         room -= len(chunk)
         chunks.append(chunk)
         if not inflate.eof and room > 0:
             raise CorruptRecord("gzip data ends early")
         rest = inflate.unused_data
-    return _join(Compression.GZIP, chunks or [b""], max_bytes)
+    return _join(Compression.GZIP, chunks, max_bytes)
 
 
 def _compress_xerial(data: Buffer) -> bytes:
+    from cramjam import snappy
+
     view = memoryview(data)
     out = [_XERIAL_HEADER]
     for start in range(0, len(view), _XERIAL_BLOCK):
-        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK]))
+        block = bytes(snappy.compress_raw(view[start : start + _XERIAL_BLOCK]))
         out.append(_INT32.pack(len(block)))
         out.append(block)
     return b"".join(out)
 
 
-def _decompress_snappy(data: Buffer, max_bytes: int) -> Buffer:
+def _decompress_snappy(data: Buffer, max_bytes: int) -> bytearray:
+    from cramjam import DecompressionError, snappy
+
     view = memoryview(data)
-    if bytes(view[:8]) != _XERIAL_MAGIC:
-        return _join_blocks([view], max_bytes)
-    return _join_blocks(_xerial_blocks(view), max_bytes)
+    blocks = _xerial_blocks(view) if bytes(view[:8]) == _XERIAL_MAGIC else [view]
+    try:
+        sizes = [int(snappy.decompress_raw_len(block)) for block in blocks]
+        for block, size in zip(blocks, sizes, strict=True):
+            if size > _SNAPPY_MAX_RATIO * len(block):
+                raise CorruptRecord(f"snappy block of {len(block)} bytes claims to unfold to {size}")
+        total = sum(sizes)
+        if total > max_bytes:
+            raise _too_large(Compression.SNAPPY, max_bytes)
+        out = bytearray(total)
+        with memoryview(out) as target:
+            pos = 0
+            for block, size in zip(blocks, sizes, strict=True):
+                if size and snappy.decompress_raw_into(block, target[pos : pos + size]) != size:
+                    raise CorruptRecord("snappy block is shorter than it says")
+                pos += size
+    except DecompressionError as e:
+        raise _undecodable(Compression.SNAPPY, e) from e
+    return out
 
 
 def _xerial_blocks(view: memoryview) -> list[memoryview]:
@@ -148,49 +169,29 @@ def _xerial_blocks(view: memoryview) -> list[memoryview]:
     blocks = []
     pos = 0
     while pos < len(view):
+        left = len(view) - pos
         if bytes(view[pos : pos + 8]) == _XERIAL_MAGIC:
-            if len(view) - pos < len(_XERIAL_HEADER):
+            if left < len(_XERIAL_HEADER):
                 raise CorruptRecord("snappy framing header is cut off")
             if _XERIAL_VERSIONS.unpack_from(view, pos + 8)[1] < 1:
                 raise CorruptRecord("snappy framing is older than version 1")
             pos += len(_XERIAL_HEADER)
             continue
-        if len(view) - pos < 4:
+        if left < 4:
             raise CorruptRecord("snappy block length is cut off")
         (size,) = _INT32.unpack_from(view, pos)
         pos += 4
-        if size < 0 or size > len(view) - pos:
-            raise CorruptRecord(f"snappy block of {size} bytes where {len(view) - pos} are left")
+        if size <= 0 or size > left - 4:
+            raise CorruptRecord(f"snappy block of {size} bytes where {left - 4} are left")
         blocks.append(view[pos : pos + size])
         pos += size
     return blocks
 
 
-def _join_blocks(blocks: list[memoryview], max_bytes: int) -> Buffer:
-    sizes = [_snappy_size(block) for block in blocks]
-    total = sum(sizes)
-    if total > max_bytes:
-        raise _too_large(Compression.SNAPPY, max_bytes)
-    out = bytearray(total)
-    with memoryview(out) as target:
-        pos = 0
-        for block, size in zip(blocks, sizes, strict=True):
-            if size and cramjam.snappy.decompress_raw_into(block, target[pos : pos + size]) != size:
-                raise CorruptRecord("snappy block is shorter than it says")
-            pos += size
-    return out
-
-
-def _snappy_size(block: memoryview) -> int:
-    """The size that a raw block claims; one that its bytes cannot reach is a lie."""
-    size = int(cramjam.snappy.decompress_raw_len(block))
-    if size > _SNAPPY_MAX_RATIO * len(block):
-        raise CorruptRecord(f"snappy block of {len(block)} bytes claims to unfold to {size}")
-    return size
-
-
 def _compress_lz4(data: Buffer, level: int | None) -> bytes:
     """Kafka's default level, 9, is its fast compressor; any other asks for the slow one."""
+    import lz4.frame
+
     own_level = 0 if level is None or level == DEFAULT_LEVELS[Compression.LZ4] else min(max(level, 3), 12)
     framed: bytes = lz4.frame.compress(
         data,
@@ -203,33 +204,51 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_lz4(data: Buffer, max_bytes: int) -> bytes:
+    import lz4.frame
+
     frame = lz4.frame.LZ4FrameDecompressor()
     chunks: list[bytes] = []
     room = max_bytes + 1
     size = _first_chunk(data)
     fed: Buffer = data
     while room > 0 and not frame.eof:
-        chunk = frame.decompress(fed, max_length=min(room, size))
-        if not chunk and not frame.eof and frame.needs_input:
+        try:
+            chunk = frame.decompress(fed, max_length=min(room, size))
+        except RuntimeError as e:
+            raise _undecodable(Compression.LZ4, e) from e
+        if not chunk and not frame.eof:
             raise CorruptRecord("lz4 frame ends early")
         fed = b""
         chunks.append(chunk)
         room -= len(chunk)
         size = min(2 * size, _MAX_CHUNK)
-    return _join(Compression.LZ4, chunks or [b""], max_bytes)
+    return _join(Compression.LZ4, chunks, max_bytes)
+
+
+def _compress_zstd(data: Buffer, level: int | None) -> bytes:
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=DEFAULT_LEVELS[Compression.ZSTD] if level is None else level)
+    packed: bytes = compressor.compress(data)
+    return packed
 
 
 def _decompress_zstd(data: Buffer, max_bytes: int) -> bytes:
+    import zstandard
+
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW)
     chunks: list[bytes] = []
     room = max_bytes + 1
     size = _first_chunk(data)
     with decompressor.stream_reader(data, read_across_frames=True) as reader:
         while room > 0:
-            chunk = reader.read(min(room, size))
+            try:
+                chunk = reader.read(min(room, size))
+            except zstandard.ZstdError as e:
+                raise _undecodable(Compression.ZSTD, e) from e
             if not chunk:
                 break
             chunks.append(chunk)
             room -= len(chunk)
             size = min(2 * size, _MAX_CHUNK)
-    return _join(Compression.ZSTD, chunks or [b""], max_bytes)
+    return _join(Compression.ZSTD, chunks, max_bytes)

@@ -12,6 +12,7 @@ number where there is a producer id. Bytes behind the batch that cannot be a bat
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -20,22 +21,27 @@ from kalda.records import codec
 from kalda.records.batch import (
     ATTRIBUTES_POSITION,
     COMPRESSION_MASK,
+    CONTROL_BIT,
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
+    KNOWN_ATTRIBUTES,
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
     MAX_TIMESTAMP_POSITION,
+    MIN_BATCH_LENGTH,
     NO_TIMESTAMP,
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
     TimestampType,
     check_crc,
+    peek_header,
     read_header,
     stamp,
     write_crc,
 )
 from kalda.records.builder import Record, decode_section, records_section, seal
+from kalda.records.checksum import crc32c
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
 
 UNBOUNDED_MS: Final = 2**63 - 1
@@ -48,8 +54,9 @@ _CODEC_OF_CONFIG: Final = {codec.config_name: codec for codec in Compression} | 
 _LENGTH = Struct(">i")
 _INT16 = Struct(">h")
 _INT64 = Struct(">q")
-_MIN_BATCH_LENGTH: Final = 14
 _SHOWN_ERRORS: Final = 3
+_LAST_CODEC: Final = int(Compression.ZSTD)
+_new_tuple = tuple.__new__
 
 
 class RecordError(NamedTuple):
@@ -80,7 +87,8 @@ class ValidatedRecords(NamedTuple):
     recompressed: bool
 
 
-class RecordRules(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RecordRules:
     """A topic's configuration, as far as it bears on a produced batch. Made once a configuration, not a request."""
 
     compression: Compression | None = None
@@ -92,6 +100,16 @@ class RecordRules(NamedTuple):
     compacted: bool = False
     max_message_bytes: int = 1_048_588
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+    headers_suffice: bool = field(init=False)
+    """True where a batch with CreateTime and a sane largest timestamp need not be looked into."""
+
+    def __post_init__(self) -> None:
+        suffice = (
+            not self.compacted
+            and self.timestamp_type is TimestampType.CREATE
+            and self.timestamp_before_max_ms == UNBOUNDED_MS
+        )
+        object.__setattr__(self, "headers_suffice", suffice)
 
 
 def compression_of_config(compression_type: str) -> Compression | None:
@@ -126,11 +144,13 @@ def check_single_batch(buf: bytes | bytearray | memoryview, *, zstd_allowed: boo
 def _whole_batch(buf: bytes | bytearray | memoryview, pos: int) -> int:
     """The size of the batch at `pos`, -1 where there is no whole one."""
     left = len(buf) - pos
-    if left <= MAGIC_POSITION:
+    if left < LOG_OVERHEAD:
         return -1
     (length,) = _LENGTH.unpack_from(buf, pos + 8)
-    if length < _MIN_BATCH_LENGTH:
+    if length < MIN_BATCH_LENGTH:
         raise CorruptRecord(f"a record batch says it is {length} bytes long")
+    if left <= MAGIC_POSITION:
+        return -1
     if buf[pos + MAGIC_POSITION] > MAGIC:
         raise CorruptRecord(f"a record batch has magic {buf[pos + MAGIC_POSITION]}")
     size: int = length + LOG_OVERHEAD
@@ -153,39 +173,64 @@ def validate_produced(
     the broker's own coordinators, whose control batches and offsets are trusted. Raises `RecordsRefused`, or
     `CorruptRecord` for bad bytes.
     """
-    size = check_single_batch(records, zstd_allowed=zstd_allowed)
-    buf = memoryview(records)
-    if size != len(buf):
-        buf = buf[:size]
-    header = read_header(buf)
-    if from_client and header.base_offset != 0:
+    buf, header = _open(memoryview(records), zstd_allowed)
+    (
+        base_offset,
+        length,
+        _,
+        _,
+        crc,
+        attributes,
+        delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        _,
+        sequence,
+        count,
+    ) = header
+    if base_offset != 0 and from_client:
         raise RecordsRefused(
-            ErrorCode.INVALID_RECORD, f"the base offset of a produced batch is 0, this one has {header.base_offset}"
+            ErrorCode.INVALID_RECORD, f"the base offset of a produced batch is 0, this one has {base_offset}"
         )
-    if size > rules.max_message_bytes:
-        raise _too_large(size, rules.max_message_bytes)
-    check_crc(buf, 0, header)
-    if from_client:
-        _check_client_header(header)
-    codec_id = header.attributes & COMPRESSION_MASK
-    if codec_id > Compression.ZSTD:
-        raise RecordsRefused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression codec {codec_id} is unknown")
+    if length + LOG_OVERHEAD > rules.max_message_bytes:
+        raise _too_large(length + LOG_OVERHEAD, rules.max_message_bytes)
+    if crc32c(buf[ATTRIBUTES_POSITION:]) != crc:
+        check_crc(buf, 0, header)
+    if from_client and (
+        delta + 1 != count or count <= 0 or attributes & CONTROL_BIT or (producer_id >= 0 and sequence < 0)
+    ):
+        raise _header_refused(header)
 
-    recompressed = rules.compression is not None and rules.compression != codec_id and not header.is_control
-    max_timestamp = header.max_timestamp
-    if recompressed:
-        section = _section(buf, header, rules)
-        max_timestamp, regular = _inspect(section, header, rules, now_ms)
-        buf, header = _recompress(section, regular, header, rules)
-    elif _needs_inspection(header, rules, now_ms):
-        max_timestamp, _ = _inspect(_section(buf, header, rules), header, rules, now_ms)
+    codec_id = attributes & COMPRESSION_MASK
+    recompress = rules.compression is not None and rules.compression != codec_id and not attributes & CONTROL_BIT
     append_time_ms = NO_TIMESTAMP
-    if rules.timestamp_type is TimestampType.LOG_APPEND:
-        max_timestamp = append_time_ms = now_ms
-    header = _set_timestamps(buf, header, rules.timestamp_type, max_timestamp)
+    if (
+        recompress
+        or not rules.headers_suffice
+        or codec_id > _LAST_CODEC
+        or attributes & TIMESTAMP_TYPE_BIT
+        or not base_timestamp <= max_timestamp <= now_ms + rules.timestamp_after_max_ms
+    ):
+        buf, header = _adapt(buf, header, rules, now_ms, recompress)
+        max_timestamp = header.max_timestamp
+        if rules.timestamp_type is TimestampType.LOG_APPEND:
+            append_time_ms = now_ms
     stamp(buf, 0, first_offset, leader_epoch)
-    header = header._replace(base_offset=first_offset, partition_leader_epoch=leader_epoch)
-    return ValidatedRecords(buf, header, max_timestamp, header.last_offset, append_time_ms, recompressed)
+    stamped = _new_tuple(BatchHeader, (first_offset, header[1], leader_epoch, *header[3:]))
+    last_offset = first_offset + delta
+    return _new_tuple(ValidatedRecords, (buf, stamped, max_timestamp, last_offset, append_time_ms, recompress))
+
+
+def _open(buf: memoryview, zstd_allowed: bool) -> tuple[memoryview, BatchHeader]:
+    """The one batch, cut to its length, and its header."""
+    size = len(buf)
+    if size >= HEADER_SIZE:
+        header = peek_header(buf)
+        if header[1] + LOG_OVERHEAD == size and header[3] == MAGIC and zstd_allowed:
+            return buf, header
+    size = check_single_batch(buf, zstd_allowed=zstd_allowed)
+    return buf[:size], read_header(buf[:size])
 
 
 def _too_large(size: int, allowed: int) -> RecordsRefused:
@@ -194,34 +239,34 @@ def _too_large(size: int, allowed: int) -> RecordsRefused:
     )
 
 
-def _check_client_header(header: BatchHeader) -> None:
-    """Counts that agree, no control batch, a sequence number beside a producer id."""
+def _header_refused(header: BatchHeader) -> RecordsRefused:
+    """Says what is wrong with a client's header: its counts, the control bit, or no sequence for a producer id."""
     offsets = header.last_offset_delta + 1
-    if offsets <= 0 or header.records_count <= 0 or offsets != header.records_count:
-        raise RecordsRefused(
-            ErrorCode.INVALID_RECORD,
-            f"the record batch spans {offsets} offsets and counts {header.records_count} records",
-        )
-    if header.is_control:
-        raise RecordsRefused(ErrorCode.INVALID_RECORD, "clients may not write control records")
-    if header.has_producer_id and header.base_sequence < 0:
-        raise RecordsRefused(
-            ErrorCode.INVALID_RECORD,
-            f"the batch of producer id {header.producer_id} has the sequence number {header.base_sequence}",
-        )
+    if offsets != header.records_count or offsets <= 0:
+        message = f"the record batch spans {offsets} offsets and counts {header.records_count} records"
+    elif header.is_control:
+        message = "clients may not write control records"
+    else:
+        message = f"the batch of producer id {header.producer_id} has the sequence number {header.base_sequence}"
+    return RecordsRefused(ErrorCode.INVALID_RECORD, message)
 
 
-def _needs_inspection(header: BatchHeader, rules: RecordRules, now_ms: int) -> bool:
-    """True where the header cannot vouch for its records."""
-    if rules.compacted:
-        return True
-    if rules.timestamp_type is TimestampType.LOG_APPEND:
-        return header.attributes & TIMESTAMP_TYPE_BIT != 0
-    return (
-        rules.timestamp_before_max_ms != UNBOUNDED_MS
-        or header.max_timestamp - now_ms > rules.timestamp_after_max_ms
-        or header.max_timestamp < NO_TIMESTAMP
-    )
+def _adapt(
+    buf: memoryview, header: BatchHeader, rules: RecordRules, now_ms: int, recompress: bool
+) -> tuple[memoryview, BatchHeader]:
+    """The uncommon path: look into the records where the header cannot vouch for them, then recompress and rewrite
+    timestamps as the topic has it."""
+    codec_id = header.attributes & COMPRESSION_MASK
+    if codec_id > _LAST_CODEC:
+        raise RecordsRefused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression codec {codec_id} is unknown")
+    appends_time = rules.timestamp_type is TimestampType.LOG_APPEND
+    max_timestamp = header.max_timestamp
+    if recompress or rules.compacted or not appends_time or header.attributes & TIMESTAMP_TYPE_BIT:
+        section = _section(buf, header, rules)
+        max_timestamp, regular = _inspect(section, header, rules, now_ms)
+        if recompress:
+            buf, header = _recompress(section, regular, header, rules)
+    return buf, _set_timestamps(buf, header, rules.timestamp_type, now_ms if appends_time else max_timestamp)
 
 
 def _section(buf: memoryview, header: BatchHeader, rules: RecordRules) -> memoryview:
@@ -294,7 +339,7 @@ def _recompress(
     assert rules.compression is not None
     attributes = header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT) | rules.compression
     changed = header._replace(attributes=attributes)
-    if regular:
+    if regular and not header.attributes & TIMESTAMP_TYPE_BIT:
         plain = bytearray(HEADER_SIZE) + section
     else:
         rows = [(r.timestamp, r.key, r.value, r.headers) for r in decode_section(section, header)]
@@ -315,6 +360,7 @@ def _set_timestamps(
         attributes |= TIMESTAMP_TYPE_BIT
     if attributes == header.attributes and max_timestamp == header.max_timestamp:
         return header
+    attributes &= KNOWN_ATTRIBUTES
     _INT16.pack_into(buf, ATTRIBUTES_POSITION, attributes)
     _INT64.pack_into(buf, MAX_TIMESTAMP_POSITION, max_timestamp)
     crc = write_crc(buf, 0, header.size_bytes)

@@ -1,0 +1,113 @@
+"""A leader's verdict on produced batches: Kafka's own on a sample of sound and broken ones, then single rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kafka_batches import lines
+
+from kalda.base.errors import CorruptRecord, ErrorCode
+from kalda.records.batch import TimestampType, check_crc, read_header
+from kalda.records.builder import build_batch, read_records
+from kalda.records.compression import Compression
+from kalda.records.validate import RecordRules, RecordsRefused, compression_of_config, validate_produced
+
+NOW = 1_700_000_000_000
+PRODUCED = lines("produced.jsonl.gz")
+
+
+def rows(count: int, key: bytes | None = b"k", timestamp: int = NOW) -> list[Any]:
+    return [(timestamp + i, key, b"value %d" % i, ()) for i in range(count)]
+
+
+def validate(buf: bytearray, rules: RecordRules | None = None, **keywords: Any) -> Any:
+    return validate_produced(buf, rules or RecordRules(), first_offset=50, leader_epoch=4, now_ms=NOW, **keywords)
+
+
+@pytest.mark.parametrize("item", PRODUCED, ids=lambda i: f"{PRODUCED.index(i)}-{i.get('error', 'OK')}")
+def test_the_verdict_is_kafkas(item: dict[str, Any]) -> None:
+    rules = RecordRules(
+        compression=compression_of_config(item["compression_type"]),
+        timestamp_type=TimestampType.LOG_APPEND if item["log_append"] else TimestampType.CREATE,
+        timestamp_before_max_ms=item["before_max_ms"],
+        timestamp_after_max_ms=item["after_max_ms"],
+        compacted=item["compacted"],
+        max_message_bytes=item["max_message_bytes"],
+    )
+    keywords = {
+        "first_offset": item["first_offset"],
+        "leader_epoch": item["leader_epoch"],
+        "now_ms": item["now_ms"],
+        "zstd_allowed": item["produce_version"] >= 7,
+    }
+    buf = bytearray.fromhex(item["hex"])
+    if "error" in item:
+        with pytest.raises((RecordsRefused, CorruptRecord)) as caught:
+            validate_produced(buf, rules, **keywords)
+        assert caught.value.code.name == item["error"]
+        errors = caught.value.record_errors if isinstance(caught.value, RecordsRefused) else []
+        assert [e.batch_index for e in errors] == item["record_errors"]
+        return
+    validated = validate_produced(buf, rules, **keywords)
+    check_crc(validated.records, 0, validated.header)
+    assert read_header(validated.records) == validated.header
+    assert validated.max_timestamp == item["max_timestamp"]
+    assert [[r.offset, r.timestamp] for r in read_records(validated.records)] == item["records"]
+    if "stamped" in item:
+        assert bytes(validated.records).hex() == item["stamped"]
+
+
+def test_the_common_path_writes_only_offset_and_epoch() -> None:
+    buf = build_batch(rows(3))
+    before = bytes(buf)
+    validated = validate(buf)
+    assert buf[8:12] + buf[16:] == before[8:12] + before[16:]
+    assert validated.header.base_offset == 50
+    assert validated.header.partition_leader_epoch == 4
+    assert validated.max_timestamp == NOW + 2
+    assert validated.offset_of_max_timestamp == 52
+    assert validated.log_append_time_ms == -1
+    assert not validated.recompressed
+
+
+def test_log_append_time_stamps_the_batch() -> None:
+    validated = validate(build_batch(rows(3, timestamp=5)), RecordRules(timestamp_type=TimestampType.LOG_APPEND))
+    assert validated.log_append_time_ms == validated.max_timestamp == NOW
+    check_crc(validated.records, 0, validated.header)
+    assert {r.timestamp for r in read_records(validated.records)} == {NOW}
+
+
+@pytest.mark.parametrize("target", list(Compression), ids=lambda c: c.name)
+@pytest.mark.parametrize("source", list(Compression), ids=lambda c: c.name)
+def test_the_topics_codec_wins(source: Compression, target: Compression) -> None:
+    buf = build_batch(rows(20), compression=source, producer_id=9, producer_epoch=1, base_sequence=3)
+    validated = validate(buf, RecordRules(compression=target))
+    assert validated.recompressed == (source is not target)
+    assert validated.header.compression is target
+    assert validated.header.producer_id == 9
+    check_crc(validated.records, 0, validated.header)
+    assert [r[1:] for r in read_records(validated.records)] == [r[1:] for r in read_records(buf)]
+
+
+def test_a_compacted_topic_names_the_records_without_a_key() -> None:
+    records = [(NOW, None if i in (1, 3) else b"k", b"v", ()) for i in range(5)]
+    with pytest.raises(RecordsRefused) as caught:
+        validate(build_batch(records, compression=Compression.ZSTD), RecordRules(compacted=True))
+    assert caught.value.code is ErrorCode.INVALID_RECORD
+    assert [e.batch_index for e in caught.value.record_errors] == [1, 3]
+
+
+def test_a_batch_that_unfolds_beyond_the_bound_is_refused() -> None:
+    buf = build_batch([(NOW, b"k", bytes(1_000_000), ())], compression=Compression.ZSTD)
+    with pytest.raises(RecordsRefused) as caught:
+        validate(buf, RecordRules(compacted=True, max_decompressed_bytes=1000))
+    assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+def test_the_brokers_own_batches_may_be_control_batches() -> None:
+    marker = build_batch(rows(1), is_control=True, is_transactional=True, producer_id=1, producer_epoch=0)
+    with pytest.raises(RecordsRefused):
+        validate(bytearray(marker))
+    validated = validate(marker, RecordRules(compression=Compression.GZIP), from_client=False)
+    assert validated.header.compression is Compression.NONE
