@@ -1,0 +1,98 @@
+"""What happens to the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple, TypeAlias
+
+from kalda.raft.rpc import Answer, Ask, Control
+from kalda.raft.values import OffsetAndEpoch
+
+
+class Start(NamedTuple):
+    """The driver is ready to carry out effects. First, and once."""
+
+
+class Tick(NamedTuple):
+    """Time has passed: the machine's `deadline` was reached."""
+
+
+class Append(NamedTuple):
+    """The leader's state machine wants `count` records appended as one batch."""
+
+    epoch: int
+    records_count: int
+    payload: object
+
+
+class Flushed(NamedTuple):
+    """All records before `offset` that `FlushLog` asked for at `generation` are durable."""
+
+    offset: int
+    generation: int
+
+
+class Asked(NamedTuple):
+    """A request came; its answer goes out with the same token."""
+
+    token: Hashable
+    ask: Ask
+
+
+class Answered(NamedTuple):
+    """The answer to the request of that correlation."""
+
+    correlation: int
+    answer: Answer
+
+
+class Failed(NamedTuple):
+    """No answer will come to that request: the connection broke, or refused."""
+
+    correlation: int
+
+
+class SnapshotInstalled(NamedTuple):
+    """The fetched snapshot is complete on disk, and the log was replaced by it."""
+
+    snapshot: OffsetAndEpoch
+    controls: tuple[Control, ...]
+
+
+class SnapshotTaken(NamedTuple):
+    """The state machine wrote a snapshot of its own."""
+
+    snapshot: OffsetAndEpoch
+
+
+class PrefixDeleted(NamedTuple):
+    """Retention dropped snapshots, and the log before `start_offset`."""
+
+    start_offset: int
+    dropped: tuple[OffsetAndEpoch, ...]
+
+
+class Resign(NamedTuple):
+    """The state machine gives up the leadership of `epoch`."""
+
+    epoch: int
+
+
+class Shutdown(NamedTuple):
+    """The node stops; a leader tells the others."""
+
+
+Event: TypeAlias = (
+    Start
+    | Tick
+    | Append
+    | Flushed
+    | Asked
+    | Answered
+    | Failed
+    | SnapshotInstalled
+    | SnapshotTaken
+    | PrefixDeleted
+    | Resign
+    | Shutdown
+)

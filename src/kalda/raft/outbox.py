@@ -1,0 +1,72 @@
+"""Requests under way: one a destination, answered, timed out or backing off.
+
+One request a destination is enough for a protocol in which the next thing to say depends on the last answer, and it
+bounds everything. A change of role forgets all of them: an answer to a forgotten request is not for us any more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kalda.raft.rpc import Ask
+from kalda.raft.values import Destination
+
+
+class InFlight(NamedTuple):
+    destination: Destination
+    ask: Ask
+    deadline: int
+
+
+class Outbox:
+    __slots__ = ("_backoff_ms", "_backoff_until", "_busy", "_in_flight", "_next_correlation", "_timeout_ms")
+
+    def __init__(self, timeout_ms: int, backoff_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._backoff_ms = backoff_ms
+        self._in_flight: dict[int, InFlight] = {}
+        self._busy: dict[Destination, int] = {}
+        self._backoff_until: dict[Destination, int] = {}
+        self._next_correlation = 0
+
+    def ready(self, destination: Destination, now: int) -> bool:
+        return destination not in self._busy and self._backoff_until.get(destination, now) <= now
+
+    def send(self, destination: Destination, ask: Ask, now: int, extra_ms: int = 0) -> int:
+        """Count `ask` as under way; returns its correlation. `extra_ms` is how long the other side may hold it."""
+        assert destination not in self._busy
+        correlation, self._next_correlation = self._next_correlation, self._next_correlation + 1
+        self._in_flight[correlation] = InFlight(destination, ask, now + self._timeout_ms + extra_ms)
+        self._busy[destination] = correlation
+        self._backoff_until.pop(destination, None)
+        return correlation
+
+    def close(self, correlation: int) -> InFlight | None:
+        """The request is over. None where it was forgotten before."""
+        request = self._in_flight.pop(correlation, None)
+        if request is not None:
+            del self._busy[request.destination]
+        return request
+
+    def back_off(self, destination: Destination, now: int) -> None:
+        self._backoff_until[destination] = now + self._backoff_ms
+
+    def expire(self, now: int) -> None:
+        """Give up requests whose time is over."""
+        for correlation in [c for c, request in self._in_flight.items() if request.deadline <= now]:
+            request = self.close(correlation)
+            assert request is not None
+            self.back_off(request.destination, now)
+        for destination in [d for d, until in self._backoff_until.items() if until <= now]:
+            del self._backoff_until[destination]
+
+    def forget_all(self) -> None:
+        self._in_flight.clear()
+        self._busy.clear()
+        self._backoff_until.clear()
+
+    @property
+    def deadline(self) -> int | None:
+        times = [request.deadline for request in self._in_flight.values()]
+        times += self._backoff_until.values()
+        return min(times, default=None)

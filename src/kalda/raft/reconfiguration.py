@@ -1,0 +1,173 @@
+"""Changing the voters while the quorum works (KIP-853): AddRaftVoter, RemoveRaftVoter, UpdateRaftVoter.
+
+One change at a time, and only once the leader has committed something in its epoch: then any two voter sets in force
+share a majority. A change counts from when its record is in the leader's log, and is answered when that is committed.
+A leader that removed itself leads until then, without counting itself, and resigns after.
+
+A voter that is to be added must have fetched lately and be caught up; that it names its directory when it fetches
+shows that its software knows dynamic quorums, so it is not asked for its versions once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import ZERO_UUID
+from kalda.raft import effects as fx
+from kalda.raft import rpc
+from kalda.raft.leader import LeaderRole, VoterChange
+from kalda.raft.roles import Follower
+from kalda.raft.values import ReplicaKey
+from kalda.raft.voters import Voter, VoterSet
+
+if TYPE_CHECKING:
+    from kalda.raft.machine import RaftMachine
+
+CAUGHT_UP_WITHIN_MS = 3_600_000
+
+
+def _refused(machine: RaftMachine, error: ErrorCode, message: str) -> rpc.VoterChangeAnswer:
+    return rpc.VoterChangeAnswer(machine.standing(error), message)
+
+
+def answer_change(machine: RaftMachine, token: object, ask: rpc.Ask, now: int) -> rpc.VoterChangeAnswer | None:
+    """None where the answer waits for the commit."""
+    assert isinstance(ask, rpc.AddVoterAsk | rpc.RemoveVoterAsk | rpc.UpdateVoterAsk)
+    role = machine.role
+    if machine.wrong_cluster(ask.cluster_id):
+        return _refused(machine, ErrorCode.INCONSISTENT_CLUSTER_ID, "the request is for another cluster")
+    if not isinstance(role, LeaderRole):
+        return _refused(machine, ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the quorum")
+    if ask.voter.id < 0:
+        return _refused(machine, ErrorCode.INVALID_REQUEST, f"{ask.voter.id} is no voter's id")
+    if not machine.history.dynamic:
+        return _refused(
+            machine,
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"the voters of a quorum with kraft.version {machine.history.kraft_version} are fixed",
+        )
+    if not role.established:
+        return _refused(machine, ErrorCode.REQUEST_TIMED_OUT, "the leader has not committed in its epoch yet")
+    if role.change is not None or _voters_uncommitted(machine, role):
+        return _refused(machine, ErrorCode.REQUEST_TIMED_OUT, "another change of the voters is under way")
+    match ask:
+        case rpc.AddVoterAsk():
+            return _add(machine, role, token, ask, now)
+        case rpc.RemoveVoterAsk():
+            return _remove(machine, role, token, ask, now)
+        case rpc.UpdateVoterAsk():
+            return _update(machine, role, token, ask, now)
+
+
+def _voters_uncommitted(machine: RaftMachine, role: LeaderRole) -> bool:
+    offset = machine.history.voters_offset
+    return offset is not None and role.high_watermark is not None and offset >= role.high_watermark
+
+
+def _add(
+    machine: RaftMachine, role: LeaderRole, token: object, ask: rpc.AddVoterAsk, now: int
+) -> rpc.VoterChangeAnswer | None:
+    if ask.voter.directory_id == ZERO_UUID:
+        return _refused(machine, ErrorCode.INVALID_REQUEST, f"voter {ask.voter.id} needs a directory id")
+    if not any(endpoint.name == machine.config.listener for endpoint in ask.endpoints):
+        return _refused(
+            machine,
+            ErrorCode.INVALID_REQUEST,
+            f"voter {ask.voter.id} has no endpoint for the listener {machine.config.listener}",
+        )
+    if machine.voters.get(ask.voter.id) is not None:
+        return _refused(machine, ErrorCode.DUPLICATE_VOTER, f"{ask.voter.id} is a voter already")
+    progress = role.observers.get(ask.voter)
+    if progress is None or progress.caught_up_ms < 0 or progress.fetched_ms < now - CAUGHT_UP_WITHIN_MS:
+        return _refused(machine, ErrorCode.REQUEST_TIMED_OUT, f"voter {ask.voter} has not caught up with the leader")
+    voter = Voter(ask.voter, ask.endpoints, 0, machine.config.max_kraft_version)
+    wait = ask.ack_when_committed
+    _change(machine, role, machine.voters.with_voter(voter), token if wait else None, now, ask.timeout_ms)
+    return None if wait else rpc.VoterChangeAnswer(machine.standing())
+
+
+def _remove(
+    machine: RaftMachine, role: LeaderRole, token: object, ask: rpc.RemoveVoterAsk, now: int
+) -> rpc.VoterChangeAnswer | None:
+    known = machine.voters.get(ask.voter.id)
+    if known is None or known.key.directory_id != ask.voter.directory_id:
+        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{ask.voter} is not a voter")
+    if len(machine.voters) == 1:
+        return _refused(machine, ErrorCode.INVALID_REQUEST, f"{ask.voter.id} is the only voter")
+    _change(machine, role, machine.voters.without(ask.voter.id), token, now, machine.config.request_timeout_ms)
+    return None
+
+
+def _update(
+    machine: RaftMachine, role: LeaderRole, token: object, ask: rpc.UpdateVoterAsk, now: int
+) -> rpc.VoterChangeAnswer | None:
+    if ask.epoch != role.epoch:
+        error = ErrorCode.FENCED_LEADER_EPOCH if ask.epoch < role.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+        return _refused(machine, error, f"the epoch is {role.epoch}")
+    known = machine.voters.get(ask.voter.id)
+    if known is None or not machine.voters.is_voter(ask.voter):
+        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{ask.voter} is not a voter")
+    if not any(endpoint.name == machine.config.listener for endpoint in ask.endpoints):
+        return _refused(machine, ErrorCode.INVALID_REQUEST, f"no endpoint for the listener {machine.config.listener}")
+    if not ask.min_kraft_version <= machine.history.kraft_version <= ask.max_kraft_version:
+        return _refused(machine, ErrorCode.INVALID_REQUEST, "the kraft.version in use is not supported by the voter")
+    voter = Voter(ask.voter, ask.endpoints, ask.min_kraft_version, ask.max_kraft_version)
+    if voter == known:
+        return rpc.VoterChangeAnswer(machine.standing())
+    _change(machine, role, machine.voters.with_voter(voter), token, now, machine.config.request_timeout_ms)
+    return None
+
+
+def _change(
+    machine: RaftMachine, role: LeaderRole, voters: VoterSet, token: object | None, now: int, timeout_ms: int
+) -> None:
+    offset = machine.append_controls(voters.to_record())
+    assert token is None or isinstance(token, Hashable)
+    role.change = VoterChange(offset, token, now + timeout_ms)
+
+
+def committed(machine: RaftMachine, role: LeaderRole, now: int) -> None:
+    """The high watermark moved: a change may be complete, and with it this leader's time."""
+    change = role.change
+    if change is not None and role.high_watermark is not None and role.high_watermark > change.offset:
+        role.change = None
+        if change.token is not None:
+            machine.emit(fx.Reply(change.token, rpc.VoterChangeAnswer(machine.standing())))
+        if not machine.voters.is_voter(machine.local):
+            machine.become_resigned(now)
+
+
+def drive_change(machine: RaftMachine, role: LeaderRole, now: int) -> None:
+    """Answer a change that took too long. It stays in the log, and may be committed yet."""
+    change = role.change
+    if change is not None and change.token is not None and change.deadline <= now:
+        role.change = change._replace(token=None)
+        machine.emit(fx.Reply(change.token, _refused(machine, ErrorCode.REQUEST_TIMED_OUT, "not committed in time")))
+
+
+def own_change(machine: RaftMachine, role: Follower, now: int) -> rpc.Ask | None:
+    """What this replica itself wants changed: its endpoints, where the voter set has old ones; and its being a voter,
+    where it is to join by itself (`controller.quorum.auto.join.enable`)."""
+    config = machine.config
+    if not machine.history.dynamic or not config.can_be_voter or role.update_voter_at > now:
+        return None
+    known = machine.voters.get(machine.local.id)
+    ask: rpc.Ask | None = None
+    if machine.is_voter:
+        wanted = Voter(machine.local, config.endpoints, 0, config.max_kraft_version)
+        if known != wanted and config.endpoints:
+            ask = rpc.UpdateVoterAsk(
+                config.cluster_id, role.epoch, machine.local, config.endpoints, 0, config.max_kraft_version
+            )
+    elif config.auto_join and role.has_fetched:
+        if known is not None:
+            ask = rpc.RemoveVoterAsk(config.cluster_id, ReplicaKey(known.key.id, known.key.directory_id))
+        else:
+            ask = rpc.AddVoterAsk(
+                config.cluster_id, machine.local, config.endpoints, config.request_timeout_ms, ack_when_committed=False
+            )
+    if ask is not None:
+        role.update_voter_at = now + config.fetch_timeout_ms
+    return ask

@@ -1,0 +1,332 @@
+"""Replication by fetching: what a follower does with an answer, and a leader with a request.
+
+A follower that is a voter fetches again only when it has flushed what it got: its next fetch offset tells the leader
+that it has everything before durably. Where the logs differ, the leader says up to where they may agree and the
+follower truncates; where the leader no longer has what the follower lacks, the follower fetches a snapshot first
+(KIP-630).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import ZERO_UUID
+from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
+from kalda.raft import effects as fx
+from kalda.raft import elections, reconfiguration, rpc
+from kalda.raft.leader import LeaderRole, ParkedFetch
+from kalda.raft.roles import Follower
+from kalda.raft.values import OffsetAndEpoch
+
+if TYPE_CHECKING:
+    from kalda.raft.machine import RaftMachine
+
+MAX_PARKED_FETCHES = 10_000
+
+
+# The leader's side.
+
+
+def drive_leader(machine: RaftMachine, role: LeaderRole, now: int) -> None:
+    if not role.alone and role.quorum_deadline <= now:
+        machine.become_resigned(now)
+        return
+    _expire_parked(machine, role, now)
+    role.expire_observers(now)
+    reconfiguration.drive_change(machine, role, now)
+    if not role.alone:
+        elections.send_begin_epoch(machine, role, now)
+
+
+def leader_deadline(machine: RaftMachine, role: LeaderRole) -> int | None:
+    times = [fetch.deadline for fetch in role.parked]
+    if role.change is not None and role.change.token is not None:
+        times.append(role.change.deadline)
+    if not role.alone:
+        times += [role.quorum_deadline, role.begin_at]
+    return min(times, default=None)
+
+
+def leader_flushed(machine: RaftMachine, role: LeaderRole, now: int) -> None:
+    """The leader acknowledges to itself what it has flushed, where it is a voter."""
+    own = role.voters.get(machine.local.id)
+    if own is not None:
+        own.fetched(machine.log.flushed_offset, machine.log.end_offset, now)
+        advance(machine, role, now)
+
+
+def advance(machine: RaftMachine, role: LeaderRole, now: int) -> None:
+    """See whether a majority moved on; commit, and tell whoever waits for it."""
+    offset = role.committed_offset()
+    if offset is None:
+        return
+    role.high_watermark = offset
+    machine.advance_high_watermark(offset)
+    machine.announce_leader()
+    answer_parked(machine)
+    reconfiguration.committed(machine, role, now)
+
+
+def _leader_refusal(machine: RaftMachine, cluster_id: str | None, epoch: int) -> ErrorCode | None:
+    """The checks of every request that only a leader answers."""
+    if machine.wrong_cluster(cluster_id):
+        return ErrorCode.INCONSISTENT_CLUSTER_ID
+    if epoch < machine.epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    if epoch > machine.epoch:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+    if not isinstance(machine.role, LeaderRole):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return None
+
+
+def answer_fetch(machine: RaftMachine, token: Hashable, ask: rpc.FetchAsk, now: int) -> rpc.FetchAnswer | None:
+    """None where the fetch is parked until there is something to tell."""
+    error = _leader_refusal(machine, ask.cluster_id, ask.epoch)
+    if error is None and (ask.fetch_from.offset < 0 or not 0 <= ask.fetch_from.epoch <= ask.epoch):
+        error = ErrorCode.INVALID_REQUEST
+    if error is not None:
+        return rpc.FetchAnswer(machine.standing(error))
+    role = machine.role
+    assert isinstance(role, LeaderRole)
+    offset, last_epoch = ask.fetch_from
+    relation = machine.log.check_fetch(offset, last_epoch)
+    if relation is True:
+        return _fetch_answer(machine, role, ask)._replace(snapshot=machine.log.latest_snapshot)
+    if isinstance(relation, OffsetAndEpoch):
+        return _fetch_answer(machine, role, ask)._replace(diverging=relation)
+    _note_fetch(machine, role, ask, now)
+    if machine.role is not role:  # this fetch committed the leader's own removal
+        return rpc.FetchAnswer(machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    if _has_news(machine, role, ask) or ask.max_wait_ms <= 0 or len(role.parked) >= MAX_PARKED_FETCHES:
+        return _fetch_answer(machine, role, ask)
+    role.parked.append(ParkedFetch(token, ask, now + ask.max_wait_ms))
+    return None
+
+
+def _note_fetch(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk, now: int) -> None:
+    key = ask.replica
+    if key.id < 0 or key.id == machine.local.id:
+        return
+    progress = role.progress_of(key, machine.voters)
+    if progress is None:
+        return
+    progress.fetched(ask.fetch_from.offset, machine.log.end_offset, now)
+    if machine.voters.is_voter(key):
+        if progress.key.directory_id == ZERO_UUID:
+            progress.key = key
+        role.fetched_from(key, machine.voters.majority, now, machine.config.quorum_timeout_ms)
+        advance(machine, role, now)
+
+
+def _has_news(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk) -> bool:
+    return ask.fetch_from.offset < machine.log.end_offset or (
+        role.high_watermark is not None and ask.high_watermark < role.high_watermark
+    )
+
+
+def _fetch_answer(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk) -> rpc.FetchAnswer:
+    offset = ask.fetch_from.offset
+    return rpc.FetchAnswer(
+        machine.standing(),
+        -1 if role.high_watermark is None else role.high_watermark,
+        machine.log.start_offset,
+        read_from=offset if machine.log.start_offset <= offset < machine.log.end_offset else None,
+        max_bytes=ask.max_bytes,
+    )
+
+
+def answer_parked(machine: RaftMachine) -> None:
+    """The log grew or the high watermark moved: answer the fetches that waited for that."""
+    role = machine.role
+    assert isinstance(role, LeaderRole)
+    waiting, role.parked = role.parked, []
+    for fetch in waiting:
+        if _has_news(machine, role, fetch.ask):
+            machine.emit(fx.Reply(fetch.token, _fetch_answer(machine, role, fetch.ask)))
+        else:
+            role.parked.append(fetch)
+
+
+def _expire_parked(machine: RaftMachine, role: LeaderRole, now: int) -> None:
+    if not any(fetch.deadline <= now for fetch in role.parked):
+        return
+    waiting, role.parked = role.parked, []
+    for fetch in waiting:
+        if fetch.deadline <= now:
+            machine.emit(fx.Reply(fetch.token, _fetch_answer(machine, role, fetch.ask)))
+        else:
+            role.parked.append(fetch)
+
+
+def refuse_parked(machine: RaftMachine, role: LeaderRole) -> None:
+    """This role is over: whoever waits on it must ask the new leader."""
+    standing = machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    for fetch in role.parked:
+        machine.emit(fx.Reply(fetch.token, rpc.FetchAnswer(standing)))
+    role.parked = []
+    if role.change is not None and role.change.token is not None:
+        machine.emit(fx.Reply(role.change.token, rpc.VoterChangeAnswer(standing, "the leader resigned")))
+    role.change = None
+
+
+def answer_snapshot(machine: RaftMachine, ask: rpc.SnapshotAsk, now: int) -> rpc.SnapshotAnswer:
+    error = _leader_refusal(machine, ask.cluster_id, ask.epoch)
+    if error is None and not machine.log.is_known_snapshot(ask.snapshot):
+        error = ErrorCode.SNAPSHOT_NOT_FOUND
+    if error is None and ask.position < 0:
+        error = ErrorCode.POSITION_OUT_OF_RANGE
+    if error is None:
+        role = machine.role
+        assert isinstance(role, LeaderRole)
+        if machine.voters.is_voter(ask.replica):
+            role.fetched_from(ask.replica, machine.voters.majority, now, machine.config.quorum_timeout_ms)
+    return rpc.SnapshotAnswer(machine.standing(error or ErrorCode.NONE), ask.snapshot, ask.position)
+
+
+def answer_describe(machine: RaftMachine) -> rpc.DescribeAnswer:
+    role = machine.role
+    if not isinstance(role, LeaderRole):
+        return rpc.DescribeAnswer(machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    voters = []
+    for progress in role.voters.values():
+        report = progress.report()
+        if progress.key.id == machine.local.id:
+            report = report._replace(log_end_offset=machine.log.end_offset, last_fetch_ms=0, last_caught_up_ms=0)
+        voters.append(report)
+    observers = [progress.report() for progress in role.observers.values()]
+    nodes = tuple((voter.key.id, voter.endpoints) for voter in machine.voters.voters)
+    high_watermark = -1 if role.high_watermark is None else role.high_watermark
+    return rpc.DescribeAnswer(machine.standing(), high_watermark, tuple(voters), tuple(observers), nodes)
+
+
+# The follower's side.
+
+
+def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
+    if role.deadline <= now:
+        if machine.is_voter:
+            machine.become_prospective(now)
+        else:
+            machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
+        return
+    if not machine.outbox.ready(role.leader, now) or role.installing:
+        return
+    if role.snapshot is not None:
+        config = machine.config
+        ask = rpc.SnapshotAsk(
+            config.cluster_id,
+            role.epoch,
+            machine.local,
+            role.snapshot,
+            role.snapshot_position,
+            config.fetch_snapshot_max_bytes,
+        )
+        machine.send(role.leader, ask, now)
+        return
+    if machine.is_voter and machine.log.flushed_offset < machine.log.end_offset:
+        return
+    change = reconfiguration.own_change(machine, role, now)
+    if change is not None:
+        machine.send(role.leader, change, now)
+        return
+    machine.send(role.leader, elections.fetch_ask(machine), now, machine.config.fetch_max_wait_ms)
+
+
+def fetch_answered(machine: RaftMachine, answer: rpc.FetchAnswer, now: int) -> bool:
+    role = machine.role
+    if not isinstance(role, Follower):
+        return True  # it told us where the leader is, or that nobody knows
+    role.deadline = now + machine.config.fetch_timeout_ms
+    role.has_fetched = True
+    if answer.diverging is not None:
+        _truncate(machine, answer.diverging)
+        return True
+    if answer.snapshot is not None:
+        if answer.snapshot.offset < machine.high_watermark or answer.snapshot.epoch < 0:
+            return False  # it would undo what is committed
+        role.snapshot, role.snapshot_position = answer.snapshot, 0
+        return True
+    if not _append_fetched(machine, role, answer):
+        return False
+    machine.advance_high_watermark(min(answer.high_watermark, machine.log.end_offset))
+    return True
+
+
+def _truncate(machine: RaftMachine, diverging: OffsetAndEpoch) -> None:
+    offset = machine.log.truncation_point(diverging)
+    assert offset >= machine.high_watermark, f"truncating to {offset} would undo what is committed"
+    if offset < machine.log.end_offset:
+        machine.flush_generation += 1
+        machine.log.truncate_to(offset)
+        machine.history.truncate_to(offset)
+        machine.emit(fx.TruncateLog(offset))
+
+
+def _append_fetched(machine: RaftMachine, role: Follower, answer: rpc.FetchAnswer) -> bool:
+    """Append what continues our log; False where something in it does not fit, which is not appended."""
+    first = machine.log.end_offset
+    fits = True
+    controls: list[rpc.Control] = []
+    for batch in answer.batches:
+        count = batch.last_offset - batch.base_offset + 1
+        if (
+            batch.base_offset != machine.log.end_offset
+            or count <= 0
+            or not (machine.log.last_epoch <= batch.epoch <= role.epoch)
+        ):
+            fits = False
+            break
+        machine.log.append(batch.epoch, count)
+        controls += batch.controls
+    if machine.log.end_offset > first:
+        machine.emit(fx.AppendFetched(first, machine.log.end_offset, answer.records))
+        for control in controls:
+            machine.learn_control(control.offset, control.record)
+        if machine.is_voter:
+            machine.flush()
+        else:
+            machine.log.flushed_offset = machine.log.end_offset
+    return fits
+
+
+def snapshot_answered(machine: RaftMachine, answer: rpc.SnapshotAnswer, ask: rpc.SnapshotAsk, now: int) -> bool:
+    role = machine.role
+    if not isinstance(role, Follower) or role.snapshot != ask.snapshot:
+        return True
+    data = answer.data
+    size = len(data) if isinstance(data, bytes | bytearray | memoryview) else 0
+    if (
+        answer.snapshot != ask.snapshot
+        or answer.position != role.snapshot_position
+        or (size == 0 and role.snapshot_position < answer.size)
+    ):
+        role.snapshot, role.snapshot_position = None, 0  # start over with a fetch
+        return False
+    role.deadline = now + machine.config.fetch_timeout_ms
+    role.has_fetched = True
+    machine.emit(fx.SaveSnapshotChunk(ask.snapshot, role.snapshot_position, data))
+    role.snapshot_position += size
+    if role.snapshot_position >= answer.size:
+        role.installing = True
+        machine.emit(fx.InstallSnapshot(ask.snapshot))
+    return True
+
+
+def snapshot_installed(
+    machine: RaftMachine, snapshot: OffsetAndEpoch, controls: tuple[rpc.Control, ...], now: int
+) -> None:
+    """The log is the snapshot now, and goes on from there, whoever leads by this time."""
+    machine.flush_generation += 1
+    machine.log.restart_at(snapshot)
+    machine.history.reset()
+    for control in controls:
+        if isinstance(control.record, VotersRecord | KRaftVersionRecord):
+            machine.learn_control(snapshot.offset - 1, control.record)
+    machine.advance_high_watermark(snapshot.offset)
+    role = machine.role
+    if isinstance(role, Follower):
+        role.snapshot, role.snapshot_position, role.installing = None, 0, False
+        role.deadline = now + machine.config.fetch_timeout_ms

@@ -1,0 +1,197 @@
+"""Voter sets, and their history.
+
+A static quorum (kraft.version 0) takes its voters from `controller.quorum.voters`, without directory ids, and never
+changes them. A dynamic one (kraft.version 1, KIP-853) keeps them in the log as VotersRecords: the newest in the log
+counts, committed or not, and a truncation brings an older one back. Voter sets change by one voter at a time, so that
+any majority of one shares a member with any majority of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kalda.base.ids import ZERO_UUID
+from kalda.protocol.messages.control_records import (
+    VotersRecord,
+    VotersRecordEndpoint,
+    VotersRecordKRaftVersionFeature,
+    VotersRecordVoter,
+)
+from kalda.raft.values import Destination, Endpoint, ReplicaKey
+
+
+class Voter(NamedTuple):
+    key: ReplicaKey
+    endpoints: tuple[Endpoint, ...] = ()
+    min_kraft_version: int = 0
+    max_kraft_version: int = 0
+
+    def destination(self, listener: str) -> Destination | None:
+        """Where the voter is reached on the listener of that name."""
+        for endpoint in self.endpoints:
+            if endpoint.name == listener:
+                return Destination(self.key.id, endpoint.host, endpoint.port)
+        return None
+
+
+class VoterSet:
+    """Voters by id, in order of id. Immutable."""
+
+    __slots__ = ("_voters",)
+
+    def __init__(self, voters: Iterable[Voter] = ()) -> None:
+        self._voters: Mapping[int, Voter] = {v.key.id: v for v in sorted(voters, key=lambda v: v.key.id)}
+
+    def __len__(self) -> int:
+        return len(self._voters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VoterSet) and self._voters == other._voters
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._voters.values()))
+
+    def __repr__(self) -> str:
+        return f"VoterSet({', '.join(str(v.key) for v in self._voters.values())})"
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(self._voters)
+
+    @property
+    def voters(self) -> tuple[Voter, ...]:
+        return tuple(self._voters.values())
+
+    @property
+    def majority(self) -> int:
+        return len(self._voters) // 2 + 1
+
+    def get(self, node_id: int) -> Voter | None:
+        return self._voters.get(node_id)
+
+    def is_voter(self, key: ReplicaKey) -> bool:
+        """A voter whose directory is not recorded is known by its id alone."""
+        voter = self._voters.get(key.id)
+        return voter is not None and voter.key.directory_id in (ZERO_UUID, key.directory_id)
+
+    def is_only_voter(self, key: ReplicaKey) -> bool:
+        return len(self._voters) == 1 and self.is_voter(key)
+
+    def destination(self, node_id: int, listener: str) -> Destination | None:
+        voter = self._voters.get(node_id)
+        return voter.destination(listener) if voter is not None else None
+
+    def with_voter(self, voter: Voter) -> VoterSet:
+        """Add or replace one."""
+        return VoterSet([*(v for v in self._voters.values() if v.key.id != voter.key.id), voter])
+
+    def without(self, node_id: int) -> VoterSet:
+        return VoterSet(v for v in self._voters.values() if v.key.id != node_id)
+
+    def to_record(self) -> VotersRecord:
+        return VotersRecord(
+            voters=[
+                VotersRecordVoter(
+                    voter_id=v.key.id,
+                    voter_directory_id=v.key.directory_id,
+                    endpoints=[VotersRecordEndpoint(name=e.name, host=e.host, port=e.port) for e in v.endpoints],
+                    kraft_version_feature=VotersRecordKRaftVersionFeature(
+                        min_supported_version=v.min_kraft_version, max_supported_version=v.max_kraft_version
+                    ),
+                )
+                for v in self._voters.values()
+            ]
+        )
+
+    @classmethod
+    def from_record(cls, record: VotersRecord) -> VoterSet:
+        return cls(
+            Voter(
+                ReplicaKey(v.voter_id, v.voter_directory_id),
+                tuple(Endpoint(e.name, e.host, e.port) for e in v.endpoints),
+                v.kraft_version_feature.min_supported_version,
+                v.kraft_version_feature.max_supported_version,
+            )
+            for v in record.voters
+        )
+
+    @classmethod
+    def from_config(cls, listener: str, entries: Iterable[str]) -> VoterSet:
+        """`controller.quorum.voters`: entries of the form `id@host:port`. Raises `ValueError`."""
+        voters: dict[int, Voter] = {}
+        for entry in entries:
+            node, at, address = entry.strip().partition("@")
+            host, colon, port = address.rpartition(":")
+            if not (at and colon and host and node.isdecimal() and port.isdecimal() and 0 <= int(port) < 65536):
+                raise ValueError(f"{entry!r} in controller.quorum.voters is not of the form id@host:port")
+            if int(node) in voters:
+                raise ValueError(f"{entry!r} in controller.quorum.voters names voter {node} for the second time")
+            endpoint = Endpoint(listener, host.removeprefix("[").removesuffix("]"), int(port))
+            voters[int(node)] = Voter(ReplicaKey(int(node)), (endpoint,))
+        return cls(voters.values())
+
+
+class VoterHistory:
+    """Voter sets and kraft versions by the offset of the record that set them; the newest counts.
+
+    What a snapshot says stands at its last offset: -1 for the bootstrap snapshot, which is how a new leader knows that
+    the voters are in no log yet."""
+
+    __slots__ = ("_static", "_versions", "_voters")
+
+    def __init__(self, static: VoterSet) -> None:
+        self._static = static
+        self._voters: list[tuple[int, VoterSet]] = []
+        self._versions: list[tuple[int, int]] = []
+
+    @property
+    def voters(self) -> VoterSet:
+        return self._voters[-1][1] if self._voters else self._static
+
+    @property
+    def voters_offset(self) -> int | None:
+        """Where the newest VotersRecord stands, None in a static quorum."""
+        return self._voters[-1][0] if self._voters else None
+
+    @property
+    def kraft_version(self) -> int:
+        return self._versions[-1][1] if self._versions else 0
+
+    @property
+    def dynamic(self) -> bool:
+        return self.kraft_version >= 1
+
+    def voters_at(self, offset: int) -> VoterSet:
+        """The voters by the records up to and including `offset`."""
+        return next((voters for at, voters in reversed(self._voters) if at <= offset), self._static)
+
+    def kraft_version_at(self, offset: int) -> int:
+        return next((version for at, version in reversed(self._versions) if at <= offset), 0)
+
+    def set_voters(self, offset: int, voters: VoterSet) -> None:
+        assert not self._voters or self._voters[-1][0] <= offset, "voter records come in order of offset"
+        self._voters.append((offset, voters))
+
+    def set_kraft_version(self, offset: int, version: int) -> None:
+        assert not self._versions or self._versions[-1][0] <= offset, "version records come in order of offset"
+        self._versions.append((offset, version))
+
+    def truncate_to(self, end_offset: int) -> None:
+        """Forget what records at `end_offset` and after said."""
+        while self._voters and self._voters[-1][0] >= end_offset:
+            self._voters.pop()
+        while self._versions and self._versions[-1][0] >= end_offset:
+            self._versions.pop()
+
+    def trim_before(self, offset: int) -> None:
+        """Forget all but the newest of what stands before `offset`: no truncation goes back there."""
+        while len(self._voters) > 1 and self._voters[1][0] <= offset:
+            del self._voters[0]
+        while len(self._versions) > 1 and self._versions[1][0] <= offset:
+            del self._versions[0]
+
+    def reset(self) -> None:
+        """A snapshot replaces the log: forget everything but the configured voters."""
+        self._voters.clear()
+        self._versions.clear()

@@ -1,0 +1,440 @@
+"""A quorum in one place: machines, their disks and a network, without bytes, on virtual time.
+
+Each node's log is a list of (epoch, payload); what is flushed survives a crash, what is not may be lost. Effects are
+carried out as a driver would: in order, `Persist` at once, a flush after a while. The network delays, loses and
+reorders as it is told to. Every step checks what Raft promises.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+from kalda.base.ids import Uuid
+from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
+from kalda.raft import effects as fx
+from kalda.raft import events as ev
+from kalda.raft import rpc
+from kalda.raft.leader import LeaderRole
+from kalda.raft.log_state import LogState
+from kalda.raft.machine import RaftConfig, RaftMachine
+from kalda.raft.quorum_state import ElectionState
+from kalda.raft.values import BOOTSTRAP_SNAPSHOT, Endpoint, OffsetAndEpoch, ReplicaKey
+from kalda.raft.voters import Voter, VoterHistory, VoterSet
+
+CLUSTER = "cluster"
+Entry = tuple[int, object]
+
+
+def key_of(node_id: int, dynamic: bool = True) -> ReplicaKey:
+    return ReplicaKey(node_id, Uuid(bytes([node_id]) * 16) if dynamic else Uuid(bytes(16)))
+
+
+def endpoint_of(node_id: int) -> Endpoint:
+    return Endpoint("CONTROLLER", f"host{node_id}", 9000 + node_id)
+
+
+def voters_of(*node_ids: int, dynamic: bool = True) -> VoterSet:
+    limit = 1 if dynamic else 0
+    return VoterSet(Voter(key_of(i, dynamic), (endpoint_of(i),), 0, limit) for i in node_ids)
+
+
+class Node:
+    """A machine with what survives its crash: election state, flushed log, snapshots."""
+
+    def __init__(self, cluster: Cluster, node_id: int, bootstrap: VoterSet | None, can_be_voter: bool) -> None:
+        self.cluster = cluster
+        self.id = node_id
+        self.can_be_voter = can_be_voter
+        self.election = ElectionState()
+        self.entries: list[Entry] = []
+        self.start_offset = 0
+        self.flushed = 0
+        self.snapshots: dict[OffsetAndEpoch, list[object]] = {}
+        if bootstrap is not None:
+            self.snapshots[BOOTSTRAP_SNAPSHOT] = [KRaftVersionRecord(kraft_version=1), bootstrap.to_record()]
+        self.partial: list[object] = []
+        self.machine: RaftMachine | None = None
+        self.incarnation = 0
+        self.high_watermark = 0
+        self.leader: tuple[int | None, int] = (None, 0)
+        self.replies: dict[Any, Any] = {}
+        self.tick_at: int | None = None
+
+    @property
+    def end_offset(self) -> int:
+        return self.start_offset + len(self.entries)
+
+    @property
+    def up(self) -> bool:
+        return self.machine is not None
+
+    @property
+    def leads(self) -> bool:
+        return self.machine is not None and isinstance(self.machine.role, LeaderRole)
+
+    def entry(self, offset: int) -> Entry:
+        return self.entries[offset - self.start_offset]
+
+    def log_state(self) -> LogState:
+        epochs: list[tuple[int, int]] = []
+        for at, (epoch, _) in enumerate(self.entries):
+            if not epochs or epochs[-1][0] != epoch:
+                epochs.append((epoch, self.start_offset + at))
+        return LogState(
+            start_offset=self.start_offset,
+            end_offset=self.end_offset,
+            epochs=epochs,
+            snapshots=sorted(self.snapshots),
+        )
+
+    def history(self) -> VoterHistory:
+        history = VoterHistory(self.cluster.static_voters)
+        records: list[tuple[int, object]] = []
+        if self.snapshots:
+            latest = max(self.snapshots)
+            records += [(latest.offset - 1, record) for record in self.snapshots[latest]]
+        records += [(self.start_offset + at, entry[1]) for at, entry in enumerate(self.entries)]
+        for offset, record in records:
+            if isinstance(record, VotersRecord):
+                history.set_voters(offset, VoterSet.from_record(record))
+            elif isinstance(record, KRaftVersionRecord):
+                history.set_kraft_version(offset, record.kraft_version)
+        return history
+
+
+class Cluster:
+    def __init__(
+        self,
+        voters: tuple[int, ...],
+        *,
+        observers: tuple[int, ...] = (),
+        joiners: tuple[int, ...] = (),
+        dynamic: bool = True,
+        seed: int = 0,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        """`observers` are brokers; `joiners` are controllers that are no voters yet."""
+        self.random = random.Random(seed)
+        self.now = 0
+        self.dynamic = dynamic
+        self.static_voters = VoterSet() if dynamic else voters_of(*voters, dynamic=False)
+        self.queue: list[tuple[int, int, Callable[[], None]]] = []
+        self.sequence = 0
+        self.trace = trace
+        self.loss = 0.0
+        self.delay = (1, 5)
+        self.flush_delay = (1, 5)
+        self.cut: set[frozenset[int]] = set()
+        self.committed: dict[int, Entry] = {}
+        self.leaders: dict[int, int] = {}
+        bootstrap = voters_of(*voters) if dynamic else None
+        self.nodes = {
+            i: Node(self, i, bootstrap if i in voters else None, i not in observers)
+            for i in (*voters, *observers, *joiners)
+        }
+
+    # Life of a node.
+
+    def start(self, *node_ids: int) -> None:
+        for node_id in node_ids or tuple(self.nodes):
+            node = self.nodes[node_id]
+            assert not node.up
+            node.incarnation += 1
+            node.high_watermark = 0
+            node.leader = (None, 0)
+            config = RaftConfig(
+                key_of(node_id),
+                CLUSTER,
+                endpoints=(endpoint_of(node_id),) if node.can_be_voter else (),
+                bootstrap_servers=tuple((f"host{i}", 9000 + i) for i in self.nodes if i != node_id),
+                can_be_voter=node.can_be_voter,
+            )
+            node.machine = RaftMachine(
+                config, node.log_state(), node.history(), node.election, lambda n: self.random.randrange(n)
+            )
+            self.step(node, ev.Start())
+
+    def crash(self, node_id: int, lose_unflushed: bool = True) -> None:
+        node = self.nodes[node_id]
+        node.machine = None
+        node.partial = []
+        if lose_unflushed:
+            keep = self.random.randint(min(node.flushed, node.end_offset), node.end_offset)
+            del node.entries[keep - node.start_offset :]
+        node.flushed = node.end_offset
+
+    # Time.
+
+    def at(self, delay: int, action: Callable[[], None]) -> None:
+        self.sequence += 1
+        heapq.heappush(self.queue, (self.now + delay, self.sequence, action))
+
+    def run(self, ms: int) -> None:
+        until = self.now + ms
+        while self.queue and self.queue[0][0] <= until:
+            self.now, _, action = heapq.heappop(self.queue)
+            action()
+        self.now = until
+
+    def run_until(self, condition: Callable[[], bool], limit_ms: int = 60_000) -> None:
+        until = self.now + limit_ms
+        while not condition():
+            assert self.queue, "nothing is going to happen any more"
+            assert self.queue[0][0] <= until, f"not within {limit_ms} ms"
+            self.now, _, action = heapq.heappop(self.queue)
+            action()
+
+    @property
+    def leader(self) -> Node | None:
+        """Who leads the newest epoch and has committed something in it."""
+        leaders = [n for n in self.nodes.values() if n.leads and n.leader[0] == n.id]
+        return max(leaders, key=lambda n: n.leader[1], default=None)
+
+    def elect(self) -> Node:
+        self.run_until(lambda: self.leader is not None)
+        assert self.leader is not None
+        return self.leader
+
+    # Driving.
+
+    def step(self, node: Node, event: ev.Event) -> None:
+        if node.machine is None:
+            return
+        effects = node.machine.step(event, self.now)
+        for effect in effects:
+            self.carry_out(node, effect)
+        self.check(node)
+        self.schedule(node)
+
+    def schedule(self, node: Node) -> None:
+        assert node.machine is not None
+        due, incarnation = node.machine.deadline, node.incarnation
+        if due is None or (node.tick_at is not None and self.now < node.tick_at <= due):
+            return
+        node.tick_at = max(due, self.now + 1)
+
+        def tick(at: int = node.tick_at) -> None:
+            if node.incarnation == incarnation and node.tick_at == at:
+                node.tick_at = None
+                self.step(node, ev.Tick())
+
+        self.at(node.tick_at - self.now, tick)
+
+    def later(self, node: Node, delay: tuple[int, int], event: ev.Event) -> None:
+        incarnation = node.incarnation
+
+        def deliver() -> None:
+            if node.incarnation == incarnation:
+                self.step(node, event)
+
+        self.at(self.random.randint(*delay), deliver)
+
+    def carry_out(self, node: Node, effect: fx.Effect) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.now:6} {node.id}: {describe(effect)}")
+        match effect:
+            case fx.Persist(state):
+                assert state.epoch >= node.election.epoch
+                if state.epoch == node.election.epoch and node.election.voted and state.voted:
+                    assert state.voted == node.election.voted, "two votes in one epoch"
+                node.election = state
+            case fx.AppendControls(first, epoch, records):
+                assert first == node.end_offset
+                node.entries += [(epoch, record) for record in records]
+            case fx.AppendPayload(first, epoch, payload):
+                assert first == node.end_offset
+                node.entries += [(epoch, value) for value in payload]  # type: ignore[attr-defined]
+            case fx.AppendFetched(first, end, records):
+                assert first == node.end_offset
+                node.entries += records[: end - first]  # type: ignore[index]
+            case fx.TruncateLog(offset):
+                del node.entries[offset - node.start_offset :]
+                node.flushed = min(node.flushed, offset)
+            case fx.FlushLog(offset, generation):
+                self.later_flush(node, offset, generation)
+            case fx.Send(correlation, destination, ask):
+                self.send(node, destination.port - 9000, correlation, ask)
+            case fx.Reply(token, answer):
+                self.reply(node, token, answer)
+            case fx.SetHighWatermark(offset):
+                self.commit(node, offset)
+            case fx.LeaderChanged(leader, epoch):
+                node.leader = (leader, epoch)
+            case fx.SaveSnapshotChunk(_, position, data):
+                node.partial = (node.partial if position else []) + [data]
+            case fx.InstallSnapshot(snapshot):
+                self.later(node, self.flush_delay, ev.SnapshotInstalled(snapshot, self.install(node, snapshot)))
+
+    def install(self, node: Node, snapshot: OffsetAndEpoch) -> tuple[rpc.Control, ...]:
+        source = next(n for n in self.nodes.values() if snapshot in n.snapshots)
+        node.snapshots = {snapshot: source.snapshots[snapshot]}
+        node.entries, node.start_offset, node.flushed = [], snapshot.offset, snapshot.offset
+        return tuple(rpc.Control(snapshot.offset - 1, record) for record in node.snapshots[snapshot])
+
+    def later_flush(self, node: Node, offset: int, generation: int) -> None:
+        incarnation = node.incarnation
+
+        def flushed() -> None:
+            if node.incarnation != incarnation or node.machine is None:
+                return
+            if generation == node.machine.flush_generation:
+                node.flushed = max(node.flushed, min(offset, node.end_offset))
+            self.step(node, ev.Flushed(offset, generation))
+
+        self.at(self.random.randint(*self.flush_delay), flushed)
+
+    def send(self, node: Node, target: int, correlation: int, ask: rpc.Ask) -> None:
+        incarnation, peer = node.incarnation, self.nodes[target]
+
+        def answered(answer: rpc.Answer | None) -> None:
+            if node.incarnation == incarnation:
+                self.step(node, ev.Failed(correlation) if answer is None else ev.Answered(correlation, answer))
+
+        def arrive() -> None:
+            if not peer.up:
+                self.at(self.random.randint(*self.delay), lambda: answered(None))
+                return
+            self.sequence += 1
+            peer.replies[self.sequence] = (node.id, answered)
+            self.step(peer, ev.Asked(self.sequence, ask))
+
+        if not self.lost(node.id, target):
+            self.at(self.random.randint(*self.delay), arrive)
+
+    def lost(self, one: int, other: int) -> bool:
+        return frozenset((one, other)) in self.cut or self.random.random() < self.loss
+
+    def reply(self, node: Node, token: Any, answer: rpc.Answer) -> None:
+        asker, answered = node.replies.pop(token)
+        if isinstance(answer, rpc.FetchAnswer) and answer.read_from is not None:
+            first = answer.read_from - node.start_offset
+            found = node.entries[first : first + self.random.randint(1, 8)]
+            answer = answer._replace(records=found, batches=batches_of(answer.read_from, found))
+        if isinstance(answer, rpc.SnapshotAnswer) and answer.snapshot in node.snapshots:
+            answer = answer._replace(data=b"half" if answer.position < 4 else b"rest", size=8)
+        if asker is None:
+            answered(answer)
+        elif not self.lost(node.id, asker):
+            self.at(self.random.randint(*self.delay), lambda: answered(answer))
+
+    # What a client or an operator does.
+
+    def append(self, *values: str) -> None:
+        node = self.leader
+        assert node is not None
+        self.step(node, ev.Append(node.leader[1], len(values), list(values)))
+
+    def ask(self, node_id: int, ask: rpc.Ask) -> list[rpc.Answer]:
+        """The list fills when the answer comes."""
+        answers: list[rpc.Answer] = []
+        self.sequence += 1
+        node = self.nodes[node_id]
+        node.replies[self.sequence] = (None, answers.append)
+        self.step(node, ev.Asked(self.sequence, ask))
+        return answers
+
+    def take_snapshot(self, node_id: int, offset: int) -> OffsetAndEpoch:
+        """A snapshot of all before `offset`, and the log before it deleted."""
+        node = self.nodes[node_id]
+        assert node.machine is not None
+        history = node.machine.history
+        snapshot = OffsetAndEpoch(offset, node.entry(offset - 1)[0])
+        controls: list[object] = []
+        if history.kraft_version_at(offset - 1):
+            controls = [
+                KRaftVersionRecord(kraft_version=history.kraft_version_at(offset - 1)),
+                history.voters_at(offset - 1).to_record(),
+            ]
+        dropped = tuple(node.snapshots)
+        node.snapshots = {snapshot: controls}
+        del node.entries[: offset - node.start_offset]
+        node.start_offset = offset
+        self.step(node, ev.SnapshotTaken(snapshot))
+        self.step(node, ev.PrefixDeleted(offset, dropped))
+        return snapshot
+
+    # What must hold.
+
+    def commit(self, node: Node, offset: int) -> None:
+        assert offset > node.high_watermark, "the high watermark goes forward"
+        assert offset <= node.end_offset
+        for at in range(max(node.high_watermark, node.start_offset), offset):
+            known = self.committed.setdefault(at, node.entry(at))
+            assert known == node.entry(at), f"two records are committed at {at}: {known} and {node.entry(at)}"
+        node.high_watermark = offset
+
+    def check(self, node: Node) -> None:
+        machine = node.machine
+        assert machine is not None
+        assert machine.log.end_offset == node.end_offset
+        assert machine.epoch >= machine.log.last_epoch
+        assert (machine.epoch, machine.role.leader_id, machine.role.voted) == tuple(node.election)
+        if isinstance(machine.role, LeaderRole):
+            leader = self.leaders.setdefault(machine.epoch, node.id)
+            assert leader == node.id, f"epoch {machine.epoch} has the leaders {leader} and {node.id}"
+            if machine.role.established:
+                for at, entry in self.committed.items():
+                    if at >= node.start_offset and entry[0] <= machine.epoch:
+                        assert at < node.end_offset, f"the leader of {machine.epoch} lacks the committed {at}"
+                        assert node.entry(at) == entry, f"the leader of {machine.epoch} has another record at {at}"
+
+    def check_logs_match(self) -> None:
+        """Where two logs have a record of one epoch at one offset, they agree up to there."""
+        nodes = list(self.nodes.values())
+        for one in nodes:
+            for other in nodes:
+                low, high = max(one.start_offset, other.start_offset), min(one.end_offset, other.end_offset)
+                same = [at for at in range(low, high) if one.entry(at)[0] == other.entry(at)[0]]
+                for at in range(low, same[-1] + 1 if same else low):
+                    assert one.entry(at) == other.entry(at), f"{one.id} and {other.id} part at {at}"
+
+
+def batches_of(first: int, entries: list[Entry]) -> tuple[rpc.FetchedBatch, ...]:
+    batches = []
+    for at, (epoch, value) in enumerate(entries):
+        control = (rpc.Control(first + at, value),) if not isinstance(value, str) else ()
+        batches.append(rpc.FetchedBatch(first + at, first + at, epoch, control))
+    return tuple(batches)
+
+
+def describe(effect: fx.Effect) -> str:
+    """An effect in a line, for transcripts."""
+    match effect:
+        case fx.Persist(state):
+            voted = "-" if state.voted is None else state.voted.id
+            return f"persist epoch={state.epoch} leader={state.leader_id} voted={voted}"
+        case fx.AppendControls(first, epoch, records):
+            return f"append {first}@{epoch} {' '.join(type(record).__name__ for record in records)}"
+        case fx.AppendPayload(first, epoch, payload):
+            return f"append {first}@{epoch} {payload}"
+        case fx.AppendFetched(first, end, _):
+            return f"append fetched {first}..{end - 1}"
+        case fx.FlushLog(offset):
+            return f"flush {offset}"
+        case fx.TruncateLog(offset):
+            return f"truncate {offset}"
+        case fx.Send(_, destination, ask):
+            return f"send {destination.port - 9000} {describe_ask(ask)}"
+        case fx.Reply(_, answer):
+            return f"reply {type(answer).__name__} {answer.standing.error.name} epoch={answer.standing.epoch}"
+        case fx.SetHighWatermark(offset):
+            return f"high watermark {offset}"
+        case fx.LeaderChanged(leader, epoch):
+            return f"leader {leader} epoch={epoch}"
+    return repr(effect)
+
+
+def describe_ask(ask: rpc.Ask) -> str:
+    match ask:
+        case rpc.VoteAsk(epoch=epoch, pre_vote=pre_vote):
+            return f"{'PreVote' if pre_vote else 'Vote'} epoch={epoch}"
+        case rpc.FetchAsk(epoch=epoch, fetch_from=end):
+            return f"Fetch epoch={epoch} {end.offset}@{end.epoch}"
+        case rpc.BeginAsk(epoch=epoch):
+            return f"BeginQuorumEpoch epoch={epoch}"
+        case rpc.EndAsk(epoch=epoch):
+            return f"EndQuorumEpoch epoch={epoch}"
+    return type(ask).__name__
