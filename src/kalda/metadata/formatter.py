@@ -1,0 +1,324 @@
+"""Fresh storage for a node, as Kafka's storage tool writes it.
+
+Every log directory gets its identity; the records of a new cluster go beside it; and where the quorum's voters are
+known from the start, the metadata directory gets the quorum's first snapshot with them in it (KIP-853). A directory's
+`meta.properties` is written last: a directory that was not finished is not formatted, and is formatted again.
+
+All is checked before anything is written. What is refused is refused in the words of Kafka's tool, because people
+search for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kalda.base.disk import Disk
+from kalda.base.ids import UuidSource, uuid_from_text
+from kalda.metadata import meta_properties
+from kalda.metadata.bootstrap import (
+    BOOTSTRAP_FILE,
+    BOOTSTRAP_SNAPSHOT_FILE,
+    METADATA_DIR,
+    BootstrapMetadata,
+    snapshot_file,
+)
+from kalda.metadata.features import FEATURES, KRAFT_VERSION, check_dependencies, default_levels
+from kalda.metadata.meta_properties import MetaProperties, MetaPropertiesEnsemble, MetaPropertiesError
+from kalda.metadata.metadata_version import (
+    FEATURE_NAME,
+    LATEST_PRODUCTION,
+    LATEST_TESTING,
+    MetadataVersion,
+    from_level,
+    from_version_string,
+)
+from kalda.metadata.scram_arguments import parse_scram_arguments
+from kalda.protocol.messages.metadata_records import UserScramCredentialRecord
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft.values import Endpoint, ReplicaKey
+from kalda.raft.voters import Voter, VoterSet
+from kalda.storage.checkpoints import replace_file
+
+_SOURCE = "format command"
+_SECRET_FIELDS = ("salt", "stored_key", "server_key")
+
+
+class FormatError(Exception):
+    """Nothing was formatted, for the reason given."""
+
+
+class QuorumChoice(Enum):
+    """How the quorum is to come about, where `controller.quorum.voters` does not say it."""
+
+    UNSAID = None
+    STANDALONE = "--standalone"
+    INITIAL_CONTROLLERS = "--initial-controllers"
+    NO_INITIAL_CONTROLLERS = "--no-initial-controllers"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatRequest:
+    """What is to be formatted, and for which cluster.
+
+    `controller_endpoint` is where this node's controller is reached, as it advertises itself; needed for STANDALONE,
+    and its name for INITIAL_CONTROLLERS. `initial_controllers` is that option's text.
+    """
+
+    cluster_id: str
+    node_id: int
+    log_dirs: Sequence[str]
+    metadata_log_dir: str
+    is_controller: bool
+    controller_endpoint: Endpoint
+    has_static_voters: bool = False
+    quorum: QuorumChoice = QuorumChoice.UNSAID
+    initial_controllers: str = ""
+    release_version: str | None = None
+    feature_levels: Mapping[str, int] = field(default_factory=dict)
+    scram_arguments: Sequence[str] = ()
+    ignore_formatted: bool = False
+    unstable: bool = False
+
+    @property
+    def all_dirs(self) -> list[str]:
+        return list(dict.fromkeys([*self.log_dirs, self.metadata_log_dir]))
+
+
+def format_storage(
+    disk: Disk,
+    request: FormatRequest,
+    *,
+    new_id: UuidSource,
+    entropy: Callable[[int], bytes],
+    now_ms: int,
+    say: Callable[[str], None],
+) -> None:
+    """Format what is not formatted. Raises `FormatError`; `OSError` where the disk fails on the way."""
+    try:
+        voters = _initial_voters(request, new_id)
+        levels = effective_levels(request)
+        version = from_level(levels[FEATURE_NAME])
+        bootstrap = BootstrapMetadata.from_levels(version, levels, _SOURCE)
+        if request.scram_arguments:
+            bootstrap = bootstrap.with_records(_scram_records(request.scram_arguments, version, entropy))
+        ensemble = MetaPropertiesEnsemble.load(disk, request.log_dirs, request.metadata_log_dir)
+        ensemble.verify(cluster_id=request.cluster_id, node_id=request.node_id)
+    except (ValueError, MetaPropertiesError) as error:
+        raise FormatError(str(error)) from error
+    if ensemble.properties and not request.ignore_formatted:
+        raise FormatError(
+            f"Log directory {next(iter(ensemble.properties))} is already formatted. Use --ignore-formatted to ignore "
+            f"this directory and format the others."
+        )
+    for log_dir in ensemble.errors:
+        say(f"I/O error trying to read log directory {log_dir}. Ignoring...")
+    if ensemble.errors and not ensemble.properties and not ensemble.empty_dirs:
+        raise FormatError("No available log directories to format.")
+    if not ensemble.empty_dirs:
+        say("All of the log directories are already formatted.")
+        return
+    say(f"Bootstrap metadata: {describe(bootstrap)}")
+    for log_dir in ensemble.empty_dirs:
+        kind, directory_id = "data directory", None
+        if log_dir == request.metadata_log_dir:
+            own = None if voters is None else voters.get(request.node_id)
+            kind = "metadata directory" if voters is None else "dynamic metadata directory"
+            if own is not None:
+                kind, directory_id = "dynamic metadata voter directory", own.key.directory_id
+        say(f"Formatting {kind} {log_dir} with {FEATURE_NAME} {version}.")
+        meta_properties.make_dirs_durably(disk, log_dir)
+        replace_file(disk, f"{log_dir}/{BOOTSTRAP_FILE}", bootstrap.to_file(now_ms))
+        if voters is not None and log_dir == request.metadata_log_dir:
+            _write_first_snapshot(disk, log_dir, voters, levels[KRAFT_VERSION], now_ms)
+        identity = MetaProperties(1, request.cluster_id, request.node_id, directory_id or new_id())
+        meta_properties.write(disk, log_dir, identity, now_ms)
+
+
+def _write_first_snapshot(disk: Disk, log_dir: str, voters: VoterSet, kraft_version: int, now_ms: int) -> None:
+    directory = f"{log_dir}/{METADATA_DIR}"
+    meta_properties.make_dirs_durably(disk, directory)
+    data = snapshot_file(
+        (), now_ms=now_ms, last_contained_log_time_ms=now_ms, kraft_version=kraft_version, voters=voters.to_record()
+    )
+    replace_file(disk, f"{directory}/{BOOTSTRAP_SNAPSHOT_FILE}", data)
+
+
+def _initial_voters(request: FormatRequest, new_id: UuidSource) -> VoterSet | None:
+    """None where the quorum's voters are not to be written."""
+    _check_identity(request)
+    if request.has_static_voters and request.quorum in (QuorumChoice.STANDALONE, QuorumChoice.INITIAL_CONTROLLERS):
+        raise ValueError(
+            "You cannot specify controller.quorum.voters and format the node with --initial-controllers or "
+            "--standalone. If you want to use dynamic quorum, please remove controller.quorum.voters and specify "
+            "controller.quorum.bootstrap.servers instead."
+        )
+    match request.quorum:
+        case QuorumChoice.STANDALONE:
+            if not request.is_controller:
+                raise ValueError("You can only use --standalone on a controller.")
+            key = ReplicaKey(request.node_id, new_id())
+            return VoterSet([_voter(key, request.controller_endpoint)])
+        case QuorumChoice.INITIAL_CONTROLLERS:
+            return parse_initial_controllers(request.initial_controllers, request.controller_endpoint.name)
+        case QuorumChoice.UNSAID if request.is_controller and not request.has_static_voters:
+            raise ValueError(
+                "Because controller.quorum.voters is not set on this controller, you must specify one of the "
+                "following: --standalone, --initial-controllers, or --no-initial-controllers."
+            )
+    return None
+
+
+def _check_identity(request: FormatRequest) -> None:
+    if request.node_id < 0:
+        raise ValueError("You must specify a valid non-negative node ID.")
+    if not request.cluster_id:
+        raise ValueError("You must specify the cluster id.")
+    if not request.log_dirs:
+        raise ValueError("You must specify at least one directory to format")
+
+
+def _voter(key: ReplicaKey, endpoint: Endpoint) -> Voter:
+    return Voter(key, (endpoint,), 0, FEATURES[KRAFT_VERSION].latest)
+
+
+def parse_initial_controllers(text: str, listener_name: str) -> VoterSet:
+    """`id@host:port:directory`, separated by commas. Raises `ValueError`, naming the entry that is wrong."""
+    voters: dict[int, Voter] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        voter = _parse_voter(entry, listener_name)
+        if voter.key.id in voters:
+            raise ValueError(f"Node id {voter.key.id} was specified more than once.")
+        voters[voter.key.id] = voter
+    if not voters:
+        raise ValueError("No voters given.")
+    return VoterSet(voters.values())
+
+
+def _parse_voter(entry: str, listener_name: str) -> Voter:
+    def wrong(what: str) -> ValueError:
+        return ValueError(f"{what} in dynamic voter string {entry!r}; expected id@host:port:directory")
+
+    node, at, rest = entry.partition("@")
+    if not at:
+        raise wrong("No @ found")
+    if not node.strip().isdecimal():
+        raise wrong("Failed to parse node id")
+    if rest.startswith("["):
+        host, bracket, rest = rest[1:].partition("]")
+        if not bracket:
+            raise wrong("Hostname begins with left bracket, but no right bracket was found")
+        if not rest.startswith(":"):
+            raise wrong("No colon following hostname could be found")
+        rest = rest[1:]
+    else:
+        host, colon, rest = rest.partition(":")
+        if not colon:
+            raise wrong("No colon following hostname could be found")
+    if not host:
+        raise wrong("No hostname found after node id")
+    port, colon, directory = rest.partition(":")
+    if not colon:
+        raise wrong("No colon following port could be found")
+    if not port.isdecimal() or int(port) > 65535:
+        raise wrong("Failed to parse port")
+    try:
+        directory_id = uuid_from_text(directory)
+    except ValueError:
+        raise wrong("Failed to parse directory ID") from None
+    if meta_properties.is_reserved(directory_id):
+        raise wrong("Reserved directory ID")
+    return _voter(ReplicaKey(int(node), directory_id), Endpoint(listener_name, host, int(port)))
+
+
+def effective_levels(request: FormatRequest) -> dict[str, int]:
+    """Level by feature, metadata.version and kraft.version included. Raises `ValueError`."""
+    for name in request.feature_levels:
+        if name != FEATURE_NAME and name not in FEATURES:
+            raise ValueError(f"Unsupported feature: {name}. Supported features are: {', '.join(sorted(FEATURES))}")
+    version = _release(request)
+    levels = {**default_levels(version), **request.feature_levels, FEATURE_NAME: version.value}
+    levels[KRAFT_VERSION] = _kraft_level(request)
+    for name in sorted(levels):
+        if name != FEATURE_NAME:
+            check_dependencies(name, levels[name], levels)
+    return levels
+
+
+def _release(request: FormatRequest) -> MetadataVersion:
+    if FEATURE_NAME in request.feature_levels:
+        if request.release_version is not None:
+            raise ValueError("Use --release-version instead of --feature metadata.version=X to avoid ambiguity.")
+        version = from_level(request.feature_levels[FEATURE_NAME])
+        if not version.is_production and not request.unstable:
+            raise ValueError(f"The {FEATURE_NAME} {version} is not ready for production use yet.")
+        return version
+    if request.release_version is None:
+        return LATEST_TESTING if request.unstable else LATEST_PRODUCTION
+    return parse_release_version(request.release_version, unstable=request.unstable)
+
+
+def parse_release_version(text: str, *, unstable: bool) -> MetadataVersion:
+    """Raises `ValueError` with the list of what there is."""
+    known = [version for version in MetadataVersion if unstable or version.is_production]
+    try:
+        version = from_version_string(text)
+    except ValueError:
+        version = None
+    if version not in known or version is None:
+        raise ValueError(f"Unknown {FEATURE_NAME} '{text}'. Supported {FEATURE_NAME} are: {', '.join(map(str, known))}")
+    return version
+
+
+def _kraft_level(request: FormatRequest) -> int:
+    """1 unless the voters are static: kraft.version follows from how the quorum is made, not from the release."""
+    level = request.feature_levels.get(KRAFT_VERSION)
+    flags = "the flags --standalone, --initial-controllers, or --no-initial-controllers"
+    if level is None:
+        return 0 if request.has_static_voters else FEATURES[KRAFT_VERSION].latest
+    if level == 0 and not request.has_static_voters:
+        raise ValueError(
+            f"Cannot set {KRAFT_VERSION} to {level} if controller.quorum.voters is empty and one of {flags} is used. "
+            f"For dynamic controllers support, try removing the --feature flag for {KRAFT_VERSION}."
+        )
+    if level > 0 and request.has_static_voters:
+        raise ValueError(
+            f"Cannot set {KRAFT_VERSION} to {level} unless controller.quorum.voters is empty and one of {flags} is "
+            f"used. For dynamic controllers support, try using one of --standalone, --initial-controllers, or "
+            f"--no-initial-controllers and removing controller.quorum.voters."
+        )
+    return level
+
+
+def _scram_records(
+    arguments: Iterable[str], version: MetadataVersion, entropy: Callable[[int], bytes]
+) -> list[VersionedRecord]:
+    if not version.is_scram_supported:
+        raise ValueError(f"SCRAM is only supported in {FEATURE_NAME} {MetadataVersion.IBP_3_5_IV2} or later.")
+    return [VersionedRecord(record, 0) for record in parse_scram_arguments(arguments, entropy)]
+
+
+def describe(bootstrap: BootstrapMetadata) -> str:
+    """As Kafka's tool prints it, but without the bytes that a password's keeper could be impersonated with."""
+    records = ", ".join(
+        f"ApiMessageAndVersion({_describe_record(record)} at version {version})"
+        for record, version in bootstrap.records
+    )
+    return (
+        f"BootstrapMetadata(records=[{records}], metadataVersionLevel={bootstrap.metadata_version.value}, "
+        f"source={bootstrap.source})"
+    )
+
+
+def _describe_record(record: object) -> str:
+    fields = []
+    for name in type(record).declared:  # type: ignore[attr-defined]
+        head, *tail = name.split("_")
+        value = getattr(record, name)
+        if isinstance(record, UserScramCredentialRecord) and name in _SECRET_FIELDS:
+            shown = "[redacted]"
+        else:
+            shown = f"'{value}'" if isinstance(value, str) else str(value)
+        fields.append(f"{head}{''.join(part.capitalize() for part in tail)}={shown}")
+    return f"{type(record).__name__}({', '.join(fields)})"
