@@ -1,0 +1,181 @@
+"""Access control entries: created and deleted here, judged by each broker's authorizer.
+
+An entry that exists already is not written again, and its creation succeeds: CreateAcls is idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid, UuidSource
+from kalda.controller.context import CLUSTER_RESOURCE_NAME, Operation, ResourceType, check_batch_size
+from kalda.metadata.acls import StandardAcl
+from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
+from kalda.protocol.messages.security import (
+    AclCreation,
+    AclCreationResult,
+    DeleteAclsFilter,
+    DeleteAclsFilterResult,
+    DeleteAclsMatchingAcl,
+)
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
+
+PATTERN_ANY, PATTERN_MATCH, PATTERN_LITERAL, PATTERN_PREFIXED = 1, 2, 3, 4
+PERMISSION_ANY, PERMISSION_DENY, PERMISSION_ALLOW = 1, 2, 3
+WILDCARD = "*"
+
+
+class AclControl:
+    """Entries by id, and ids by entry."""
+
+    def __init__(self, registry: SnapshotRegistry, new_id: UuidSource) -> None:
+        self._new_id = new_id
+        self.by_id: TimelineDict[Uuid, StandardAcl] = TimelineDict(registry)
+        self._ids: TimelineDict[StandardAcl, Uuid] = TimelineDict(registry)
+
+    def create(self, creations: Sequence[AclCreation]) -> Result[VersionedRecord, list[AclCreationResult]]:
+        records: list[VersionedRecord] = []
+        results: list[AclCreationResult] = []
+        fresh: dict[StandardAcl, None] = {}
+        for creation in creations:
+            try:
+                _validate_creation(creation)
+            except ApiError as error:
+                results.append(AclCreationResult(error_code=error.code, error_message=error.message))
+                continue
+            acl = StandardAcl(
+                creation.resource_type,
+                creation.resource_name,
+                creation.resource_pattern_type,
+                creation.principal,
+                creation.host,
+                creation.operation,
+                creation.permission_type,
+            )
+            if acl not in self._ids and acl not in fresh:
+                fresh[acl] = None
+                records.append(VersionedRecord(acl.to_record(self._fresh_id()), 0))
+            results.append(AclCreationResult(error_code=ErrorCode.NONE, error_message=""))
+        check_batch_size(len(records))
+        return Result(records, results, atomic=True)
+
+    def delete(self, filters: Sequence[DeleteAclsFilter]) -> Result[VersionedRecord, list[DeleteAclsFilterResult]]:
+        removed: dict[Uuid, None] = {}
+        results: list[DeleteAclsFilterResult] = []
+        for entry_filter in filters:
+            try:
+                matches = filter_matcher(entry_filter)
+            except ApiError as error:
+                results.append(DeleteAclsFilterResult(error_code=error.code, error_message=error.message))
+                continue
+            matching = []
+            for acl_id, acl in self.by_id.items():
+                if matches(acl):
+                    removed[acl_id] = None
+                    matching.append(_matching(acl))
+            results.append(DeleteAclsFilterResult(error_code=ErrorCode.NONE, error_message="", matching_acls=matching))
+        records = [VersionedRecord(RemoveAccessControlEntryRecord(id=acl_id), 0) for acl_id in removed]
+        check_batch_size(len(records))
+        return Result(records, results, atomic=True)
+
+    def replay_entry(self, record: AccessControlEntryRecord) -> None:
+        acl = StandardAcl.from_record(record)
+        assert record.id not in self.by_id, f"ACL {record.id.hex()} is there already"
+        self.by_id[record.id] = acl
+        self._ids[acl] = record.id
+
+    def replay_removal(self, record: RemoveAccessControlEntryRecord) -> None:
+        acl = self.by_id.pop(record.id)
+        self._ids.pop(acl, None)
+
+    def _fresh_id(self) -> Uuid:
+        while True:
+            acl_id = self._new_id()
+            if acl_id not in self.by_id:
+                return acl_id
+
+
+def _matching(acl: StandardAcl) -> DeleteAclsMatchingAcl:
+    return DeleteAclsMatchingAcl(
+        error_code=ErrorCode.NONE,
+        error_message="",
+        resource_type=acl.resource_type,
+        resource_name=acl.resource_name,
+        pattern_type=acl.pattern_type,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission_type,
+    )
+
+
+def _validate_creation(creation: AclCreation) -> None:
+    """Raises `ApiError` INVALID_REQUEST for an entry that could never be judged."""
+    name = creation.resource_name
+    if creation.resource_type not in range(ResourceType.TOPIC, ResourceType.USER + 1):
+        raise _invalid(f"Invalid resourceType {_name(ResourceType, creation.resource_type)}")
+    if creation.resource_type == ResourceType.CLUSTER and name != CLUSTER_RESOURCE_NAME:
+        raise _invalid(f"The only valid name for the CLUSTER resource is {CLUSTER_RESOURCE_NAME}")
+    if creation.resource_pattern_type not in (PATTERN_LITERAL, PATTERN_PREFIXED):
+        patterns = {PATTERN_ANY: "ANY", PATTERN_MATCH: "MATCH"}
+        raise _invalid(f"Invalid patternType {patterns.get(creation.resource_pattern_type, 'UNKNOWN')}")
+    if creation.operation not in range(Operation.ALL, Operation.TWO_PHASE_COMMIT + 1):
+        raise _invalid(f"Invalid operation {_name(Operation, creation.operation)}")
+    if creation.permission_type not in (PERMISSION_DENY, PERMISSION_ALLOW):
+        raise _invalid(f"Invalid permissionType {'ANY' if creation.permission_type == PERMISSION_ANY else 'UNKNOWN'}")
+    if not name:
+        raise _invalid("Resource name should not be empty")
+    if ":" not in creation.principal:
+        raise _invalid(
+            f"Could not parse principal from `{creation.principal}` "
+            "(no colon is present separating the principal type from the principal name)"
+        )
+
+
+def _name(kind: type[ResourceType] | type[Operation], value: int) -> str:
+    return kind(value).name if value in kind.__members__.values() else "UNKNOWN"
+
+
+def filter_matcher(entry_filter: DeleteAclsFilter) -> Callable[[StandardAcl], bool]:
+    """A predicate over entries. Raises `ApiError` INVALID_REQUEST for a filter with unknown parts."""
+    if entry_filter.resource_type_filter not in range(
+        ResourceType.ANY, ResourceType.USER + 1
+    ) or entry_filter.pattern_type_filter not in range(PATTERN_ANY, PATTERN_PREFIXED + 1):
+        raise _invalid("Unknown patternFilter.")
+    if entry_filter.operation not in range(
+        Operation.ANY, Operation.TWO_PHASE_COMMIT + 1
+    ) or entry_filter.permission_type not in range(PERMISSION_ANY, PERMISSION_ALLOW + 1):
+        raise _invalid("Unknown entryFilter.")
+
+    def matches(acl: StandardAcl) -> bool:
+        f = entry_filter
+        return (
+            f.resource_type_filter in (ResourceType.ANY, acl.resource_type)
+            and _pattern_matches(f.pattern_type_filter, f.resource_name_filter, acl)
+            and f.principal_filter in (None, acl.principal)
+            and f.host_filter in (None, acl.host)
+            and f.operation in (Operation.ANY, acl.operation)
+            and f.permission_type in (PERMISSION_ANY, acl.permission_type)
+        )
+
+    return matches
+
+
+def _pattern_matches(pattern_type: int, name: str | None, acl: StandardAcl) -> bool:
+    """MATCH finds whatever entry would apply to the resource called `name`; the others compare the patterns."""
+    if pattern_type not in (PATTERN_ANY, PATTERN_MATCH, acl.pattern_type):
+        return False
+    if name is None:
+        return True
+    if pattern_type != PATTERN_MATCH:
+        return name == acl.resource_name
+    if acl.pattern_type == PATTERN_PREFIXED:
+        return name.startswith(acl.resource_name)
+    return acl.resource_name in (name, WILDCARD)
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REQUEST, message)

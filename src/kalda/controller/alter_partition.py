@@ -1,0 +1,121 @@
+"""A leader proposes its ISR (AlterPartition, KIP-497), and the controller decides.
+
+The leader alone knows who has caught up; the controller alone knows who is alive. So a proposal is refused when it
+was made under an older leader or partition epoch, or when it names a replica that is fenced, shutting down (KIP-841),
+or of another incarnation than the leader thinks (KIP-903).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import Uuid
+from kalda.controller.cluster import ClusterControl
+from kalda.controller.partition_index import TopicIdPartition
+from kalda.controller.partitions import PartitionControl
+from kalda.metadata.partition import NO_LEADER_CHANGE, LeaderRecoveryState, PartitionRegistration
+from kalda.protocol.messages.brokers import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionResponse,
+    AlterPartitionResponsePartitionData,
+    AlterPartitionResponseTopicData,
+    BrokerState,
+)
+from kalda.protocol.messages.metadata_records import PartitionChangeRecord
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+
+_SKIP_EPOCH_CHECK = -1
+
+
+class AlterPartitionControl:
+    """Answers AlterPartition."""
+
+    def __init__(self, state: PartitionControl, cluster: ClusterControl) -> None:
+        self._state = state
+        self._cluster = cluster
+
+    def alter(self, request: AlterPartitionRequest) -> Result[VersionedRecord, AlterPartitionResponse]:
+        """Raises `ApiError` STALE_BROKER_EPOCH."""
+        self._cluster.check_broker_epoch(request.broker_id, request.broker_epoch)
+        response = AlterPartitionResponse()
+        records: list[VersionedRecord] = []
+        for topic in request.topics:
+            answers = [self._alter_one(request.broker_id, topic.topic_id, data, records) for data in topic.partitions]
+            response.topics.append(AlterPartitionResponseTopicData(topic_id=topic.topic_id, partitions=answers))
+        return Result(records, response)
+
+    def _alter_one(
+        self, broker_id: int, topic_id: Uuid, data: AlterPartitionRequestPartitionData, records: list[VersionedRecord]
+    ) -> AlterPartitionResponsePartitionData:
+        partition_id = data.partition_index
+        answer = AlterPartitionResponsePartitionData(partition_index=partition_id)
+        if topic_id not in self._state.topic_names:
+            answer.error_code = ErrorCode.UNKNOWN_TOPIC_ID
+            return answer
+        at = TopicIdPartition(topic_id, partition_id)
+        partition = self._state.partitions.get(at)
+        if partition is None:
+            answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return answer
+        proposed = data.new_isr_with_epochs or [BrokerState(broker_id=replica) for replica in data.new_isr]
+        answer.error_code = self._refusal(broker_id, partition, data, proposed)
+        if answer.error_code != ErrorCode.NONE:
+            return answer
+        change = self._state.change(at, partition)
+        change.isr = tuple(replica.broker_id for replica in proposed)
+        change.leader_recovery_state = LeaderRecoveryState(data.leader_recovery_state)
+        versioned = change.build()
+        if versioned is not None:
+            records.append(versioned)
+            record = versioned.record
+            assert isinstance(record, PartitionChangeRecord)
+            partition = partition.merge(record)
+            if record.leader not in (broker_id, NO_LEADER_CHANGE):
+                # The new ISR completed a reassignment which takes the leader away: the one case in which an error is
+                # answered and a record is written. The old leader must fetch metadata before it asks again.
+                answer.error_code = ErrorCode.NEW_LEADER_ELECTED
+                return answer
+        answer.leader_id = partition.leader
+        answer.leader_epoch = partition.leader_epoch
+        answer.isr = list(partition.isr)
+        answer.leader_recovery_state = partition.leader_recovery_state.value
+        answer.partition_epoch = partition.partition_epoch
+        return answer
+
+    def _refusal(
+        self,
+        broker_id: int,
+        partition: PartitionRegistration,
+        data: AlterPartitionRequestPartitionData,
+        proposed: Sequence[BrokerState],
+    ) -> ErrorCode:
+        if data.leader_epoch > partition.leader_epoch or data.partition_epoch > partition.partition_epoch:
+            return ErrorCode.NOT_CONTROLLER  # the leader knows more than this controller: another one is active
+        if data.leader_epoch < partition.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        if broker_id != partition.leader:
+            return ErrorCode.INVALID_REQUEST
+        if data.partition_epoch < partition.partition_epoch:
+            return ErrorCode.INVALID_UPDATE_VERSION
+        isr = [replica.broker_id for replica in proposed]
+        valid = isr and len(set(isr)) == len(isr) and set(isr) <= set(partition.replicas)
+        if not valid or partition.leader not in isr:
+            return ErrorCode.INVALID_REQUEST
+        if data.leader_recovery_state not in LeaderRecoveryState.__members__.values():
+            return ErrorCode.INVALID_REQUEST
+        if data.leader_recovery_state == LeaderRecoveryState.RECOVERING and (
+            len(isr) > 1 or partition.leader_recovery_state is LeaderRecoveryState.RECOVERED
+        ):
+            return ErrorCode.INVALID_REQUEST
+        if not all(self._is_eligible(replica) for replica in proposed):
+            return ErrorCode.INELIGIBLE_REPLICA
+        return ErrorCode.NONE
+
+    def _is_eligible(self, replica: BrokerState) -> bool:
+        if not self._cluster.is_active(replica.broker_id):
+            return False
+        epoch = self._cluster.brokers[replica.broker_id].epoch
+        return replica.broker_epoch in (_SKIP_EPOCH_CHECK, epoch)

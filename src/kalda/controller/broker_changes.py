@@ -1,0 +1,164 @@
+"""What happens to partitions when a broker comes, goes, or loses a directory.
+
+A broker that goes leaves its ISRs at once, and with them its leaderships, so that producers with acks=all need not
+wait for it. A broker that comes back leads again only what has no leader; the ISRs it re-enters by catching up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.controller.cluster import ClusterControl
+from kalda.controller.features import FeatureControl
+from kalda.controller.heartbeats import BrokerState
+from kalda.controller.partitions import PartitionControl
+from kalda.metadata.cluster import BrokerRegistration
+from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from kalda.protocol.messages.metadata_records import BrokerRegistrationChangeRecord, UnregisterBrokerRecord
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+
+_FENCE, _UNFENCE = 1, -1
+_IN_CONTROLLED_SHUTDOWN = 1
+
+
+class BrokerChangeControl:
+    """Heartbeats, fencing, unregistration."""
+
+    def __init__(self, state: PartitionControl, features: FeatureControl, cluster: ClusterControl) -> None:
+        self._state = state
+        self._features = features
+        self._cluster = cluster
+
+    def heartbeat(
+        self, request: BrokerHeartbeatRequest
+    ) -> tuple[Result[VersionedRecord, BrokerHeartbeatResponse], bool]:
+        """The answer, and whether the broker is in a controlled shutdown after it: then the offset of the last record
+        is one that all active brokers must have seen before it may go. Raises `ApiError` STALE_BROKER_EPOCH."""
+        broker_id = request.broker_id
+        registration = self._cluster.check_broker_epoch(broker_id, request.broker_epoch)
+        heartbeats = self._cluster.heartbeats
+        registration_offset = self._cluster.registration_offset(broker_id)
+        current, following = heartbeats.next_state(
+            request, registration_offset, lambda: self._state.index.leads_any(broker_id)
+        )
+        records: list[VersionedRecord] = []
+        if current is not following:
+            match following:
+                case BrokerState.FENCED | BrokerState.SHUTDOWN_NOW:
+                    records += self.fence(registration)
+                case BrokerState.UNFENCED:
+                    records += self._unfence(registration)
+                case BrokerState.CONTROLLED_SHUTDOWN:
+                    records += self._start_shutdown(registration)
+        heartbeats.touch(broker_id, following.is_fenced, request.current_metadata_offset)
+        version = self._features.metadata_version
+        if version.is_directory_assignment_supported and request.offline_log_dirs:
+            records += self._directories_offline(registration, request.offline_log_dirs)
+        if version.is_cordoned_log_dirs_supported and request.cordoned_log_dirs is not None:
+            records += self._cordon(registration, request.cordoned_log_dirs)
+        response = BrokerHeartbeatResponse(
+            is_caught_up=request.current_metadata_offset >= registration_offset,
+            is_fenced=following.is_fenced,
+            should_shut_down=following is BrokerState.SHUTDOWN_NOW,
+        )
+        return Result(records, response), following is BrokerState.CONTROLLED_SHUTDOWN
+
+    def fence(self, registration: BrokerRegistration) -> list[VersionedRecord]:
+        """Nothing for one that is fenced already."""
+        if registration.fenced:
+            return []
+        broker_id = registration.id
+        records = self._state.leader_and_isr_updates(self._state.index.with_in_isr(broker_id), removed=broker_id)
+        records.append(_change(registration, fenced=_FENCE))
+        return records
+
+    def fence_one_stale(self, now_ms: int) -> tuple[list[VersionedRecord], bool]:
+        """Fence the broker that has been silent longest, if that is longer than its session; whether there was one.
+        One at a time, so that the next sees what the records of this one have changed."""
+        heartbeats = self._cluster.heartbeats
+        expired = heartbeats.pop_expired(now_ms)
+        if expired is None:
+            return [], False
+        broker_id, epoch = expired
+        registration = self._cluster.brokers.get(broker_id)
+        if registration is None or registration.epoch != epoch:
+            return [], True  # the session of a former incarnation
+        records = self.fence(registration)
+        heartbeats.fence(broker_id)
+        return records, True
+
+    def unregister(self, broker_id: int) -> list[VersionedRecord]:
+        """Raises `ApiError` BROKER_ID_NOT_REGISTERED."""
+        registration = self._cluster.brokers.get(broker_id)
+        if registration is None:
+            raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker_id} is not currently registered")
+        index = self._state.index
+        records = self._state.leader_and_isr_updates(index.with_in_isr(broker_id), removed=broker_id)
+        records += self._state.leader_and_isr_updates(index.with_in_elr(broker_id), unclean=broker_id)
+        record = UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=registration.epoch)
+        records.append(VersionedRecord(record, 0))
+        return records
+
+    def clean_up(self, broker_id: int, was_clean: bool) -> list[VersionedRecord]:
+        """A new incarnation registers: what the old one left in ISRs is void. After an unclean shutdown it is not
+        eligible either, since it may have lost what was not synced (KIP-966)."""
+        index = self._state.index
+        if was_clean or not self._features.metadata_version.is_elr_supported:
+            return self._state.leader_and_isr_updates(index.with_in_isr(broker_id), removed=broker_id)
+        records = self._state.leader_and_isr_updates(index.with_in_isr(broker_id), unclean=broker_id)
+        return records + self._state.leader_and_isr_updates(index.with_in_elr(broker_id), unclean=broker_id)
+
+    def _unfence(self, registration: BrokerRegistration) -> list[VersionedRecord]:
+        records = [_change(registration, fenced=_UNFENCE)]
+        records += self._state.leader_and_isr_updates(iter(self._state.index.leaderless), added=registration.id)
+        return records
+
+    def _start_shutdown(self, registration: BrokerRegistration) -> list[VersionedRecord]:
+        records = []
+        if not registration.in_controlled_shutdown:
+            records.append(_change(registration, version=1, in_controlled_shutdown=_IN_CONTROLLED_SHUTDOWN))
+        broker_id = registration.id
+        records += self._state.leader_and_isr_updates(self._state.index.with_in_isr(broker_id), removed=broker_id)
+        return records
+
+    def _directories_offline(self, registration: BrokerRegistration, offline: Sequence[Uuid]) -> list[VersionedRecord]:
+        newly = [directory for directory in registration.directories if directory in offline]
+        if not newly:
+            return []
+        records: list[VersionedRecord] = []
+        for directory in newly:
+            partitions = self._state.index.in_directory(directory)
+            records += self._state.leader_and_isr_updates(partitions, removed=registration.id)
+        online = [directory for directory in registration.directories if directory not in newly]
+        records.append(_change(registration, version=2, log_dirs=online))
+        return records
+
+    def _cordon(self, registration: BrokerRegistration, cordoned: Sequence[Uuid]) -> list[VersionedRecord]:
+        wanted = tuple(sorted(cordoned))
+        if wanted == registration.cordoned_directories:
+            return []
+        return [_change(registration, version=3, cordoned_log_dirs=list(wanted))]
+
+
+def _change(
+    registration: BrokerRegistration,
+    *,
+    version: int = 0,
+    fenced: int = 0,
+    in_controlled_shutdown: int = 0,
+    log_dirs: Sequence[Uuid] = (),
+    cordoned_log_dirs: list[Uuid] | None = None,
+) -> VersionedRecord:
+    """At the lowest version that can say it."""
+    record = BrokerRegistrationChangeRecord(
+        broker_id=registration.id,
+        broker_epoch=registration.epoch,
+        fenced=fenced,
+        in_controlled_shutdown=in_controlled_shutdown,
+        log_dirs=list(log_dirs),
+        cordoned_log_dirs=cordoned_log_dirs,
+    )
+    return VersionedRecord(record, version)

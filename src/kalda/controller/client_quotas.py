@@ -1,0 +1,150 @@
+"""Client quotas as they are stored (KIP-546). Brokers read them from their image, and describe them from there."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.controller.context import check_batch_size
+from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity, quota_entity
+from kalda.protocol.messages.admin import (
+    AlterClientQuotasRequestEntryData,
+    AlterClientQuotasResponseEntityData,
+    AlterClientQuotasResponseEntryData,
+    OpData,
+)
+from kalda.protocol.messages.metadata_records import ClientQuotaRecord, ClientQuotaRecordEntityData
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
+
+_INTEGRAL_LIMITS = {"LONG": 2**63 - 1, "INT": 2**31 - 1}
+_USER_KEYS = {
+    "producer_byte_rate": "LONG",
+    "consumer_byte_rate": "LONG",
+    "request_percentage": "DOUBLE",
+    "controller_mutation_rate": "DOUBLE",
+}
+_IP_KEYS = {"connection_creation_rate": "INT"}
+_FRACTION_TOLERANCE = 1e-6
+
+
+class ClientQuotaControl:
+    """Quotas by entity."""
+
+    def __init__(self, registry: SnapshotRegistry) -> None:
+        self.quotas: TimelineDict[QuotaEntity, Mapping[str, float]] = TimelineDict(registry)
+
+    def alter(
+        self, entries: Sequence[AlterClientQuotasRequestEntryData]
+    ) -> Result[VersionedRecord, list[AlterClientQuotasResponseEntryData]]:
+        """An entity with a wrong key or value is left as it was; the others are altered."""
+        records: list[VersionedRecord] = []
+        results: list[AlterClientQuotasResponseEntryData] = []
+        seen: set[QuotaEntity] = set()
+        for entry in entries:
+            error: ApiError | None = None
+            try:
+                entity, keys = _validated_entity(entry)
+                if entity in seen:
+                    raise _invalid(f"Duplicate client quota entity {dict(entity)} in the request")
+                seen.add(entity)
+                records += self._records(entity, keys, entry.ops)
+            except ApiError as refused:
+                error = refused
+            results.append(
+                AlterClientQuotasResponseEntryData(
+                    error_code=ErrorCode.NONE if error is None else error.code,
+                    error_message=None if error is None else error.message,
+                    entity=[
+                        AlterClientQuotasResponseEntityData(entity_type=part.entity_type, entity_name=part.entity_name)
+                        for part in entry.entity
+                    ],
+                )
+            )
+        check_batch_size(len(records))
+        return Result(records, results, atomic=True)
+
+    def replay(self, record: ClientQuotaRecord) -> None:
+        entity = quota_entity({part.entity_type: part.entity_name for part in record.entity})
+        quotas = dict(self.quotas.get(entity) or {})
+        if record.remove:
+            quotas.pop(record.key, None)
+        else:
+            quotas[record.key] = record.value
+        if quotas:
+            self.quotas[entity] = quotas
+        else:
+            self.quotas.pop(entity, None)
+
+    def _records(self, entity: QuotaEntity, keys: Mapping[str, str], ops: Sequence[OpData]) -> list[VersionedRecord]:
+        proposed: dict[str, float | None] = {op.key: None if op.remove else op.value for op in ops}
+        if len(proposed) < len(ops):
+            raise _invalid("Duplicate quota key in the request")
+        current = self.quotas.get(entity) or {}
+        records = []
+        for key, value in proposed.items():
+            if value is not None:
+                _validate_value(keys, key, value)
+            if value == current.get(key):
+                continue
+            record = ClientQuotaRecord(
+                entity=[ClientQuotaRecordEntityData(entity_type=kind, entity_name=name) for kind, name in entity],
+                key=key,
+                value=0.0 if value is None else value,
+                remove=value is None,
+            )
+            records.append(VersionedRecord(record, 0))
+        return records
+
+
+def _validated_entity(entry: AlterClientQuotasRequestEntryData) -> tuple[QuotaEntity, Mapping[str, str]]:
+    """The entity, and the type of each key that it may have. Raises `ApiError` INVALID_REQUEST."""
+    parts: dict[str, str | None] = {}
+    for part in entry.entity:
+        kind, name = part.entity_type, part.entity_name
+        if kind in parts:
+            raise _invalid(f"Invalid client quota entity, {kind} is given twice")
+        if kind not in (USER, CLIENT_ID, IP):
+            raise _invalid(f"Unhandled client quota entity type: {kind}")
+        if name == "":
+            raise _invalid(f"Empty {kind} not supported")
+        parts[kind] = name
+    if not parts:
+        raise _invalid("Invalid empty client quota entity")
+    if IP not in parts:
+        return quota_entity(parts), _USER_KEYS
+    if len(parts) > 1:
+        raise _invalid("Invalid quota entity combination, IP entity should not be combined with User or ClientId")
+    address = parts[IP]
+    if address is not None and not _is_address(address):
+        raise _invalid(f"{address} is not a valid IP or resolvable host.")
+    return quota_entity(parts), _IP_KEYS
+
+
+def _is_address(text: str) -> bool:
+    """An address only: resolving a name would make the outcome depend on where and when it is asked."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return text == "localhost"
+    return True
+
+
+def _validate_value(keys: Mapping[str, str], key: str, value: float) -> None:
+    kind = keys.get(key)
+    if kind is None:
+        raise _invalid(f"Invalid configuration key {key}")
+    if not value > 0.0:
+        raise _invalid(f"Quota {key} must be greater than 0")
+    if kind == "DOUBLE":
+        return
+    if value > _INTEGRAL_LIMITS[kind]:
+        raise _invalid(f"Proposed value for {key} is too large for {'an INT' if kind == 'INT' else 'a LONG'}.")
+    if value % 1.0 > _FRACTION_TOLERANCE:
+        raise _invalid(f"{key} cannot be a fractional value.")
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REQUEST, message)

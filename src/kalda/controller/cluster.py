@@ -1,0 +1,342 @@
+"""Which brokers and controllers there are.
+
+A registration is a lease: its epoch, the offset of the log at that moment, goes with every request of the broker, so
+that a request of an earlier incarnation is known for what it is. A broker registers fenced, reads the metadata up to
+its own registration, and is unfenced by a heartbeat that says so (`heartbeats.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import (
+    DIRECTORY_LOST,
+    DIRECTORY_MIGRATING,
+    DIRECTORY_UNASSIGNED,
+    Uuid,
+    uuid_to_text,
+)
+from kalda.controller.features import FeatureControl
+from kalda.controller.heartbeats import BrokerHeartbeats
+from kalda.controller.placement import UsableBroker
+from kalda.metadata.cluster import BrokerRegistration, ClusterDelta, ClusterImage, ControllerRegistration
+from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
+from kalda.metadata.metadata_version import MINIMUM
+from kalda.protocol.messages.brokers import (
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    ControllerRegistrationRequest,
+    ControllerRegistrationResponse,
+)
+from kalda.protocol.messages.metadata_records import (
+    BrokerEndpoint,
+    BrokerFeature,
+    BrokerRegistrationChangeRecord,
+    ControllerEndpoint,
+    ControllerFeature,
+    FenceBrokerRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    UnfenceBrokerRecord,
+    UnregisterBrokerRecord,
+)
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
+
+CleanUp = Callable[[int, bool], list[VersionedRecord]]
+"""`(broker id, was a clean shutdown)` to the records that take a previous incarnation out of its ISRs."""
+
+_RESERVED_DIRECTORIES = 100
+_NO_STORED_EPOCH = -2  # never what a request claims: -1 there means that it does not know
+
+
+class ClusterControl:
+    """Registrations; while active, also heartbeats."""
+
+    def __init__(self, registry: SnapshotRegistry, cluster_id: str, features: FeatureControl) -> None:
+        self._cluster_id = cluster_id
+        self._features = features
+        self.brokers: TimelineDict[int, BrokerRegistration] = TimelineDict(registry)
+        self.controllers: TimelineDict[int, ControllerRegistration] = TimelineDict(registry)
+        self._registration_offsets: TimelineDict[int, int] = TimelineDict(registry)
+        self._directory_owners: TimelineDict[Uuid, int] = TimelineDict(registry)
+        self._heartbeats: BrokerHeartbeats | None = None
+
+    # Being the active controller
+
+    def activate(self, session_timeout_ms: int, now_ms: int) -> None:
+        """Every broker is taken to have been heard of just now: nobody else knows better."""
+        self._heartbeats = BrokerHeartbeats(session_timeout_ms)
+        for broker_id, registration in self.brokers.items():
+            self._heartbeats.register(broker_id, registration.fenced)
+            if not registration.fenced:
+                self._heartbeats.contact(broker_id, registration.epoch, now_ms)
+
+    def deactivate(self) -> None:
+        self._heartbeats = None
+
+    @property
+    def heartbeats(self) -> BrokerHeartbeats:
+        assert self._heartbeats is not None, "only the active controller knows who is alive"
+        return self._heartbeats
+
+    # Questions
+
+    def check_broker_epoch(self, broker_id: int, epoch: int) -> BrokerRegistration:
+        """Raises `ApiError` STALE_BROKER_EPOCH unless `epoch` is that of the broker's present incarnation."""
+        registration = self.brokers.get(broker_id)
+        if registration is None:
+            raise ApiError(ErrorCode.STALE_BROKER_EPOCH, f"No broker registration found for broker id {broker_id}")
+        if registration.epoch != epoch:
+            raise ApiError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"Expected broker epoch {registration.epoch}, but got broker epoch {epoch}",
+            )
+        return registration
+
+    def registration_offset(self, broker_id: int) -> int:
+        return self._registration_offsets[broker_id]
+
+    def is_active(self, broker_id: int) -> bool:
+        """Whether it can be in an ISR and lead: registered, not fenced, not on its way out."""
+        registration = self.brokers.get(broker_id)
+        return registration is not None and not registration.fenced and not registration.in_controlled_shutdown
+
+    def has_online_directory(self, broker_id: int, directory: Uuid | None) -> bool:
+        """Whether a replica there can be served. A directory that is not known yet is given the benefit of doubt: a
+        broker with no directory left stops by itself."""
+        registration = self.brokers.get(broker_id)
+        if registration is None or directory is None or directory == DIRECTORY_LOST:
+            return False
+        if directory in (DIRECTORY_UNASSIGNED, DIRECTORY_MIGRATING) or not registration.directories:
+            return True
+        return registration.has_online_dir(directory)
+
+    def default_directory(self, broker_id: int) -> Uuid:
+        """Where a new replica on that broker goes: the broker decides unless it has one directory only."""
+        registration = self.brokers.get(broker_id)
+        if registration is None:
+            return DIRECTORY_UNASSIGNED
+        directories = registration.directories
+        if not directories:
+            return DIRECTORY_MIGRATING
+        return directories[0] if len(directories) == 1 else DIRECTORY_UNASSIGNED
+
+    def usable_brokers(self) -> Iterator[UsableBroker]:
+        """For new replicas."""
+        for broker_id, registration in self.brokers.items():
+            if not registration.in_controlled_shutdown and registration.has_uncordoned_dirs:
+                yield UsableBroker(broker_id, registration.rack, registration.fenced)
+
+    # Requests
+
+    def register_broker(
+        self, request: BrokerRegistrationRequest, new_epoch: int, clean_up: CleanUp, now_ms: int
+    ) -> Result[VersionedRecord, BrokerRegistrationResponse]:
+        """A broker starts, or says anew what it supports. Raises `ApiError`."""
+        self._check_cluster_id(request.cluster_id)
+        broker_id = request.broker_id
+        existing = self.brokers.get(broker_id)
+        same_incarnation = existing is not None and existing.incarnation_id == request.incarnation_id
+        if (
+            existing is not None
+            and not same_incarnation
+            and not existing.in_controlled_shutdown
+            and self.heartbeats.has_valid_session(broker_id, existing.epoch, now_ms)
+        ):
+            raise ApiError(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                "Another broker is registered with that broker id. If the broker was recently restarted this should "
+                "self-resolve once the heartbeat manager expires the broker's session.",
+            )
+        if request.is_migrating_zk_broker:
+            raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers.")
+        version = self._features.metadata_version
+        record = RegisterBrokerRecord(
+            broker_id=broker_id,
+            incarnation_id=request.incarnation_id,
+            broker_epoch=new_epoch,
+            end_points=_broker_endpoints(request),
+            features=self._broker_features(request),
+            rack=request.rack,
+        )
+        if version.is_directory_assignment_supported:
+            self._check_directories(broker_id, request.log_dirs)
+            record.log_dirs = list(request.log_dirs)
+        records: list[VersionedRecord] = []
+        if existing is not None and same_incarnation:
+            record.broker_epoch = existing.epoch
+            record.fenced = existing.fenced
+            record.in_controlled_shutdown = existing.in_controlled_shutdown
+            if version.is_cordoned_log_dirs_supported and existing.cordoned_directories is not None:
+                record.cordoned_log_dirs = list(existing.cordoned_directories)
+        else:
+            stored_epoch = _NO_STORED_EPOCH if existing is None else existing.epoch
+            records += clean_up(broker_id, stored_epoch == request.previous_broker_epoch)
+        records.append(VersionedRecord(record, version.register_broker_record_version))
+        return Result(records, BrokerRegistrationResponse(broker_epoch=record.broker_epoch), atomic=True)
+
+    def register_controller(
+        self, request: ControllerRegistrationRequest
+    ) -> Result[VersionedRecord, ControllerRegistrationResponse]:
+        """KIP-919. Raises `ApiError` UNSUPPORTED_VERSION."""
+        if not self._features.metadata_version.is_controller_registration_supported:
+            raise ApiError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "The current MetadataVersion is too old to support controller registrations.",
+            )
+        _check_listener_names(listener.name for listener in request.listeners)
+        record = RegisterControllerRecord(
+            controller_id=request.controller_id,
+            incarnation_id=request.incarnation_id,
+            zk_migration_ready=request.zk_migration_ready,
+            end_points=[
+                ControllerEndpoint(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
+                for one in request.listeners
+            ],
+            features=[
+                ControllerFeature(
+                    name=one.name,
+                    min_supported_version=one.min_supported_version,
+                    max_supported_version=one.max_supported_version,
+                )
+                for one in request.features
+            ],
+        )
+        return Result([VersionedRecord(record, 0)], ControllerRegistrationResponse(error_message=None), atomic=True)
+
+    # Replay
+
+    def replay_broker(self, record: RegisterBrokerRecord, offset: int) -> None:
+        broker_id = record.broker_id
+        previous = self.brokers.get(broker_id)
+        registration = BrokerRegistration.from_record(record)
+        self.brokers[broker_id] = registration
+        self._registration_offsets[broker_id] = offset
+        self._move_directories(broker_id, previous, registration)
+        if self._heartbeats is not None:
+            if previous is not None and previous.epoch != registration.epoch:
+                self._heartbeats.remove(broker_id)
+            self._heartbeats.register(broker_id, registration.fenced)
+
+    def replay_unregister(self, record: UnregisterBrokerRecord) -> None:
+        self._replay_change(record.broker_id, lambda delta: delta.unregister_broker(record))
+        del self._registration_offsets[record.broker_id]
+        if self._heartbeats is not None:
+            self._heartbeats.remove(record.broker_id)
+
+    def replay_change(self, record: BrokerRegistrationChangeRecord) -> None:
+        self._replay_change(record.broker_id, lambda delta: delta.change_broker(record))
+
+    def replay_fence(self, record: FenceBrokerRecord) -> None:
+        self._replay_change(record.id, lambda delta: delta.fence_broker(record))
+
+    def replay_unfence(self, record: UnfenceBrokerRecord) -> None:
+        self._replay_change(record.id, lambda delta: delta.unfence_broker(record))
+
+    def replay_controller(self, record: RegisterControllerRecord) -> None:
+        self.controllers[record.controller_id] = ControllerRegistration.from_record(record)
+
+    def _replay_change(self, broker_id: int, change: Callable[[ClusterDelta], None]) -> None:
+        previous = self.brokers.get(broker_id)
+        delta = ClusterDelta(ClusterImage(self.brokers, self.controllers))
+        change(delta)
+        registration = delta.changed_brokers[broker_id]
+        self._move_directories(broker_id, previous, registration)
+        if registration is None:
+            del self.brokers[broker_id]
+            return
+        if registration != previous:
+            self.brokers[broker_id] = registration
+        if self._heartbeats is not None:
+            self._heartbeats.register(broker_id, registration.fenced)
+
+    def _move_directories(
+        self, broker_id: int, previous: BrokerRegistration | None, following: BrokerRegistration | None
+    ) -> None:
+        old = () if previous is None else previous.directories
+        new = () if following is None else following.directories
+        for directory in old:
+            if directory not in new and self._directory_owners.get(directory) == broker_id:
+                del self._directory_owners[directory]
+        for directory in new:
+            if self._directory_owners.get(directory) != broker_id:
+                self._directory_owners[directory] = broker_id
+
+    # Checks of a registration
+
+    def _check_cluster_id(self, cluster_id: str) -> None:
+        if cluster_id != self._cluster_id:
+            raise ApiError(
+                ErrorCode.INCONSISTENT_CLUSTER_ID,
+                f"Expected cluster ID {self._cluster_id}, but got cluster ID {cluster_id}",
+            )
+
+    def _check_directories(self, broker_id: int, directories: list[Uuid]) -> None:
+        if not directories:
+            raise ApiError(ErrorCode.INVALID_REGISTRATION, "No directories specified in request")
+        if any(int.from_bytes(directory, "big") < _RESERVED_DIRECTORIES for directory in directories):
+            raise ApiError(ErrorCode.INVALID_REGISTRATION, "Reserved directory ID in request")
+        if len(set(directories)) != len(directories):
+            raise ApiError(ErrorCode.INVALID_REGISTRATION, "Duplicate directory ID in request")
+        for directory in directories:
+            owner = self._directory_owners.get(directory)
+            if owner is not None and owner != broker_id:
+                raise ApiError(
+                    ErrorCode.INVALID_REGISTRATION,
+                    f"Broker {owner} is already registered with directory {uuid_to_text(directory)}",
+                )
+
+    def _broker_features(self, request: BrokerRegistrationRequest) -> list[BrokerFeature]:
+        """What the broker supports, once that was found to include what is finalized."""
+        finalized = self._features.finalized_levels()
+        features = []
+        announced: dict[str, tuple[int, int]] = {}
+        for one in request.features:
+            announced[one.name] = (one.min_supported_version, one.max_supported_version)
+            features.append(
+                BrokerFeature(
+                    name=one.name,
+                    min_supported_version=one.min_supported_version,
+                    max_supported_version=one.max_supported_version,
+                )
+            )
+        if METADATA_VERSION not in announced:
+            level = MINIMUM.value  # what a broker that does not say was built for
+            announced[METADATA_VERSION] = (level, level)
+            features.append(
+                BrokerFeature(name=METADATA_VERSION, min_supported_version=level, max_supported_version=level)
+            )
+        _check_finalized(finalized, announced)
+        return features
+
+
+def _check_finalized(finalized: Mapping[str, int], announced: Mapping[str, tuple[int, int]]) -> None:
+    for name in [*announced, *(name for name in finalized if name not in announced)]:
+        level = finalized.get(name, 0)
+        lowest, highest = announced.get(name, (0, 0))
+        if not lowest <= level <= highest:
+            raise ApiError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"Unable to register because the broker does not support finalized version {level} of {name}. "
+                f"The broker wants a version between {lowest} and {highest}, inclusive.",
+            )
+
+
+def _broker_endpoints(request: BrokerRegistrationRequest) -> list[BrokerEndpoint]:
+    _check_listener_names(listener.name for listener in request.listeners)
+    return [
+        BrokerEndpoint(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
+        for one in request.listeners
+    ]
+
+
+def _check_listener_names(names: Iterable[str]) -> None:
+    """A nameless listener could be registered, but its record could not be replayed."""
+    seen: set[str] = set()
+    for name in names:
+        if not name or name in seen:
+            raise ApiError(ErrorCode.INVALID_REGISTRATION, f"Listener name {name!r} is empty or given twice")
+        seen.add(name)

@@ -1,0 +1,137 @@
+"""AlterConfigs and IncrementalAlterConfigs: from the wire to alterations, and back.
+
+A resource that is named twice is refused, whatever its alterations are: their order would decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.controller.configs import AlterOp, ConfigControl, KeyOp, Outcome
+from kalda.controller.context import Operation, RequestContext, ResourceType, error_fields
+from kalda.metadata.configs import ConfigResource, ConfigResourceType
+from kalda.protocol.messages.configs import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    AlterConfigsResponseAlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+    IncrementalAlterConfigsResponse,
+    IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
+)
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+
+
+class _Named(Protocol):
+    @property
+    def resource_type(self) -> int: ...
+
+    @property
+    def resource_name(self) -> str: ...
+
+
+def incremental_alter_configs(
+    configs: ConfigControl, request: IncrementalAlterConfigsRequest, context: RequestContext
+) -> Result[VersionedRecord, IncrementalAlterConfigsResponse]:
+    """KIP-339: keys that are not named stay as they are."""
+    outcome, accepted = _sift(request.resources, context)
+    changes: dict[ConfigResource, list[KeyOp]] = {}
+    for resource in request.resources:
+        key = _key(resource)
+        if key not in accepted:
+            continue
+        try:
+            changes[key] = _operations(resource)
+        except ApiError as error:
+            outcome[key] = error
+    result = configs.incremental_alter(changes)
+    outcome.update(result.response)
+    response = IncrementalAlterConfigsResponse(
+        responses=[
+            IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
+                resource_type=int(resource.type),
+                resource_name=resource.name,
+                **error_fields(error),
+            )
+            for resource, error in outcome.items()
+        ]
+    )
+    return Result([] if request.validate_only else result.records, response, atomic=True)
+
+
+def legacy_alter_configs(
+    configs: ConfigControl, request: AlterConfigsRequest, context: RequestContext
+) -> Result[VersionedRecord, AlterConfigsResponse]:
+    """Keys that are not named are deleted."""
+    outcome, accepted = _sift(request.resources, context)
+    changes = {
+        _key(resource): {config.name: config.value for config in resource.configs}
+        for resource in request.resources
+        if _key(resource) in accepted
+    }
+    result = configs.legacy_alter(changes)
+    outcome.update(result.response)
+    response = AlterConfigsResponse(
+        responses=[
+            AlterConfigsResponseAlterConfigsResourceResponse(
+                resource_type=int(resource.type),
+                resource_name=resource.name,
+                **error_fields(error),
+            )
+            for resource, error in outcome.items()
+        ]
+    )
+    return Result([] if request.validate_only else result.records, response, atomic=True)
+
+
+def _operations(resource: IncrementalAlterConfigsRequestAlterConfigsResource) -> list[KeyOp]:
+    ops: dict[str, KeyOp] = {}
+    for config in resource.configs:
+        if config.name in ops:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys : {config.name}")
+        if config.config_operation not in AlterOp.__members__.values():
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, f"Unknown operation {config.config_operation} on config {config.name}"
+            )
+        ops[config.name] = KeyOp(config.name, AlterOp(config.config_operation), config.value)
+    return list(ops.values())
+
+
+def _key(resource: _Named) -> ConfigResource:
+    return ConfigResource(resource.resource_type, resource.resource_name)
+
+
+def _sift(resources: Sequence[_Named], context: RequestContext) -> tuple[Outcome, set[ConfigResource]]:
+    """What is refused at sight, and what goes on."""
+    outcome: Outcome = {}
+    accepted: set[ConfigResource] = set()
+    for resource in resources:
+        key = _key(resource)
+        if key in outcome:
+            accepted.discard(key)
+            outcome[key] = ApiError(ErrorCode.INVALID_REQUEST, "Duplicate resource.")
+            continue
+        outcome[key] = _refusal(key, context)
+        if outcome[key] is None:
+            accepted.add(key)
+    return outcome, accepted
+
+
+def _refusal(resource: ConfigResource, context: RequestContext) -> ApiError | None:
+    """Topics and groups are altered by who may alter them, brokers and metrics subscriptions by who may the cluster."""
+    match resource.type:
+        case ConfigResourceType.TOPIC:
+            allowed = context.allows(Operation.ALTER_CONFIGS, ResourceType.TOPIC, resource.name)
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        case ConfigResourceType.GROUP:
+            allowed = context.allows(Operation.ALTER_CONFIGS, ResourceType.GROUP, resource.name)
+            code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        case ConfigResourceType.BROKER | ConfigResourceType.BROKER_LOGGER | ConfigResourceType.CLIENT_METRICS:
+            allowed = context.allows_on_cluster(Operation.ALTER_CONFIGS)
+            code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        case _:
+            return ApiError(ErrorCode.UNSUPPORTED_VERSION, f"Unknown resource type {resource.type}.")
+    return None if allowed else ApiError(code)

@@ -1,0 +1,171 @@
+"""Topics and partitions as they are: the state that the replication managers share.
+
+Besides the state, the one fan-out that all changes of brokers go through: `leader_and_isr_updates` gives the records
+by which a set of partitions adapts to a broker that goes, comes, or came back without its tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kalda.base.ids import Uuid
+from kalda.controller.cluster import ClusterControl
+from kalda.controller.configs import ConfigControl
+from kalda.controller.features import FeatureControl
+from kalda.controller.partition_change import ChangeRules, Election, PartitionChange
+from kalda.controller.partition_index import PartitionIndex, TopicIdPartition
+from kalda.controller.topic_names import collision_key
+from kalda.metadata.partition import PartitionRegistration
+from kalda.protocol.messages.metadata_records import (
+    ClearElrRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
+
+NO_BROKER = -1
+
+
+class PartitionControl:
+    """Topics by name and id, partitions by topic id and number."""
+
+    def __init__(
+        self, registry: SnapshotRegistry, features: FeatureControl, cluster: ClusterControl, configs: ConfigControl
+    ) -> None:
+        self._features = features
+        self._cluster = cluster
+        self._configs = configs
+        self.topic_ids: TimelineDict[str, Uuid] = TimelineDict(registry)
+        self.topic_names: TimelineDict[Uuid, str] = TimelineDict(registry)
+        self.partition_counts: TimelineDict[Uuid, int] = TimelineDict(registry)
+        self.partitions: TimelineDict[TopicIdPartition, PartitionRegistration] = TimelineDict(registry)
+        self._colliding: TimelineDict[str, tuple[str, ...]] = TimelineDict(registry)
+        self.index = PartitionIndex(registry)
+
+    # Questions
+
+    def partition(self, topic_id: Uuid, partition_id: int) -> PartitionRegistration | None:
+        return self.partitions.get(TopicIdPartition(topic_id, partition_id))
+
+    def of_topic(self, topic_id: Uuid) -> Iterable[tuple[int, PartitionRegistration]]:
+        for partition_id in range(self.partition_counts.get(topic_id, 0)):
+            yield partition_id, self.partitions[TopicIdPartition(topic_id, partition_id)]
+
+    def colliding_topic(self, name: str) -> str | None:
+        """A topic whose metrics would be told from those of `name` by nothing but . and _."""
+        key = collision_key(name)
+        if key is None:
+            return None
+        names = self._colliding.get(key)
+        return names[0] if names else None
+
+    # Changes
+
+    def change(
+        self,
+        at: TopicIdPartition,
+        partition: PartitionRegistration,
+        is_active: Callable[[int], bool] | None = None,
+    ) -> PartitionChange:
+        """A change of that partition, by the rules of now. `is_active` tells who may lead, where that is not simply
+        whoever is active. Unclean elections are allowed where the topic allows them."""
+        active = is_active or self._cluster.is_active
+        topic = self.topic_names[at.topic_id]
+
+        def is_acceptable(registration: PartitionRegistration, replica: int) -> bool:
+            return active(replica) and self._cluster.has_online_directory(replica, registration.directory(replica))
+
+        rules = ChangeRules(
+            metadata_version=self._features.metadata_version,
+            elr_enabled=self._features.is_elr_enabled,
+            min_insync_replicas=self._configs.min_insync_replicas(topic),
+            is_acceptable_leader=is_acceptable,
+            default_directory=self._cluster.default_directory,
+        )
+        change = PartitionChange(at.topic_id, at.partition_id, partition, rules)
+        if self._configs.unclean_election_enabled(topic):
+            change.election = Election.UNCLEAN
+        return change
+
+    def leader_and_isr_updates(
+        self,
+        partitions: Iterable[TopicIdPartition],
+        *,
+        removed: int = NO_BROKER,
+        added: int = NO_BROKER,
+        unclean: int = NO_BROKER,
+    ) -> list[VersionedRecord]:
+        """How `partitions` adapt to a broker that is `removed` from service, `added` to it (it is still registered as
+        fenced while these records are made), or was shut down `unclean`."""
+
+        def is_active(replica: int) -> bool:
+            if replica in (removed, unclean):
+                return False
+            return replica == added or self._cluster.is_active(replica)
+
+        records = []
+        for at in partitions:
+            partition = self.partitions[at]
+            change = self.change(at, partition, is_active)
+            change.isr = tuple(replica for replica in partition.isr if replica not in (removed, unclean))
+            if unclean != NO_BROKER:
+                change.unclean_shutdown_replicas = (unclean,)
+            record = change.build()
+            if record is not None:
+                records.append(record)
+        return records
+
+    # Replay
+
+    def replay_topic(self, record: TopicRecord) -> None:
+        assert record.name not in self.topic_ids, f"topic {record.name} is there already"
+        self.topic_ids[record.name] = record.topic_id
+        self.topic_names[record.topic_id] = record.name
+        key = collision_key(record.name)
+        if key is not None:
+            self._colliding[key] = (*self._colliding.get(key, ()), record.name)
+
+    def replay_partition(self, record: PartitionRecord) -> None:
+        at = TopicIdPartition(record.topic_id, record.partition_id)
+        assert record.topic_id in self.topic_names, f"a partition of the unknown topic {record.topic_id.hex()}"
+        self._put(at, PartitionRegistration.from_record(record))
+
+    def replay_partition_change(self, record: PartitionChangeRecord) -> None:
+        at = TopicIdPartition(record.topic_id, record.partition_id)
+        self._put(at, self.partitions[at].merge(record))
+
+    def replay_remove_topic(self, record: RemoveTopicRecord) -> str:
+        """The name of the topic that is gone."""
+        topic_id = record.topic_id
+        name = self.topic_names.pop(topic_id)
+        del self.topic_ids[name]
+        for partition_id in range(self.partition_counts.pop(topic_id, 0)):
+            at = TopicIdPartition(topic_id, partition_id)
+            self.index.update(at, self.partitions.pop(at), None)
+        key = collision_key(name)
+        if key is not None:
+            names = tuple(other for other in self._colliding[key] if other != name)
+            if names:
+                self._colliding[key] = names
+            else:
+                del self._colliding[key]
+        return name
+
+    def replay_clear_elr(self, record: ClearElrRecord) -> None:
+        """For one topic, or for all where it names none."""
+        topics = [self.topic_ids[record.topic_name]] if record.topic_name else list(self.topic_names)
+        for topic_id in topics:
+            for partition_id, partition in list(self.of_topic(topic_id)):
+                if partition.elr or partition.last_known_elr:
+                    self._put(TopicIdPartition(topic_id, partition_id), partition.without_elr())
+
+    def _put(self, at: TopicIdPartition, partition: PartitionRegistration) -> None:
+        previous = self.partitions.get(at)
+        if previous is None:
+            count = self.partition_counts.get(at.topic_id, 0)
+            self.partition_counts[at.topic_id] = max(count, at.partition_id + 1)
+        self.partitions[at] = partition
+        self.index.update(at, previous, partition)

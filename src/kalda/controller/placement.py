@@ -1,0 +1,152 @@
+"""Where new replicas go: striped over racks and brokers.
+
+Three aims, in this order: spread the replicas of a partition over racks; spread replicas over brokers; prefer brokers
+that are not fenced. Two rules: a broker holds at most one replica of a partition, and the first replica, the
+preferred leader, is on a broker that is not fenced.
+
+Racks take turns, and within a rack brokers take turns, so that each partition starts one rack further and takes the
+next broker of each. Both turns start at a random place, or every one-partition topic would land on broker 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from kalda.base.errors import ApiError, ErrorCode
+
+
+class Random(Protocol):
+    """What is needed of a random source; `random.Random` is one. Handed in, so that a seed gives the same places."""
+
+    def randrange(self, stop: int, /) -> int: ...
+
+    def shuffle(self, values: list[str | None], /) -> None: ...
+
+
+class UsableBroker(NamedTuple):
+    """A broker that can take replicas: registered, not shutting down, with a directory that is not cordoned."""
+
+    id: int
+    rack: str | None
+    fenced: bool
+
+
+class _Turns:
+    """Brokers of one rack, each once an epoch. Each epoch starts one broker further."""
+
+    __slots__ = ("_brokers", "_epoch", "_offset", "_taken")
+
+    def __init__(self, brokers: list[int], rng: Random) -> None:
+        self._brokers = sorted(brokers)
+        self._epoch = 0
+        self._taken = 0
+        self._offset = rng.randrange(len(brokers)) if brokers else 0
+
+    def next(self, epoch: int) -> int | None:
+        brokers = self._brokers
+        if not brokers:
+            return None
+        if self._epoch != epoch:
+            self._epoch = epoch
+            self._taken = 0
+            self._offset = (self._offset + 1) % len(brokers)
+        if self._taken == len(brokers):
+            return None
+        broker = brokers[(self._taken + self._offset) % len(brokers)]
+        self._taken += 1
+        return broker
+
+    def restart(self, rng: Random) -> None:
+        self._epoch = 0
+        self._taken = 0
+        self._offset = rng.randrange(len(self._brokers)) if self._brokers else 0
+
+
+class _Rack:
+    __slots__ = ("fenced", "unfenced")
+
+    def __init__(self, unfenced: list[int], fenced: list[int], rng: Random) -> None:
+        self.unfenced = _Turns(unfenced, rng)
+        self.fenced = _Turns(fenced, rng)
+
+    def next(self, epoch: int) -> int | None:
+        broker = self.unfenced.next(epoch)
+        return self.fenced.next(epoch) if broker is None else broker
+
+
+class _Racks:
+    """All racks, and how many partitions were placed since they were last shuffled."""
+
+    def __init__(self, brokers: list[UsableBroker], rng: Random) -> None:
+        self._rng = rng
+        names = sorted({broker.rack for broker in brokers}, key=lambda name: (name is not None, name or ""))
+        self._names: list[str | None] = names
+        self._racks = {
+            name: _Rack(
+                [broker.id for broker in brokers if broker.rack == name and not broker.fenced],
+                [broker.id for broker in brokers if broker.rack == name and broker.fenced],
+                rng,
+            )
+            for name in names
+        }
+        self._unfenced = sum(not broker.fenced for broker in brokers)
+        self._offset = rng.randrange(len(names))
+        self._epoch = 0
+
+    def place(self, replication_factor: int) -> list[int]:
+        if self._epoch == self._unfenced > 1:
+            self._shuffle()  # every unfenced broker led once: go on in another order
+        if self._offset == len(self._names):
+            self._offset = 0
+        leader_rack, leader = self._first_unfenced()
+        replicas = [leader]
+        at, skip = self._offset, leader_rack
+        while len(replicas) < replication_factor:
+            if at == skip:
+                skip = -1  # the leader's rack has had its turn of the first round
+            else:
+                broker = self._racks[self._names[at]].next(self._epoch)
+                if broker is not None:
+                    replicas.append(broker)
+            at = (at + 1) % len(self._names)
+        self._epoch += 1
+        self._offset += 1
+        return replicas
+
+    def _first_unfenced(self) -> tuple[int, int]:
+        for step in range(len(self._names)):
+            at = (self._offset + step) % len(self._names)
+            broker = self._racks[self._names[at]].unfenced.next(self._epoch)
+            if broker is not None:
+                return at, broker
+        raise AssertionError("one broker at least is unfenced")
+
+    def _shuffle(self) -> None:
+        self._rng.shuffle(self._names)
+        for name in self._names:
+            self._racks[name].unfenced.restart(self._rng)
+            self._racks[name].fenced.restart(self._rng)
+        self._epoch = 0
+
+
+def place_replicas(
+    brokers: Iterable[UsableBroker], partitions: int, replication_factor: int, rng: Random
+) -> list[list[int]]:
+    """Replicas of each of `partitions` new partitions. Raises `ApiError` INVALID_REPLICATION_FACTOR."""
+    usable = list(brokers)
+    if replication_factor <= 0:
+        raise _refused(f"Invalid replication factor {replication_factor}: the replication factor must be positive.")
+    if not any(not broker.fenced for broker in usable):
+        raise _refused("All brokers are currently fenced, or have all their log directories cordoned.")
+    if replication_factor > len(usable):
+        raise _refused(
+            f"The target replication factor of {replication_factor} cannot be reached because only "
+            f"{len(usable)} broker(s) are registered or some brokers have all their log directories cordoned."
+        )
+    racks = _Racks(usable, rng)
+    return [racks.place(replication_factor) for _ in range(partitions)]
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, message)

@@ -1,0 +1,591 @@
+"""The active controller, or a standby: the metadata log's replayed state, and the requests that write to it.
+
+Whoever leads the metadata log is the active controller. It answers a request with records: they are appended, applied
+at once, and the response is given when they are committed. Standbys apply what is committed, so that a new active
+controller has nothing to load: it has the same state already, and starts writing where the log ends.
+
+What one request does is in the managers; here is only how they hang together:
+
+- `on_commit`, `on_load_snapshot`, `on_leader_change` are told by the quorum;
+- `handle_<api>` answers a request. A request that no active controller can answer fails with NOT_CONTROLLER;
+- `poll` runs what is due, and says when to come again.
+
+Time is any clock in milliseconds that never goes back, handed in with each call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import UuidSource
+from kalda.base.pending import Pending
+from kalda.controller.acls import AclControl
+from kalda.controller.activation import activation_records
+from kalda.controller.alter_partition import AlterPartitionControl
+from kalda.controller.broker_changes import BrokerChangeControl
+from kalda.controller.client_quotas import ClientQuotaControl
+from kalda.controller.cluster import ClusterControl
+from kalda.controller.config_requests import incremental_alter_configs, legacy_alter_configs
+from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSchema
+from kalda.controller.context import ControllerConfig, Operation, RequestContext
+from kalda.controller.directories import DirectoryControl
+from kalda.controller.elections import ElectionControl
+from kalda.controller.features import FeatureControl
+from kalda.controller.partitions import PartitionControl
+from kalda.controller.periodic import PeriodicTask, PeriodicTasks
+from kalda.controller.placement import Random
+from kalda.controller.producer_ids import ProducerIdControl
+from kalda.controller.reassignment import ReassignmentControl
+from kalda.controller.scram import ScramControl
+from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults
+from kalda.metadata.configs import ConfigResource, ConfigResourceType
+from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION
+from kalda.metadata.manifest import CommittedBatch, CommittedSnapshot
+from kalda.protocol.messages import metadata_records as records
+from kalda.protocol.messages.admin import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+from kalda.protocol.messages.brokers import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    ControllerRegistrationRequest,
+    ControllerRegistrationResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
+from kalda.protocol.messages.configs import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kalda.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+)
+from kalda.protocol.messages.topics import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.offsets import NO_TRANSACTION
+from kalda.statemachine.runtime import Appended, ReplicatedRuntime, Result
+from kalda.statemachine.timeline import LATEST, SnapshotRegistry
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_SAMPLES_PER_SESSION = 8
+
+
+class QuorumClient(Protocol):
+    """What the controller asks of the quorum."""
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    def append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
+        """One batch, as the leader of `epoch`; the offset of its last record. Raises `ApiError` where this node does
+        not lead, or cannot take more for the moment."""
+        ...
+
+    def resign(self, epoch: int) -> None: ...
+
+
+class QuorumController:
+    """One node's controller."""
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        quorum: QuorumClient,
+        schema: ConfigSchema,
+        *,
+        bootstrap: Sequence[VersionedRecord],
+        new_id: UuidSource,
+        rng: Random,
+        voters: Callable[[], Iterable[int]] = tuple,
+        finalize_kraft_version: Callable[[int, bool], None] | None = None,
+        create_topic_policy: CreateTopicPolicy | None = None,
+        alter_config_policy: AlterConfigPolicy | None = None,
+    ) -> None:
+        """`bootstrap` is what a first controller writes to an empty log; `voters()` are the ids of the quorum's."""
+        self.config = config
+        self._quorum = quorum
+        self._bootstrap = tuple(bootstrap)
+        self._leader_id: int | None = None
+        self._awaits_first_poll = False
+        registry = SnapshotRegistry()
+        self.runtime: ReplicatedRuntime[VersionedRecord] = ReplicatedRuntime(
+            registry,
+            self._append,
+            self._replay,
+            not_leader=ErrorCode.NOT_CONTROLLER,
+            max_records_per_batch=config.max_records_per_batch,
+        )
+        self.features = FeatureControl(
+            registry,
+            config.node_id,
+            config.supported_features,
+            voters=voters,
+            finalize_kraft_version=finalize_kraft_version,
+        )
+        self.cluster = ClusterControl(registry, config.cluster_id, self.features)
+        self.features.attach_nodes(
+            lambda: ((node, one.supported_features) for node, one in self.cluster.brokers.items()),
+            lambda: ((node, one.supported_features) for node, one in self.cluster.controllers.items()),
+        )
+        self.configs = ConfigControl(
+            registry,
+            schema,
+            node_id=config.node_id,
+            is_elr_enabled=lambda: self.features.is_elr_enabled,
+            require_exists=self._require_exists,
+            policy=alter_config_policy,
+        )
+        self.partitions = PartitionControl(registry, self.features, self.cluster, self.configs)
+        self.topics = TopicControl(
+            self.partitions,
+            self.features,
+            self.cluster,
+            self.configs,
+            defaults=TopicDefaults(config.num_partitions, config.default_replication_factor),
+            new_id=new_id,
+            rng=rng,
+            policy=create_topic_policy,
+        )
+        self.broker_changes = BrokerChangeControl(self.partitions, self.features, self.cluster)
+        self.alter_partitions = AlterPartitionControl(self.partitions, self.cluster)
+        self.elections = ElectionControl(self.partitions, self.configs)
+        self.reassignments = ReassignmentControl(self.partitions, self.configs, self.topics.check_manual_assignment)
+        self.directories = DirectoryControl(self.partitions, self.features, self.cluster)
+        self.producer_ids = ProducerIdControl(registry, self.cluster)
+        self.client_quotas = ClientQuotaControl(registry)
+        self.scram = ScramControl(registry)
+        self.acls = AclControl(registry, new_id)
+        self._replays = self._replay_table()
+        self._periodic = self._periodic_tasks()
+
+    # Who is who
+
+    @property
+    def is_active(self) -> bool:
+        return self.runtime.active
+
+    @property
+    def leader_id(self) -> int | None:
+        """The active controller, as far as this node knows."""
+        return self._leader_id
+
+    # Told by the quorum
+
+    def on_commit(self, batches: Iterable[CommittedBatch]) -> None:
+        """The active controller has applied its own batches already; anyone else applies them now."""
+        for batch in batches:
+            if self.runtime.active:
+                self.runtime.on_commit(batch.last_offset, batch.epoch)
+            else:
+                self.runtime.replay_committed(batch.records, batch.base_offset, batch.last_offset, batch.epoch)
+
+    def on_load_snapshot(self, snapshot: CommittedSnapshot) -> None:
+        """This node fell behind what the log still holds: the state is made anew from a snapshot of it."""
+        self.runtime.offsets.begin_load_snapshot()
+        offset = snapshot.last_contained_offset
+        for record in snapshot.records:
+            self._replay(record, offset)
+        self.runtime.offsets.end_load_snapshot(offset, snapshot.last_contained_epoch)
+
+    def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
+        """All that was committed before has been handed to `on_commit`."""
+        self._leader_id = leader_id
+        if self.runtime.active and (leader_id != self.config.node_id or epoch != self.runtime.claimed_epoch):
+            self._renounce()
+        if leader_id == self.config.node_id and not self.runtime.active:
+            self._claim(epoch)
+
+    def resign(self) -> None:
+        """Give the leadership up: this node stops, or cannot go on."""
+        epoch = self.runtime.claimed_epoch
+        if epoch is not None:
+            self._renounce()
+            self._quorum.resign(epoch)
+
+    def _claim(self, epoch: int) -> None:
+        log.info(
+            "Becoming the active controller at epoch %d, next write offset %d.", epoch, self._quorum.log_end_offset
+        )
+        self.runtime.claim(epoch, self._quorum.log_end_offset)
+        self._awaits_first_poll = True
+        transaction_start = self.runtime.offsets.transaction_start_offset
+        before = LATEST if transaction_start == NO_TRANSACTION else transaction_start - 1
+        activation = activation_records(
+            is_transaction_open=transaction_start != NO_TRANSACTION,
+            bootstrap=self._bootstrap,
+            metadata_version=self.features.metadata_version_at(before),
+            min_insync_replicas=self.configs.static_min_insync_replicas,
+        )
+        self.runtime.write(lambda: Result(activation, None, atomic=True)).then(self._on_activated)
+
+    @staticmethod
+    def _on_activated(_none: None, error: ApiError | None) -> None:
+        if error is not None and error.code is not ErrorCode.NOT_CONTROLLER:
+            raise RuntimeError("the activation records could not be written") from error
+
+    def _renounce(self) -> None:
+        log.info("Renouncing the leadership of epoch %s.", self.runtime.claimed_epoch)
+        self._awaits_first_poll = False
+        self._periodic.deactivate()
+        self.cluster.deactivate()
+        self.runtime.renounce()
+
+    def _start_clock(self, now_ms: int) -> None:
+        """Sessions and periods begin with the first call after the claim that tells the time."""
+        if self._awaits_first_poll:
+            self._awaits_first_poll = False
+            self.cluster.activate(self.config.broker_session_timeout_ms, now_ms)
+            self._periodic.activate(now_ms)
+
+    # Periodic tasks
+
+    def poll(self, now_ms: int) -> int | None:
+        """Run what is due; when to poll again, None while there is nothing to do but to wait for a leadership."""
+        self._start_clock(now_ms)
+        return self._periodic.poll(now_ms)
+
+    def _periodic_tasks(self) -> PeriodicTasks:
+        config, tasks = self.config, PeriodicTasks()
+        sample_ms = max(1, config.broker_session_timeout_ms // _SAMPLES_PER_SESSION)
+        tasks.add(
+            PeriodicTask(
+                "maybeFenceStaleBroker",
+                sample_ms,
+                lambda now_ms: self._write_step(lambda: self.broker_changes.fence_one_stale(now_ms)),
+            )
+        )
+        if config.leader_imbalance_check_interval_ms is not None:
+            tasks.add(
+                PeriodicTask(
+                    "electPreferred",
+                    config.leader_imbalance_check_interval_ms,
+                    lambda _: self._write_step(self.elections.balance),
+                )
+            )
+        tasks.add(
+            PeriodicTask(
+                "electUnclean",
+                config.unclean_leader_election_interval_ms,
+                lambda _: self._write_step(self.elections.elect_unclean),
+            )
+        )
+        if config.metadata_max_idle_interval_ms:
+            no_op = VersionedRecord(records.NoOpRecord(), 0)
+            tasks.add(
+                PeriodicTask(
+                    "writeNoOpRecord",
+                    config.metadata_max_idle_interval_ms,
+                    lambda _: self._write_step(lambda: ([no_op], False)),
+                )
+            )
+        return tasks
+
+    def _write_step(self, step: Callable[[], tuple[list[VersionedRecord], bool]]) -> bool:
+        """Write what the step gives; whether it has more. Where it cannot be written, the next period tries again."""
+        more = False
+
+        def operation() -> Result[VersionedRecord, None]:
+            nonlocal more
+            made, more = step()
+            return Result(made, None)
+
+        pending = self.runtime.write(operation)
+        return more and pending.error is None
+
+    # Requests about topics
+
+    def handle_create_topics(
+        self, request: CreateTopicsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[CreateTopicsResponse]:
+        return self._write(now_ms, lambda: self.topics.create(request, context))
+
+    def handle_delete_topics(
+        self, request: DeleteTopicsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[DeleteTopicsResponse]:
+        if self.config.delete_topic_enable:
+            return self._write(now_ms, lambda: self.topics.delete(request, context))
+        if context.api_version < 3:
+            return _failed(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled.")
+        return _failed(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+
+    def handle_create_partitions(
+        self, request: CreatePartitionsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[CreatePartitionsResponse]:
+        return self._write(now_ms, lambda: self.topics.grow(request, context))
+
+    def handle_elect_leaders(
+        self, request: ElectLeadersRequest, context: RequestContext, now_ms: int
+    ) -> Pending[ElectLeadersResponse]:
+        return self._write(now_ms, lambda: self.elections.elect(request), context, Operation.ALTER)
+
+    def handle_alter_partition_reassignments(
+        self, request: AlterPartitionReassignmentsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[AlterPartitionReassignmentsResponse]:
+        return self._write(now_ms, lambda: self.reassignments.alter(request), context, Operation.ALTER)
+
+    def handle_list_partition_reassignments(
+        self, request: ListPartitionReassignmentsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[ListPartitionReassignmentsResponse]:
+        if not self.is_active:
+            return _failed(ErrorCode.NOT_CONTROLLER)
+
+        def operation(epoch: int) -> ListPartitionReassignmentsResponse:
+            context.require_on_cluster(Operation.DESCRIBE)
+            return self.reassignments.list_ongoing(request, epoch)
+
+        return self.runtime.read(operation)
+
+    # Requests about configs, quotas, credentials, entries, features
+
+    def handle_alter_configs(
+        self, request: AlterConfigsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[AlterConfigsResponse]:
+        return self._write(now_ms, lambda: legacy_alter_configs(self.configs, request, context))
+
+    def handle_incremental_alter_configs(
+        self, request: IncrementalAlterConfigsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[IncrementalAlterConfigsResponse]:
+        return self._write(now_ms, lambda: incremental_alter_configs(self.configs, request, context))
+
+    def handle_alter_client_quotas(
+        self, request: AlterClientQuotasRequest, context: RequestContext, now_ms: int
+    ) -> Pending[AlterClientQuotasResponse]:
+        def operation() -> Result[VersionedRecord, AlterClientQuotasResponse]:
+            result = self.client_quotas.alter(request.entries)
+            made = [] if request.validate_only else result.records
+            return Result(made, AlterClientQuotasResponse(entries=result.response), atomic=True)
+
+        return self._write(now_ms, operation, context, Operation.ALTER_CONFIGS)
+
+    def handle_alter_user_scram_credentials(
+        self, request: AlterUserScramCredentialsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[AlterUserScramCredentialsResponse]:
+        return self._write(
+            now_ms, lambda: self.scram.alter(request, self.features.metadata_version), context, Operation.ALTER
+        )
+
+    def handle_create_acls(
+        self, request: CreateAclsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[CreateAclsResponse]:
+        def operation() -> Result[VersionedRecord, CreateAclsResponse]:
+            result = self.acls.create(request.creations)
+            return Result(result.records, CreateAclsResponse(results=result.response), atomic=True)
+
+        return self._write(now_ms, operation, context, Operation.ALTER)
+
+    def handle_delete_acls(
+        self, request: DeleteAclsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[DeleteAclsResponse]:
+        def operation() -> Result[VersionedRecord, DeleteAclsResponse]:
+            result = self.acls.delete(request.filters)
+            return Result(result.records, DeleteAclsResponse(filter_results=result.response), atomic=True)
+
+        return self._write(now_ms, operation, context, Operation.ALTER)
+
+    def handle_update_features(
+        self, request: UpdateFeaturesRequest, context: RequestContext, now_ms: int
+    ) -> Pending[UpdateFeaturesResponse]:
+        return self._write(now_ms, lambda: self._update_features(request), context, Operation.ALTER)
+
+    def _update_features(self, request: UpdateFeaturesRequest) -> Result[VersionedRecord, UpdateFeaturesResponse]:
+        updates = request.feature_updates
+        try:
+            made = self.features.update(updates, validate_only=request.validate_only)
+        except ApiError as error:
+            response = UpdateFeaturesResponse(
+                error_code=error.code,
+                error_message="The update failed for all features since the following feature had an error: "
+                + error.message,
+            )
+            return Result([], response)
+        if any(one.feature == ELIGIBLE_LEADER_REPLICAS_VERSION and one.max_version_level > 0 for one in updates):
+            made += self.configs.elr_safety_records()
+        results = [UpdatableFeatureResult(feature=update.feature, error_message=None) for update in updates]
+        response = UpdateFeaturesResponse(error_message=None, results=results)
+        return Result([] if request.validate_only else made, response, atomic=True)
+
+    # Requests of nodes
+
+    def handle_broker_registration(
+        self, request: BrokerRegistrationRequest, context: RequestContext, now_ms: int
+    ) -> Pending[BrokerRegistrationResponse]:
+        def operation() -> Result[VersionedRecord, BrokerRegistrationResponse]:
+            new_epoch = self.runtime.offsets.next_write_offset
+            assert new_epoch is not None, "only the active controller registers brokers"
+            return self.cluster.register_broker(request, new_epoch, self.broker_changes.clean_up, now_ms)
+
+        return self._write(now_ms, operation, context, Operation.CLUSTER_ACTION)
+
+    def handle_broker_heartbeat(
+        self, request: BrokerHeartbeatRequest, context: RequestContext, now_ms: int
+    ) -> Pending[BrokerHeartbeatResponse]:
+        is_shutting_down = False
+
+        def operation() -> Result[VersionedRecord, BrokerHeartbeatResponse]:
+            nonlocal is_shutting_down
+            result, is_shutting_down = self.broker_changes.heartbeat(request)
+            self.cluster.heartbeats.contact(request.broker_id, request.broker_epoch, now_ms)
+            return result
+
+        pending = self._write(now_ms, operation, context, Operation.CLUSTER_ACTION)
+        next_write = self.runtime.offsets.next_write_offset
+        if is_shutting_down and pending.error is None and next_write is not None:
+            self.cluster.heartbeats.set_shutdown_offset(request.broker_id, next_write - 1)
+        return pending
+
+    def handle_unregister_broker(
+        self, request: UnregisterBrokerRequest, context: RequestContext, now_ms: int
+    ) -> Pending[UnregisterBrokerResponse]:
+        def operation() -> Result[VersionedRecord, UnregisterBrokerResponse]:
+            made = self.broker_changes.unregister(request.broker_id)
+            return Result(made, UnregisterBrokerResponse(error_message=None))
+
+        return self._write(now_ms, operation, context, Operation.ALTER)
+
+    def handle_controller_registration(
+        self, request: ControllerRegistrationRequest, context: RequestContext, now_ms: int
+    ) -> Pending[ControllerRegistrationResponse]:
+        return self._write(now_ms, lambda: self.cluster.register_controller(request), context, Operation.CLUSTER_ACTION)
+
+    def handle_alter_partition(
+        self, request: AlterPartitionRequest, context: RequestContext, now_ms: int
+    ) -> Pending[AlterPartitionResponse]:
+        return self._write(now_ms, lambda: self.alter_partitions.alter(request), context, Operation.CLUSTER_ACTION)
+
+    def handle_allocate_producer_ids(
+        self, request: AllocateProducerIdsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[AllocateProducerIdsResponse]:
+        return self._write(now_ms, lambda: self.producer_ids.allocate(request), context, Operation.CLUSTER_ACTION)
+
+    def handle_assign_replicas_to_dirs(
+        self, request: AssignReplicasToDirsRequest, context: RequestContext, now_ms: int
+    ) -> Pending[AssignReplicasToDirsResponse]:
+        return self._write(now_ms, lambda: self.directories.assign(request), context, Operation.CLUSTER_ACTION)
+
+    def _write(
+        self,
+        now_ms: int,
+        operation: Callable[[], Result[VersionedRecord, R]],
+        context: RequestContext | None = None,
+        needs: Operation | None = None,
+    ) -> Pending[R]:
+        """Answer a request, where the caller may do what it `needs` on the cluster."""
+        if context is not None and needs is not None:
+            try:
+                context.require_on_cluster(needs)
+            except ApiError as error:
+                pending: Pending[R] = Pending()
+                pending.fail(error)
+                return pending
+        self._start_clock(now_ms)
+        return self.runtime.write(operation)
+
+    def _require_exists(self, resource: ConfigResource) -> None:
+        if resource.type == ConfigResourceType.TOPIC and resource.name not in self.partitions.topic_ids:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.name}' does not exist.")
+        if resource.type != ConfigResourceType.BROKER or not resource.name:
+            return
+        if not resource.name.isascii() or not resource.name.isdigit():
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Invalid broker name {resource.name}")
+        node_id = int(resource.name)
+        if node_id not in self.cluster.brokers and node_id not in self.cluster.controllers:
+            raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No broker with id {node_id} found.")
+
+    # The log
+
+    def _append(self, epoch: int, batch: Sequence[VersionedRecord]) -> Appended:
+        last_offset = self._quorum.append(epoch, batch)
+        return Appended(last_offset - len(batch) + 1, last_offset)
+
+    def _replay(self, versioned: VersionedRecord, offset: int) -> None:
+        """An unknown type is fatal: to skip it would be to part from the controllers that understand it."""
+        record = versioned.record
+        handler = self._replays.get(type(record))
+        if handler is None:
+            raise ValueError(f"cannot replay {type(record).__name__} at offset {offset}: no such record is known")
+        handler(record, offset)
+
+    def _replay_table(self) -> Mapping[type, Callable[[Any, int], object]]:
+        offsets = self.runtime.offsets
+        partitions, cluster = self.partitions, self.cluster
+
+        def remove_topic(record: records.RemoveTopicRecord, _offset: int) -> None:
+            self.configs.forget_topic(partitions.replay_remove_topic(record))
+
+        def nothing(_record: Any, _offset: int) -> None:
+            return None
+
+        return {
+            records.RegisterBrokerRecord: cluster.replay_broker,
+            records.UnregisterBrokerRecord: lambda record, _: cluster.replay_unregister(record),
+            records.BrokerRegistrationChangeRecord: lambda record, _: cluster.replay_change(record),
+            records.FenceBrokerRecord: lambda record, _: cluster.replay_fence(record),
+            records.UnfenceBrokerRecord: lambda record, _: cluster.replay_unfence(record),
+            records.RegisterControllerRecord: lambda record, _: cluster.replay_controller(record),
+            records.TopicRecord: lambda record, _: partitions.replay_topic(record),
+            records.PartitionRecord: lambda record, _: partitions.replay_partition(record),
+            records.PartitionChangeRecord: lambda record, _: partitions.replay_partition_change(record),
+            records.RemoveTopicRecord: remove_topic,
+            records.ClearElrRecord: lambda record, _: partitions.replay_clear_elr(record),
+            records.ConfigRecord: lambda record, _: self.configs.replay(record),
+            records.FeatureLevelRecord: lambda record, _: self.features.replay(record),
+            records.ProducerIdsRecord: lambda record, _: self.producer_ids.replay(record),
+            records.ClientQuotaRecord: lambda record, _: self.client_quotas.replay(record),
+            records.UserScramCredentialRecord: lambda record, _: self.scram.replay_credential(record),
+            records.RemoveUserScramCredentialRecord: lambda record, _: self.scram.replay_removal(record),
+            records.AccessControlEntryRecord: lambda record, _: self.acls.replay_entry(record),
+            records.RemoveAccessControlEntryRecord: lambda record, _: self.acls.replay_removal(record),
+            records.BeginTransactionRecord: lambda _, offset: offsets.begin_transaction(offset),
+            records.EndTransactionRecord: lambda _, offset: offsets.end_transaction(offset),
+            records.AbortTransactionRecord: lambda _, offset: offsets.abort_transaction(offset),
+            # Brokers read tokens from their image; no request that this controller answers rests on them.
+            records.DelegationTokenRecord: nothing,
+            records.RemoveDelegationTokenRecord: nothing,
+            records.NoOpRecord: nothing,
+            # Left by clusters that came from ZooKeeper.
+            records.ZkMigrationStateRecord: nothing,
+        }
+
+
+def _failed(code: ErrorCode, message: str = "") -> Pending[Any]:
+    pending: Pending[Any] = Pending()
+    pending.fail(ApiError(code, message))
+    return pending

@@ -1,0 +1,103 @@
+"""SCRAM credentials (KIP-554, KIP-900): what is stored is derived here from the salted password that a client sends."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.metadata.metadata_version import MetadataVersion
+from kalda.metadata.scram import ScramCredential, ScramKey, ScramMechanism
+from kalda.protocol.messages.metadata_records import RemoveUserScramCredentialRecord, UserScramCredentialRecord
+from kalda.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    AlterUserScramCredentialsResult,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+)
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
+
+Alteration = ScramCredentialDeletion | ScramCredentialUpsertion
+
+
+class ScramControl:
+    """Credentials by mechanism and user."""
+
+    def __init__(self, registry: SnapshotRegistry) -> None:
+        self.credentials: TimelineDict[ScramKey, ScramCredential] = TimelineDict(registry)
+
+    def alter(
+        self, request: AlterUserScramCredentialsRequest, metadata_version: MetadataVersion
+    ) -> Result[VersionedRecord, AlterUserScramCredentialsResponse]:
+        """Each user is altered as a whole or not at all; a user named twice, even for two mechanisms, is not."""
+        outcome: dict[str, ApiError | None] = {}
+        accepted: dict[str, Alteration] = {}
+        alterations: list[Alteration] = [*request.deletions, *request.upsertions]
+        for alteration in alterations:
+            user = alteration.name
+            if user in accepted:
+                del accepted[user]
+                outcome[user] = ApiError(
+                    ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request"
+                )
+                continue
+            if outcome.get(user) is not None:
+                continue
+            outcome[user] = self._refusal(alteration, metadata_version)
+            if outcome[user] is None:
+                accepted[user] = alteration
+        records = [VersionedRecord(_record_of(alteration), 0) for alteration in accepted.values()]
+        results = [
+            AlterUserScramCredentialsResult(
+                user=user,
+                error_code=ErrorCode.NONE if error is None else error.code,
+                error_message=None if error is None else error.message,
+            )
+            for user, error in outcome.items()
+        ]
+        return Result(records, AlterUserScramCredentialsResponse(results=results), atomic=True)
+
+    def replay_credential(self, record: UserScramCredentialRecord) -> None:
+        self.credentials[record.mechanism, record.name] = ScramCredential(
+            bytes(record.salt), bytes(record.stored_key), bytes(record.server_key), record.iterations
+        )
+
+    def replay_removal(self, record: RemoveUserScramCredentialRecord) -> None:
+        del self.credentials[record.mechanism, record.name]
+
+    def _refusal(self, alteration: Alteration, metadata_version: MetadataVersion) -> ApiError | None:
+        if not metadata_version.is_scram_supported:
+            return ApiError(ErrorCode.UNSUPPORTED_VERSION, "The current metadata version does not support SCRAM")
+        if not alteration.name:
+            return ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
+        if alteration.mechanism not in ScramMechanism.__members__.values():
+            return ApiError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+        mechanism = ScramMechanism(alteration.mechanism)
+        if isinstance(alteration, ScramCredentialDeletion):
+            if (alteration.mechanism, alteration.name) in self.credentials:
+                return None
+            return ApiError(ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist")
+        if alteration.iterations < mechanism.min_iterations:
+            return ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
+        if alteration.iterations > mechanism.max_iterations:
+            return ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
+        return None
+
+
+def _record_of(alteration: Alteration) -> RemoveUserScramCredentialRecord | UserScramCredentialRecord:
+    if isinstance(alteration, ScramCredentialDeletion):
+        return RemoveUserScramCredentialRecord(name=alteration.name, mechanism=alteration.mechanism)
+    digest = ScramMechanism(alteration.mechanism).digest
+    salted_password = bytes(alteration.salted_password)
+    client_key = hmac.digest(salted_password, b"Client Key", digest)
+    return UserScramCredentialRecord(
+        name=alteration.name,
+        mechanism=alteration.mechanism,
+        salt=bytes(alteration.salt),
+        stored_key=hashlib.new(digest, client_key).digest(),
+        server_key=hmac.digest(salted_password, b"Server Key", digest),
+        iterations=alteration.iterations,
+    )

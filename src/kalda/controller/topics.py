@@ -1,0 +1,467 @@
+"""Topics made, grown and removed.
+
+A request's topics stand for themselves: one that is refused does not keep the others from being made. Its records are
+one batch all the same, so that what was granted is there at once or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
+from kalda.controller.cluster import ClusterControl
+from kalda.controller.configs import AlterOp, ConfigControl, KeyOp
+from kalda.controller.context import Operation, RequestContext, ResourceType, check_batch_size, error_fields
+from kalda.controller.features import FeatureControl
+from kalda.controller.partitions import PartitionControl
+from kalda.controller.placement import Random, place_replicas
+from kalda.controller.topic_names import collision_key, validate_topic_name
+from kalda.metadata.configs import topic_resource
+from kalda.metadata.partition import PartitionRegistration
+from kalda.protocol.messages.metadata_records import RemoveTopicRecord, TopicRecord
+from kalda.protocol.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+
+_NO_DEFAULT = -1
+_ALL_FENCED = "All brokers are currently fenced or in controlled shutdown."
+
+
+class TopicDefaults(NamedTuple):
+    num_partitions: int
+    replication_factor: int
+
+
+class NewTopic(NamedTuple):
+    """What a policy judges: either numbers or an assignment of brokers by partition, and the configs asked for."""
+
+    name: str
+    num_partitions: int | None
+    replication_factor: int | None
+    assignments: Mapping[int, Sequence[int]] | None
+    configs: Mapping[str, str | None]
+
+
+CreateTopicPolicy = Callable[[NewTopic], None]
+"""`create.topic.policy.class.name`: raises `ApiError` POLICY_VIOLATION."""
+
+
+class TopicControl:
+    """Requests about topics. The state they change is `PartitionControl`'s."""
+
+    def __init__(
+        self,
+        state: PartitionControl,
+        features: FeatureControl,
+        cluster: ClusterControl,
+        configs: ConfigControl,
+        *,
+        defaults: TopicDefaults,
+        new_id: UuidSource,
+        rng: Random,
+        policy: CreateTopicPolicy | None = None,
+    ) -> None:
+        self._state = state
+        self._features = features
+        self._cluster = cluster
+        self._configs = configs
+        self._defaults = defaults
+        self._new_id = new_id
+        self._rng = rng
+        self._policy = policy
+
+    # CreateTopics
+
+    def create(
+        self, request: CreateTopicsRequest, context: RequestContext
+    ) -> Result[VersionedRecord, CreateTopicsResponse]:
+        records: list[VersionedRecord] = []
+        results: list[CreatableTopicResult] = []
+        names = [topic.name for topic in request.topics]
+        duplicates = _duplicates(names)
+        planned: dict[str, str] = {}
+        for topic in request.topics:
+            if topic.name in duplicates:
+                continue
+            try:
+                self._check_may_create(topic.name, context, planned)
+                made, result = self._create(topic, context)
+            except ApiError as error:
+                results.append(CreatableTopicResult(name=topic.name, configs=[], **error_fields(error)))
+                continue
+            key = collision_key(topic.name)
+            if key is not None:
+                planned[key] = topic.name
+            records += made
+            results.append(result)
+        results += [
+            CreatableTopicResult(name=name, configs=[], **error_fields(_invalid("Duplicate topic name.")))
+            for name in duplicates
+        ]
+        check_batch_size(len(records))
+        outcome = Result(records, CreateTopicsResponse(topics=results), atomic=True)
+        return outcome.without_records() if request.validate_only else outcome
+
+    def _check_may_create(self, name: str, context: RequestContext, planned: Mapping[str, str]) -> None:
+        if name == METADATA_TOPIC_NAME:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
+        if not context.allows_on_cluster(Operation.CREATE) and not context.allows(
+            Operation.CREATE, ResourceType.TOPIC, name
+        ):
+            raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
+        if name in self._state.topic_ids:
+            raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        validate_topic_name(name)
+        other = self._state.colliding_topic(name) or planned.get(collision_key(name) or "")
+        if other is not None:
+            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}")
+
+    def _create(
+        self, topic: CreatableTopic, context: RequestContext
+    ) -> tuple[list[VersionedRecord], CreatableTopicResult]:
+        configs = {config.name: config.value for config in topic.configs}
+        ops = [KeyOp(key, AlterOp.SET, value) for key, value in configs.items() if value is not None]
+        nulls = [key for key, value in configs.items() if value is None]
+        if nulls:
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {','.join(nulls)}")
+        config_records = self._configs.alter_one(topic_resource(topic.name), ops, is_new=True)
+        config_records += self._configs.clear_elr_records(config_records)
+        if topic.assignments:
+            partitions = self._manual_partitions(topic)
+            new_topic = NewTopic(
+                topic.name, None, None, {part.partition_index: part.broker_ids for part in topic.assignments}, configs
+            )
+        else:
+            partitions = self._placed_partitions(topic)
+            new_topic = NewTopic(topic.name, len(partitions), len(partitions[0].replicas), None, configs)
+        if self._policy is not None:
+            self._policy(new_topic)
+        context.charge_partitions(len(partitions))
+        topic_id = self._fresh_topic_id()
+        records = [VersionedRecord(TopicRecord(name=topic.name, topic_id=topic_id), 0), *config_records]
+        records += [self._partition_record(topic_id, at, partition) for at, partition in enumerate(partitions)]
+        return records, self._creation_result(topic.name, topic_id, partitions, configs, context)
+
+    def _manual_partitions(self, topic: CreatableTopic) -> list[PartitionRegistration]:
+        if topic.replication_factor != _NO_DEFAULT:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                "A manual partition assignment was specified, but replication factor was not set to -1.",
+            )
+        if topic.num_partitions != _NO_DEFAULT:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                "A manual partition assignment was specified, but numPartitions was not set to -1.",
+            )
+        partitions: dict[int, PartitionRegistration] = {}
+        replication_factor: int | None = None
+        for assignment in topic.assignments:
+            at = assignment.partition_index
+            if at in partitions:
+                raise _bad_assignment(f"Found multiple manual partition assignments for partition {at}")
+            self.check_manual_assignment(assignment.broker_ids, replication_factor)
+            replication_factor = len(assignment.broker_ids)
+            partitions[at] = self._manual_partition(at, assignment.broker_ids)
+        if sorted(partitions) != list(range(len(partitions))):
+            raise _bad_assignment("partitions should be a consecutive 0-based integer sequence")
+        return [partitions[at] for at in range(len(partitions))]
+
+    def _placed_partitions(self, topic: CreatableTopic) -> list[PartitionRegistration]:
+        if topic.replication_factor < _NO_DEFAULT or topic.replication_factor == 0:
+            raise ApiError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                "Replication factor must be larger than 0, or -1 to use the default value.",
+            )
+        if topic.num_partitions < _NO_DEFAULT or topic.num_partitions == 0:
+            raise ApiError(
+                ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+            )
+        count = self._defaults.num_partitions if topic.num_partitions == _NO_DEFAULT else topic.num_partitions
+        factor = topic.replication_factor
+        if factor == _NO_DEFAULT:
+            factor = self._defaults.replication_factor
+        return self._place(count, factor)
+
+    def _creation_result(
+        self,
+        name: str,
+        topic_id: Uuid,
+        partitions: Sequence[PartitionRegistration],
+        configs: Mapping[str, str | None],
+        context: RequestContext,
+    ) -> CreatableTopicResult:
+        result = CreatableTopicResult(name=name, topic_id=topic_id, error_message=None)
+        if not context.allows(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name):
+            result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return result
+        result.num_partitions = len(partitions)
+        result.replication_factor = len(partitions[0].replicas)
+        creation = {key: value for key, value in configs.items() if value is not None}
+        result.configs = [
+            CreatableTopicConfigs(
+                name=config.name,
+                value=None if config.is_sensitive else config.value,
+                read_only=config.read_only,
+                config_source=config.source,
+                is_sensitive=config.is_sensitive,
+            )
+            for config in self._configs.effective_topic_configs(creation)
+        ]
+        return result
+
+    # CreatePartitions
+
+    def grow(
+        self, request: CreatePartitionsRequest, context: RequestContext
+    ) -> Result[VersionedRecord, CreatePartitionsResponse]:
+        names = [topic.name for topic in request.topics]
+        duplicates = _duplicates(names)
+        records: list[VersionedRecord] = []
+        results: list[CreatePartitionsTopicResult] = []
+        results += [
+            CreatePartitionsTopicResult(name=name, **error_fields(_invalid("Duplicate topic name.")))
+            for name in duplicates
+        ]
+        for topic in request.topics:
+            if topic.name in duplicates:
+                continue
+            failure: ApiError | None = None
+            try:
+                if not context.allows(Operation.ALTER, ResourceType.TOPIC, topic.name):
+                    raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                records += self._grow(topic, context)
+            except ApiError as error:
+                failure = error
+            results.append(CreatePartitionsTopicResult(name=topic.name, **error_fields(failure)))
+        check_batch_size(len(records))
+        outcome = Result(records, CreatePartitionsResponse(results=results), atomic=True)
+        return outcome.without_records() if request.validate_only else outcome
+
+    def _grow(self, topic: CreatePartitionsTopic, context: RequestContext) -> list[VersionedRecord]:
+        topic_id = self._state.topic_ids.get(topic.name)
+        if topic_id is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        present = self._state.partition_counts.get(topic_id, 0)
+        first = self._state.partition(topic_id, 0)
+        assert first is not None, f"topic {topic.name} has no partitions"
+        if topic.count == present:
+            raise ApiError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
+        if topic.count < present:
+            raise ApiError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"The topic {topic.name} currently has {present} partition(s); {topic.count} would not be an increase.",
+            )
+        additional = topic.count - present
+        if topic.assignments is not None and len(topic.assignments) != additional:
+            raise _bad_assignment(
+                f"Attempted to add {additional} additional partition(s), but only {len(topic.assignments)} "
+                "assignment(s) were specified."
+            )
+        context.charge_partitions(additional)
+        factor = len(first.replicas)
+        if topic.assignments is None:
+            partitions = self._place(additional, factor)
+        else:
+            partitions = []
+            for at, assignment in enumerate(topic.assignments):
+                self.check_manual_assignment(assignment.broker_ids, factor)
+                partitions.append(self._manual_partition(present + at, assignment.broker_ids))
+        return [self._partition_record(topic_id, present + at, new) for at, new in enumerate(partitions)]
+
+    # DeleteTopics
+
+    def delete(
+        self, request: DeleteTopicsRequest, context: RequestContext
+    ) -> Result[VersionedRecord, DeleteTopicsResponse]:
+        """Topics named by name, or by id; one given twice, in whatever way, is not deleted."""
+        results: list[DeletableTopicResult] = []
+        chosen = self._chosen_for_deletion(request, context, results)
+        records: list[VersionedRecord] = []
+        for topic_id, name in chosen.items():
+            failure: ApiError | None = None
+            try:
+                context.charge_partitions(self._state.partition_counts.get(topic_id, 0))
+                records.append(VersionedRecord(RemoveTopicRecord(topic_id=topic_id), 0))
+            except ApiError as error:
+                failure = error
+            results.append(_deletion(name, topic_id, failure))
+        check_batch_size(len(records))
+        return Result(records, DeleteTopicsResponse(responses=results), atomic=True)
+
+    def _chosen_for_deletion(
+        self, request: DeleteTopicsRequest, context: RequestContext, results: list[DeletableTopicResult]
+    ) -> dict[Uuid, str]:
+        """What is to be deleted, by id; what is not goes to `results`."""
+        names: dict[str, int] = {}
+        ids: dict[Uuid, int] = {}
+        for name in request.topic_names:
+            names[name] = names.get(name, 0) + 1
+        for topic in request.topics:
+            if topic.name is None and topic.topic_id == ZERO_UUID:
+                results.append(_deletion(None, ZERO_UUID, _invalid("Neither topic name nor id were specified.")))
+            elif topic.name is None:
+                ids[topic.topic_id] = ids.get(topic.topic_id, 0) + 1
+            elif topic.topic_id == ZERO_UUID:
+                names[topic.name] = names.get(topic.name, 0) + 1
+            else:
+                both = _invalid("You may not specify both topic name and topic id.")
+                results.append(_deletion(topic.name, topic.topic_id, both))
+        chosen: dict[Uuid, str] = {}
+        for topic_id, times in ids.items():
+            if times > 1:
+                results.append(_deletion(None, topic_id, _invalid("Duplicate topic id.")))
+                continue
+            found = self._state.topic_names.get(topic_id)
+            failure = _may_delete_by_id(found, context)
+            if found is None or failure is not None:
+                shown = found if found and context.allows(Operation.DESCRIBE, ResourceType.TOPIC, found) else None
+                results.append(_deletion(shown, topic_id, failure))
+            else:
+                chosen[topic_id] = found
+        for name, times in names.items():
+            self._choose_by_name(name, times, ids, context, chosen, results)
+        return chosen
+
+    def _choose_by_name(
+        self,
+        name: str,
+        times: int,
+        ids: Mapping[Uuid, int],
+        context: RequestContext,
+        chosen: dict[Uuid, str],
+        results: list[DeletableTopicResult],
+    ) -> None:
+        if times > 1:
+            results.append(_deletion(name, ZERO_UUID, _invalid("Duplicate topic name.")))
+            return
+        topic_id = self._state.topic_ids.get(name)
+        if not context.allows(Operation.DELETE, ResourceType.TOPIC, name):
+            error = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            results.append(_deletion(name, ZERO_UUID, error))
+        elif topic_id is None:
+            error = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+            results.append(_deletion(name, ZERO_UUID, error))
+        elif topic_id in ids:
+            chosen.pop(topic_id, None)
+            error = _invalid("The provided topic name maps to an ID that was already supplied.")
+            results.append(_deletion(name, topic_id, error))
+        else:
+            chosen[topic_id] = name
+
+    # Shared
+
+    def check_manual_assignment(self, replicas: Sequence[int], replication_factor: int | None) -> None:
+        """Raises `ApiError` INVALID_REPLICA_ASSIGNMENT."""
+        if not replicas:
+            raise _bad_assignment("The manual partition assignment includes an empty replica list.")
+        previous: int | None = None
+        for broker_id in sorted(replicas):
+            if broker_id not in self._cluster.brokers:
+                raise _bad_assignment(
+                    f"The manual partition assignment includes broker {broker_id}, but no such broker is registered."
+                )
+            if broker_id == previous:
+                raise _bad_assignment(
+                    f"The manual partition assignment includes the broker {broker_id} more than once."
+                )
+            previous = broker_id
+        if replication_factor is not None and len(replicas) != replication_factor:
+            raise _bad_assignment(
+                f"The manual partition assignment includes a partition with {len(replicas)} replica(s), but this is "
+                f"not consistent with previous partitions, which have {replication_factor} replica(s)."
+            )
+
+    def _manual_partition(self, at: int, replicas: Sequence[int]) -> PartitionRegistration:
+        partition = self._new_partition(replicas)
+        if partition is None:
+            raise _bad_assignment(
+                f"All brokers specified in the manual partition assignment for partition {at} are fenced or in "
+                "controlled shutdown."
+            )
+        return partition
+
+    def _place(self, count: int, replication_factor: int) -> list[PartitionRegistration]:
+        check_batch_size(count)
+        prefix = f"Unable to replicate the partition {replication_factor} time(s): "
+        try:
+            placed = place_replicas(self._cluster.usable_brokers(), count, replication_factor, self._rng)
+        except ApiError as error:
+            raise ApiError(error.code, prefix + error.message) from None
+        partitions = []
+        for replicas in placed:
+            partition = self._new_partition(replicas)
+            if partition is None:
+                raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, prefix + _ALL_FENCED)
+            partitions.append(partition)
+        return partitions
+
+    def _new_partition(self, replicas: Sequence[int]) -> PartitionRegistration | None:
+        """Only what is active is in the ISR; None when nothing is."""
+        isr = tuple(replica for replica in replicas if self._cluster.is_active(replica))
+        if not isr:
+            return None
+        return PartitionRegistration(
+            replicas=tuple(replicas),
+            directories=tuple(self._cluster.default_directory(replica) for replica in replicas),
+            isr=isr,
+            leader=isr[0],
+            leader_epoch=0,
+            partition_epoch=0,
+        )
+
+    def _partition_record(self, topic_id: Uuid, at: int, partition: PartitionRegistration) -> VersionedRecord:
+        version = self._features.metadata_version
+        record = partition.to_record(topic_id, at)
+        if not version.is_directory_assignment_supported:
+            record.directories = []
+        return VersionedRecord(record, version.partition_record_version)
+
+    def _fresh_topic_id(self) -> Uuid:
+        while True:
+            topic_id = self._new_id()
+            if topic_id not in self._state.topic_names:
+                return topic_id
+
+
+def _duplicates(names: Sequence[str]) -> dict[str, None]:
+    """Names that are there more than once, in order."""
+    times: dict[str, int] = {}
+    for name in names:
+        times[name] = times.get(name, 0) + 1
+    return {name: None for name, count in times.items() if count > 1}
+
+
+def _may_delete_by_id(name: str | None, context: RequestContext) -> ApiError | None:
+    """Without the right to see a topic, its id is told from no unknown one."""
+    if name is None:
+        return ApiError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    if context.allows(Operation.DELETE, ResourceType.TOPIC, name):
+        return None
+    return ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def _deletion(name: str | None, topic_id: Uuid, error: ApiError | None) -> DeletableTopicResult:
+    return DeletableTopicResult(name=name, topic_id=topic_id, **error_fields(error))
+
+
+def _bad_assignment(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REQUEST, message)
