@@ -1,10 +1,12 @@
 """Generates a message's decode function for one version, on first use.
 
 Decoding trusts nothing. An array's count is checked against the bytes that remain (each element takes at least
-`smallest_size`); a length against the remainder; tagged fields against `MAX_TAGGED_FIELDS`. Structs and strings in
-arrays cost many times their size on the wire, so a whole message may have `MAX_ELEMENTS` of them, however deep. Every
-slice is bounds-checked; fixed-size reads past the end raise `struct.error`, single bytes past it `IndexError`, which
-`codec` turns into `InvalidRequest`. Nesting is bounded by the schema itself: no message is recursive.
+`smallest_size`); a length against the remainder; tagged fields against `MAX_TAGGED_FIELDS`. What is decoded takes at
+most about sixty times the memory of its bytes, which a struct of empty arrays reaches; so that this cannot be had for
+a frame of any size, a whole message may have `MAX_ELEMENTS` structs and strings in arrays, however deep, where
+`NUMBERS_PER_ELEMENT` numbers count as one. Every slice is bounds-checked; fixed-size reads past the end raise
+`struct.error`, single bytes past it `IndexError`, which `codec` turns into `InvalidRequest`. Nesting is bounded by the
+schema itself: no message is recursive.
 
 A message that carries record batches is read where it lies, and the batches are views of the frame. Any other is
 copied to `bytes` first: one copy of some hundred bytes, and every slice after it costs half.
@@ -22,6 +24,7 @@ from kalda.protocol.schema import WireField, WireStruct, is_flexible, smallest_s
 from kalda.protocol.source import FORMATS, MAX_STRING, TABLE_SIZE, Source
 
 MAX_ELEMENTS = 1_000_000
+NUMBERS_PER_ELEMENT = 8
 MAX_TAGGED_FIELDS = 10_000
 
 Decoder = Callable[[Any, int], tuple[Any, int]]
@@ -180,7 +183,8 @@ class _DecoderSource(Source):
     def _scalars(self, target: str, field: WireField) -> None:
         code = FORMATS[field.kind]
         size = struct.calcsize(">" + code)
-        self.line(f"if not 0 <= n * {size} <= end - pos: {self._refuse(field)}")
+        self.line(f"left -= n // {NUMBERS_PER_ELEMENT}")
+        self.line(f"if not 0 <= n * {size} <= end - pos or left < 0: {self._refuse(field)}")
         if field.kind == "Uuid":
             self.line(f"{target} = [bytes(buf[i : i + 16]) for i in range(pos, pos + 16 * n, 16)]")
         else:

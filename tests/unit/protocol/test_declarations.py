@@ -162,12 +162,12 @@ def test_record_types() -> None:
     types = tables()["record_types"]
     for row in types["metadata"]:
         cls = message_classes()[row["name"]]
-        assert cls.RECORD_TYPE == row["id"]
+        assert row["id"] == cls.RECORD_TYPE
         assert supported_versions(cls) == range(row["lowest"], row["highest"] + 1)
     for name, data in layouts().items():
         if data["kind"] in ("coordinator-key", "coordinator-value"):
             cls = message_classes()[name]
-            assert cls.RECORD_TYPE == data["record_type"], name
+            assert data["record_type"] == cls.RECORD_TYPE, name
             module = cls.__module__.rpartition(".")[2]
             known = coordinator_classes(module)[data["kind"] == "coordinator-value"]
             assert known[data["record_type"]] is cls

@@ -83,7 +83,7 @@ def _check_coordinator(row: Any) -> None:
     module = COORDINATORS[row["framing"]]
     raw_key, raw_value = bytes.fromhex(row["key_hex"]), bytes.fromhex(row["hex"])
     key = record_framing.decode_coordinator_key(module, raw_key)
-    assert key.RECORD_TYPE == row["type"]
+    assert row["type"] == key.RECORD_TYPE
     assert key == from_json(type(key), 0, row["key"])
     value, version = record_framing.decode_coordinator_value(module, key.RECORD_TYPE, raw_value)
     assert version == row["version"]
