@@ -16,10 +16,12 @@ from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.group_coordinator import GroupCoordinator
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.groups import (
+    DescribeGroupsRequest,
     HeartbeatRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     LeaveGroupRequest,
+    ListGroupsRequest,
     MemberIdentity,
     SyncGroupRequest,
     SyncGroupRequestAssignment,
@@ -338,9 +340,25 @@ class Client:
 def settle(world: World, *clients: Client) -> None:
     """All join, and the leader gives each client its name as assignment: a stable group."""
     joins = [client.join() for client in clients]
-    world.pass_time(world.config.initial_rebalance_delay_ms)
+    world.pass_time(2 * world.config.initial_rebalance_delay_ms)  # newcomers prolong the first delay once
     leader_id = joins[0].value.leader
     leader = next(client for client in clients if client.member_id == leader_id)
     syncs = [client.sync() for client in clients if client is not leader]
     syncs.append(leader.sync({client: client.name.encode() for client in clients}))
     assert [sync.error for sync in syncs] == ["NONE"] * len(clients)
+
+
+def describe(world: World, *groups: str, version: int = 6) -> list[tuple[str, str, str, int]]:
+    answer = Answer(
+        world.coordinator.describe_groups(Context(version), DescribeGroupsRequest(groups=list(groups)), world.now),
+        version,
+    )
+    return [
+        (each.group_state, each.protocol_data, ErrorCode(each.error_code).name, len(each.members))
+        for each in answer.value.groups
+    ]
+
+
+def list_groups(world: World, version: int = 5, **filters: list[str]) -> list[str]:
+    answer = Answer(world.coordinator.list_groups(Context(version), ListGroupsRequest(**filters), world.now), version)
+    return [f"{each.group_id} {each.protocol_type} {each.group_state}" for each in answer.value.groups]

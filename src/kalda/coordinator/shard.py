@@ -216,7 +216,8 @@ class GroupShard:
         finally:
             self._writing = False
             self._nascent.clear()
-            self.runtime.on_commit(self._high_watermark)
+            if self._high_watermark > self.runtime.offsets.last_committed_offset:
+                self.runtime.on_commit(self._high_watermark)
 
     def _append(self, epoch: int, records: Sequence[GroupLogRecord]) -> Appended:
         end = self._append_to_log([encode_record(record) for record in records])

@@ -1,0 +1,245 @@
+"""Committed offsets: who may commit, what is kept for how long, and what is seen when."""
+
+from __future__ import annotations
+
+from groups_world import Answer, Client, Context, World, settle
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import Uuid
+from kalda.protocol.messages.offsets import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+
+DAY_MS = 86_400_000
+WEEK_MS = 7 * DAY_MS
+
+
+def delete_offsets(world: World, topic: str, *partitions: int, group: str = "g") -> Answer:
+    asked = [OffsetDeleteRequestPartition(partition_index=each) for each in partitions]
+    request = OffsetDeleteRequest(group_id=group, topics=[OffsetDeleteRequestTopic(name=topic, partitions=asked)])
+    return Answer(world.coordinator.offset_delete(Context(0), request, world.now), 0)
+
+
+def test_a_member_commits_and_its_successor_resumes() -> None:
+    world = World(initial_rebalance_delay_ms=0)
+    a = Client(world)
+    settle(world, a)
+    assert a.commit({("orders", 0): 42, ("orders", 1): 7}).errors == ["NONE", "NONE"]
+    a.leave()
+    assert world.fetch({"orders": [0, 1, 2]}) == {("orders", 0): 42, ("orders", 1): 7, ("orders", 2): -1}
+    assert world.fetch() == {("orders", 0): 42, ("orders", 1): 7}
+
+
+def test_commits_are_checked_against_the_generation() -> None:
+    world = World(initial_rebalance_delay_ms=0)
+    a, b = Client(world, "a"), Client(world, "b")
+    settle(world, a)
+    at = {("orders", 0): 1}
+    assert world.commit(at, member=a.member_id, generation=9).error == "ILLEGAL_GENERATION"
+    assert world.commit(at, member="nobody", generation=1).error == "UNKNOWN_MEMBER_ID"
+    assert world.commit(at).error == "UNKNOWN_MEMBER_ID", "anonymous, while the group has members"
+    b.join()
+    assert a.commit(at).error == "NONE", "a rebalance is prepared: the last generation may still commit"
+    a.join()
+    assert a.commit(at).error == "REBALANCE_IN_PROGRESS"
+
+
+def test_a_group_that_is_not_there() -> None:
+    world = World()
+    at = {("orders", 0): 1}
+    assert world.commit(at, member="m", generation=3, version=9).error == "GROUP_ID_NOT_FOUND"
+    assert world.commit(at, member="m", generation=3, version=8).error == "ILLEGAL_GENERATION"
+    assert world.fetch({"orders": [0]}) == {("orders", 0): -1}
+    assert world.fetch() == {}
+    assert delete_offsets(world, "orders", 0).value.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_offsets_without_membership_make_a_simple_group() -> None:
+    world = World()
+    assert world.commit({("orders", 0): 5}, group="simple").error == "NONE"
+    assert world.state("simple") == "Empty 0"
+    assert world.group("simple").protocol_type is None
+    assert world.commit({("orders", 0): 5}, group="").error == "NONE", "old clients may have no group at all"
+
+
+def test_what_cannot_be_committed_is_said_by_partition() -> None:
+    world = World(offset_metadata_max_bytes=10)
+    answer = world.commit({("orders", 0): 1, ("orders", 99): 1, ("nothing", 0): 1})
+    assert answer.errors == ["NONE", "UNKNOWN_TOPIC_OR_PARTITION", "UNKNOWN_TOPIC_OR_PARTITION"]
+    assert world.commit({("orders", 0): 1}, metadata="x" * 11).error == "OFFSET_METADATA_TOO_LARGE"
+    assert world.commit({("orders", 0): 1}, metadata="🚂" * 5).error == "NONE"
+    assert world.commit({("orders", 0): 1}, metadata="🚂" * 5 + "x").error == "OFFSET_METADATA_TOO_LARGE"
+
+
+def test_a_commit_is_answered_and_seen_when_it_is_replicated() -> None:
+    world = World()
+    world.commit({("orders", 0): 1})
+    world.log.replicated = False
+    answer = world.commit({("orders", 0): 2, ("orders", 1): 2})
+    assert answer.waits
+    assert world.fetch() == {("orders", 0): 1}
+    assert world.fetch({"orders": [0, 1]}) == {("orders", 0): 1, ("orders", 1): -1}
+    world.replicate()
+    assert answer.error == "NONE"
+    assert world.fetch() == {("orders", 0): 2, ("orders", 1): 2}
+
+
+def test_require_stable_waits_for_the_commits_under_way() -> None:
+    world = World()
+    world.log.replicated = False
+    world.commit({("orders", 0): 2})
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)], require_stable=True)
+    answer = Answer(world.coordinator.offset_fetch(Context(9), request, world.now), 9)
+    assert answer.waits
+    world.replicate()
+    assert answer.value.groups[0].topics[0].partitions[0].committed_offset == 2
+
+
+def test_a_commit_that_is_not_replicated_in_time_fails() -> None:
+    world = World(commit_timeout_ms=5_000)
+    world.log.replicated = False
+    answer = world.commit({("orders", 0): 2})
+    world.pass_time(4_999)
+    assert answer.waits
+    world.pass_time(1)
+    assert answer.error == "COORDINATOR_NOT_AVAILABLE"
+    world.replicate()
+    assert world.fetch() == {("orders", 0): 2}, "it was written all the same"
+
+
+def test_an_append_that_fails_changes_nothing() -> None:
+    world = World()
+    world.commit({("orders", 0): 1})
+    for failure, told in (
+        (ErrorCode.NOT_ENOUGH_REPLICAS, "COORDINATOR_NOT_AVAILABLE"),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, "NOT_COORDINATOR"),
+        (ErrorCode.MESSAGE_TOO_LARGE, "UNKNOWN_SERVER_ERROR"),
+    ):
+        world.log.failure = failure
+        assert world.commit({("orders", 0): 2}).error == told
+    assert world.fetch() == {("orders", 0): 1}
+    assert Client(world, group="new").join().error == "UNKNOWN_SERVER_ERROR"
+    assert world.state("new") == "Dead"
+
+
+def test_topic_ids_tell_incarnations_of_a_topic_apart() -> None:
+    world = World()
+    old = world.topics.ids["orders"]
+    assert world.commit({("orders", 0): 5, ("nothing", 0): 1}, version=10).errors == ["NONE", "UNKNOWN_TOPIC_ID"]
+    world.topics.remove("orders")
+    new = world.topics.add("orders", generation=2)
+
+    def fetch(topic_id: Uuid) -> tuple[int, int]:
+        asked = [OffsetFetchRequestTopics(topic_id=topic_id, partition_indexes=[0])]
+        request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=asked)])
+        answer = Answer(world.coordinator.offset_fetch(Context(10), request, world.now), 10)
+        found = answer.value.groups[0].topics[0]
+        assert found.topic_id == topic_id
+        return found.partitions[0].committed_offset, found.partitions[0].error_code
+
+    assert fetch(new) == (-1, 0)
+    assert fetch(old) == (-1, ErrorCode.UNKNOWN_TOPIC_ID)
+    world.coordinator.on_topics_deleted(["orders"], {"orders": new})
+    assert world.fetch() == {("orders", 0): 5}, "the offset is not this topic's"
+    world.coordinator.on_topics_deleted(["orders"], {"orders": old})
+    assert world.fetch() == {}
+
+
+def test_fetches_of_old_versions_have_one_group() -> None:
+    world = World()
+    world.commit({("orders", 0): 5})
+    asked = [OffsetFetchRequestTopic(name="orders", partition_indexes=[0])]
+    for version in range(1, 8):
+        request = OffsetFetchRequest(group_id="g", topics=asked)
+        answer = Answer(world.coordinator.offset_fetch(Context(version), request, world.now), version)
+        assert answer.value.topics[0].partitions[0].committed_offset == 5
+    everything = OffsetFetchRequest(group_id="g", topics=None)
+    answer = Answer(world.coordinator.offset_fetch(Context(2), everything, world.now), 2)
+    assert answer.value.topics[0].name == "orders"
+
+
+def test_a_coordinator_that_is_not_one_says_so() -> None:
+    world = World(partitions=4)
+    world.elect(range(1, 4))
+    at = {("orders", 0): 1}
+    assert world.commit(at, group="a").error == "NONE"
+    assert world.commit(at, group="").error == "NOT_COORDINATOR"
+    assert world.fetch(group="classic-group") == "NOT_COORDINATOR"
+    request = OffsetFetchRequest(group_id="", topics=[OffsetFetchRequestTopic(name="orders", partition_indexes=[0])])
+    old = world.coordinator.offset_fetch(Context(1), request, world.now)
+    assert Answer(old, 1).errors == ["NOT_COORDINATOR"]
+    world.coordinator.begin_load(0, 9, world.now)
+    assert world.fetch(group="classic-group") == "COORDINATOR_LOAD_IN_PROGRESS"
+    assert Client(world, group="classic-group").beat() == "NONE", "nobody can tell yet"
+    world.partitions = 0
+    assert world.commit(at, group="a").error == "COORDINATOR_NOT_AVAILABLE"
+
+
+def test_offsets_of_an_empty_group_expire_after_it_was_left_alone_for_the_retention_time() -> None:
+    world = World(initial_rebalance_delay_ms=0, offsets_retention_ms=WEEK_MS)
+    a = Client(world)
+    settle(world, a)
+    a.commit({("orders", 0): 1})
+    for _ in range(10):
+        world.pass_time(6_000)
+        a.beat()
+    a.leave()
+    world.pass_time(WEEK_MS - 600_001)
+    assert world.fetch() == {("orders", 0): 1}
+    world.pass_time(1_200_000)
+    assert world.fetch() == {}
+    assert world.state() == "Dead"
+
+
+def test_offsets_of_a_topic_that_live_members_subscribe_to_never_expire() -> None:
+    world = World(initial_rebalance_delay_ms=0, offsets_retention_ms=3_600_000)
+    a = Client(world, topics=("orders",), session_ms=1_800_000)
+    settle(world, a)
+    a.commit({("orders", 0): 1, ("payments", 0): 2})
+    for _ in range(10):
+        world.pass_time(1_000_000)
+        assert a.beat() == "NONE"
+    assert world.fetch() == {("orders", 0): 1}
+    assert world.state() == "Stable 1"
+
+
+def test_offsets_of_a_live_group_with_unreadable_subscriptions_never_expire() -> None:
+    world = World(initial_rebalance_delay_ms=0, offsets_retention_ms=3_600_000)
+    a = Client(world, session_ms=1_800_000)
+    a.protocols[0].metadata = b"\x00\x00\x7f\xff\xff\xff"
+    settle(world, a)
+    a.commit({("payments", 0): 2})
+    for _ in range(10):
+        world.pass_time(1_000_000)
+        a.beat()
+    assert world.fetch() == {("payments", 0): 2}
+
+
+def test_simple_groups_expire_by_commit_and_by_the_clients_own_retention() -> None:
+    world = World(offsets_retention_ms=DAY_MS)
+    world.commit({("orders", 0): 1}, group="simple")
+    world.commit({("orders", 1): 1}, group="simple", version=4, retention_ms=3_600_000)
+    world.pass_time(2 * 3_600_000)
+    assert world.fetch(group="simple") == {("orders", 0): 1}
+    world.pass_time(DAY_MS)
+    assert world.state("simple") == "Dead"
+
+
+def test_deleting_offsets_spares_topics_in_use() -> None:
+    world = World(initial_rebalance_delay_ms=0)
+    a = Client(world, topics=("orders",))
+    settle(world, a)
+    a.commit({("orders", 0): 1, ("payments", 0): 2})
+    assert delete_offsets(world, "orders", 0).errors == ["GROUP_SUBSCRIBED_TO_TOPIC"]
+    assert delete_offsets(world, "payments", 0, 1).errors == ["NONE", "NONE"]
+    assert delete_offsets(world, "nothing", 0).errors == ["UNKNOWN_TOPIC_OR_PARTITION"]
+    assert world.fetch() == {("orders", 0): 1}
+    worker = Client(world, group="workers", protocol_type="connect")
+    settle(world, worker)
+    assert delete_offsets(world, "orders", 0, group="workers").value.error_code == ErrorCode.NON_EMPTY_GROUP
