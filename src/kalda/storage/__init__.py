@@ -1,0 +1,29 @@
+"""The log in Kafka's files, over an injected disk.
+
+A partition is a directory of segments: batches as they came over the wire, with sparse indexes beside them. This floor
+knows offsets, epochs, producers and files; it does not know sockets, replicas, topics' metadata, threads or time
+(`now_ms` comes as an argument).
+
+Threads: every function runs on the thread that owns the log, save the `run` of a `Job`, which touches files and
+snapshots only and may run anywhere; its `finish` goes back to the owner and changes the log.
+
+- `config`: a topic's settings, typed
+- `job`: work for another thread, in two halves
+- `naming`: names of files and directories
+- `index`: offset index and time index
+- `txn_index`: aborted transactions of a segment
+- `segment`: one log file with its indexes
+- `segments`: the sorted segments of a log
+- `producer_state`: idempotence and transactions, per producer
+- `producer_snapshot`: producer state as a file
+- `leader_epochs`: which leader epoch began at which offset
+- `checkpoints`: offset checkpoints and the other small text files
+- `properties`: Java's properties format, `meta.properties`
+- `log`: the log: append, read, roll, flush, truncate
+- `loading`: opening a log, cleanly or by recovery
+- `retention`: what may be deleted, and deleting it
+- `log_dir`: one log directory with its marker and checkpoints
+- `log_manager`: all log directories of a node
+- `offset_map`, `cleaner`: compaction
+- `dump`: files as printable rows
+"""

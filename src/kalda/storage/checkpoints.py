@@ -1,0 +1,146 @@
+"""The small text files: offset checkpoints, leader epochs, a partition's topic id, the clean-shutdown marker.
+
+Each replaces its predecessor whole: written beside it, synced, renamed over it, the directory synced. So after a
+crash there is the old file or the new one. `durable=False` leaves the syncs to a later flush: the file may then be
+lost or torn by a loss of power, and its reader must have another source.
+
+A checkpoint's lines: version, number of entries, one line an entry. Bytes from disk are hostile: sizes are bounded,
+and anything malformed raises `ValueError` with the file's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from kalda.base.disk import Disk
+from kalda.base.ids import TopicPartition, Uuid, uuid_from_text, uuid_to_text
+from kalda.storage.properties import format_properties, parse_properties
+
+RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
+HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
+LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
+LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
+PARTITION_METADATA_FILE = "partition.metadata"
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+META_PROPERTIES_FILE = "meta.properties"
+LOCK_FILE = ".lock"
+
+_CHECKPOINT_VERSION = "0"
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+def replace_file(disk: Disk, path: str, data: bytes, *, durable: bool = True) -> None:
+    """Put `data` at `path`, whole or not at all."""
+    temporary = f"{path}.tmp"
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.write(0, data)
+        if durable:
+            file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    if durable:
+        disk.sync_dir(path.rpartition("/")[0])
+
+
+def read_lines(disk: Disk, path: str) -> list[str] | None:
+    """The entries of a checkpoint; None where there is no such file. Raises `ValueError` on a malformed one."""
+    if disk.stat(path) is None:
+        return None
+    try:
+        lines = disk.read_file(path, _MAX_BYTES).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text") from error
+    if len(lines) < 2 or lines[0].strip() != _CHECKPOINT_VERSION:
+        raise ValueError(f"{path} does not begin with version {_CHECKPOINT_VERSION} and a count")
+    if not lines[1].strip().isdigit() or int(lines[1]) != len(lines) - 2:
+        raise ValueError(f"{path} announces {lines[1]!r} entries and holds {len(lines) - 2}")
+    return lines[2:]
+
+
+def write_lines(disk: Disk, path: str, lines: Iterable[str], *, durable: bool = True) -> None:
+    entries = list(lines)
+    text = "\n".join([_CHECKPOINT_VERSION, str(len(entries)), *entries]) + "\n"
+    replace_file(disk, path, text.encode("utf-8"), durable=durable)
+
+
+def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
+    """An offset checkpoint; empty where there is no such file."""
+    offsets = {}
+    for line in read_lines(disk, path) or ():
+        try:
+            topic, partition, offset = line.split()
+            offsets[TopicPartition(topic, int(partition))] = int(offset)
+        except ValueError as error:
+            raise ValueError(f"{path} has the malformed line {line!r}") from error
+    return offsets
+
+
+def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+    write_lines(disk, path, (f"{topic} {partition} {offset}" for (topic, partition), offset in offsets.items()))
+
+
+def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
+    """(epoch, start offset) entries; empty where there is no such file."""
+    entries = []
+    for line in read_lines(disk, path) or ():
+        try:
+            epoch, offset = line.split()
+            entries.append((int(epoch), int(offset)))
+        except ValueError as error:
+            raise ValueError(f"{path} has the malformed line {line!r}") from error
+    return entries
+
+
+def write_epochs(disk: Disk, path: str, entries: Iterable[tuple[int, int]], *, durable: bool) -> None:
+    write_lines(disk, path, (f"{epoch} {offset}" for epoch, offset in entries), durable=durable)
+
+
+def read_partition_metadata(disk: Disk, path: str) -> Uuid | None:
+    """The topic id; None where there is no such file."""
+    if disk.stat(path) is None:
+        return None
+    values = {}
+    for line in disk.read_file(path, 4096).decode("utf-8", "replace").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            values[key.strip()] = value.strip()
+    if values.get("version") != "0" or "topic_id" not in values:
+        raise ValueError(f"{path} has no version 0 and topic_id")
+    return uuid_from_text(values["topic_id"])
+
+
+def write_partition_metadata(disk: Disk, path: str, topic_id: Uuid, *, durable: bool = True) -> None:
+    text = f"version: 0\ntopic_id: {uuid_to_text(topic_id)}"
+    replace_file(disk, path, text.encode("ascii"), durable=durable)
+
+
+def read_clean_shutdown(disk: Disk, path: str) -> int | None:
+    """The broker epoch in the marker of a clean shutdown, -1 where it does not say; None where there is no marker."""
+    if disk.stat(path) is None:
+        return None
+    try:
+        epoch = json.loads(disk.read_file(path, 4096))["brokerEpoch"]
+    except (ValueError, TypeError, KeyError):
+        return -1
+    return epoch if isinstance(epoch, int) else -1
+
+
+def write_clean_shutdown(disk: Disk, path: str, broker_epoch: int) -> None:
+    text = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
+    replace_file(disk, path, text.encode("ascii"))
+
+
+def read_meta_properties(disk: Disk, path: str) -> dict[str, str] | None:
+    """`meta.properties`; None where there is no such file."""
+    if disk.stat(path) is None:
+        return None
+    return parse_properties(disk.read_file(path, 1 << 20).decode("latin-1"))
+
+
+def write_meta_properties(disk: Disk, path: str, values: Mapping[str, str], now_ms: int) -> None:
+    replace_file(disk, path, format_properties(values, now_ms).encode("latin-1"))

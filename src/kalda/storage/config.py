@@ -1,0 +1,109 @@
+"""A topic's log settings, typed. Names are Kafka's topic config keys with underscores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kalda.records.batch import TimestampType
+
+MAX_INT64 = 2**63 - 1
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What a log does with its records. Defaults are Kafka 4.3's; ranges are checked where configs are set."""
+
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    compression_type: str = "producer"
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
+    delete_retention_ms: int = DAY_MS
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = MAX_INT64
+    flush_ms: int = MAX_INT64
+    index_interval_bytes: int = 4096
+    max_compaction_lag_ms: int = MAX_INT64
+    max_message_bytes: int = 1_048_588
+    message_timestamp_after_max_ms: int = 3_600_000
+    message_timestamp_before_max_ms: int = MAX_INT64
+    message_timestamp_type: TimestampType = TimestampType.CREATE
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    min_insync_replicas: int = 1
+    preallocate: bool = False
+    remote_log_copy_disable: bool = False
+    remote_log_delete_on_disable: bool = False
+    remote_storage_enable: bool = False
+    local_retention_bytes: int = -2
+    local_retention_ms: int = -2
+    retention_bytes: int = -1
+    retention_ms: int = 7 * DAY_MS
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 << 20
+    segment_jitter_ms: int = 0
+    segment_ms: int = 7 * DAY_MS
+    unclean_leader_election_enable: bool = False
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, str]) -> LogConfig:
+        """From config keys to text values; absent keys keep their defaults and other keys are passed over.
+
+        `internal.segment.bytes` wins over `segment.bytes`: it may go below the latter's minimum. Raises `ValueError`
+        on a value that is not of its key's type.
+        """
+        values: dict[str, Any] = {}
+        for key, text in config.items():
+            name = key.replace(".", "_")
+            if name in _PARSERS:
+                try:
+                    values[name] = _PARSERS[name](text)
+                except ValueError as error:
+                    raise ValueError(f"{key}={text!r}: {error}") from error
+        if internal := config.get("internal.segment.bytes"):
+            values["segment_bytes"] = int(internal)
+        return cls(**values)
+
+
+def _boolean(text: str) -> bool:
+    match text.strip().lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    raise ValueError("expected true or false")
+
+
+def _policies(text: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in text.split(",") if part.strip())
+
+
+def _timestamp_type(text: str) -> TimestampType:
+    match text:
+        case "CreateTime":
+            return TimestampType.CREATE
+        case "LogAppendTime":
+            return TimestampType.LOG_APPEND
+    raise ValueError("expected CreateTime or LogAppendTime")
+
+
+_PARSER_OF_TYPE: dict[str, Callable[[str], object]] = {
+    "frozenset[str]": _policies,
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": _boolean,
+    "TimestampType": _timestamp_type,
+}
+_PARSERS = {field.name: _PARSER_OF_TYPE[str(field.type)] for field in fields(LogConfig)}

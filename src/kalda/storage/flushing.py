@@ -1,0 +1,99 @@
+"""What of a log's files is not on the device yet, and the job that syncs it.
+
+The recovery point may only pass what is synced: segments with their indexes, the snapshots and leader epochs that
+recovery would otherwise rebuild from batches below it, and the directory's names, without which a synced file may be
+gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kalda.base.disk import Disk, File
+from kalda.storage.checkpoints import PARTITION_METADATA_FILE
+from kalda.storage.job import Job
+from kalda.storage.leader_epochs import LeaderEpochs
+from kalda.storage.producer_snapshot import SnapshotFiles
+from kalda.storage.segments import Segments
+
+
+class Unsynced:
+    """Kept by one log. `names`: counts changes of the directory's names; `truncations`: of what had been appended."""
+
+    __slots__ = ("_disk", "_names_synced", "directory", "metadata", "names", "truncations")
+
+    def __init__(self, disk: Disk, directory: str, names_changed: bool) -> None:
+        self._disk = disk
+        self.directory = directory
+        self.names = 1 if names_changed else 0
+        self._names_synced = 0
+        self.metadata = False
+        self.truncations = 0
+
+    @property
+    def metadata_path(self) -> str:
+        return f"{self.directory}/{PARTITION_METADATA_FILE}"
+
+    def sync_metadata(self) -> None:
+        """Before the first append: a log with records always has its topic id."""
+        file = self._disk.open(self.metadata_path)
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._sync_dirs()
+        self.metadata = False
+
+    def _sync_dirs(self) -> None:
+        self._disk.sync_dir(self.directory)
+        self._disk.sync_dir(self.directory.rpartition("/")[0])
+
+    def job(
+        self,
+        description: str,
+        segments: Segments,
+        snapshots: SnapshotFiles,
+        epochs: LeaderEpochs,
+        recovery_point: int,
+        upto: int,
+        reached: Callable[[bool], None],
+    ) -> Job[None]:
+        """Sync what is below `upto`; `reached(whole)` is called in the end, false where it was truncated meanwhile."""
+        files = self._files(segments, snapshots, epochs, recovery_point, upto)
+        names, truncations = self.names, self.truncations
+        sync_names = names != self._names_synced
+
+        def work() -> None:
+            try:
+                for file in files:
+                    file.sync()
+            finally:
+                for file in files:
+                    file.close()
+            if sync_names:
+                self._sync_dirs()
+
+        def finish(_: None) -> None:
+            self._names_synced = max(self._names_synced, names)
+            reached(truncations == self.truncations)
+
+        return Job(description, work, finish)
+
+    def _files(
+        self, segments: Segments, snapshots: SnapshotFiles, epochs: LeaderEpochs, recovery_point: int, upto: int
+    ) -> list[File]:
+        """Handles of the job's own."""
+        files: list[File] = []
+        if upto > recovery_point:
+            for segment in segments.between(recovery_point, upto):
+                files += segment.sync_files()
+        for offset in snapshots.unsynced:
+            files.append(self._disk.open(snapshots.path(offset)))
+        snapshots.unsynced.clear()
+        if epochs.unsynced:
+            files.append(self._disk.open(epochs.path))
+            epochs.unsynced = False
+        if self.metadata:
+            files.append(self._disk.open(self.metadata_path))
+            self.metadata = False
+        return files

@@ -1,0 +1,129 @@
+"""Which leader epoch began at which offset (KIP-101).
+
+A replica that comes back compares its epochs with the leader's to find where their logs part. Each entry is an epoch
+and the offset of the first record written in it.
+
+Invariants: epochs and start offsets both grow strictly. A new entry takes with it every later one that contradicts it.
+
+The file is written on each change without a sync: batches carry their epoch too, so recovery finds lost entries of the
+unflushed end again, and a flush syncs the file before the recovery point moves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from kalda.base.disk import Disk
+from kalda.storage.checkpoints import LEADER_EPOCH_FILE, read_epochs, write_epochs
+
+UNDEFINED_EPOCH = -1
+UNDEFINED_OFFSET = -1
+
+
+class LeaderEpochs:
+    """The epochs of one log, oldest first."""
+
+    __slots__ = ("_disk", "_epochs", "_offsets", "directory", "unsynced")
+
+    def __init__(self, disk: Disk, directory: str, entries: list[tuple[int, int]] | None = None) -> None:
+        self._disk = disk
+        self.directory = directory
+        self._epochs: list[int] = []
+        self._offsets: list[int] = []
+        self.unsynced = False
+        for epoch, offset in entries or ():
+            self._add(epoch, offset)
+
+    @classmethod
+    def load(cls, disk: Disk, directory: str) -> LeaderEpochs:
+        """Raises `ValueError` where the file is malformed."""
+        return cls(disk, directory, read_epochs(disk, f"{directory}/{LEADER_EPOCH_FILE}"))
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory}/{LEADER_EPOCH_FILE}"
+
+    def entries(self) -> list[tuple[int, int]]:
+        """(epoch, start offset), oldest first."""
+        return list(zip(self._epochs, self._offsets, strict=True))
+
+    @property
+    def latest(self) -> int | None:
+        return self._epochs[-1] if self._epochs else None
+
+    def latest_entry(self) -> tuple[int, int] | None:
+        return (self._epochs[-1], self._offsets[-1]) if self._epochs else None
+
+    def earliest_entry(self) -> tuple[int, int] | None:
+        return (self._epochs[0], self._offsets[0]) if self._epochs else None
+
+    def assign(self, epoch: int, start_offset: int, *, write: bool = True) -> bool:
+        """Epoch `epoch` begins at `start_offset`; False where that is known."""
+        assert epoch >= 0, f"epoch {epoch} in {self.directory}"
+        assert start_offset >= 0, f"offset {start_offset} in {self.directory}"
+        if self._epochs and epoch == self._epochs[-1] and start_offset >= self._offsets[-1]:
+            return False
+        self._add(epoch, start_offset)
+        if write:
+            self.write()
+        return True
+
+    def _add(self, epoch: int, start_offset: int) -> None:
+        while self._epochs and (self._epochs[-1] >= epoch or self._offsets[-1] >= start_offset):
+            del self._epochs[-1], self._offsets[-1]
+        self._epochs.append(epoch)
+        self._offsets.append(start_offset)
+
+    def write(self) -> None:
+        write_epochs(self._disk, self.path, self.entries(), durable=False)
+        self.unsynced = True
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(the largest known epoch at most `epoch`, the offset where the next one began).
+
+        The latest epoch ends at the log's end. (-1, -1) where `epoch` is later than any known; an epoch earlier than
+        any known ended where the first known one began.
+        """
+        if epoch == UNDEFINED_EPOCH or not self._epochs:
+            return UNDEFINED_EPOCH, UNDEFINED_OFFSET
+        if epoch == self._epochs[-1]:
+            return epoch, log_end_offset
+        above = bisect_right(self._epochs, epoch)
+        if above == len(self._epochs):
+            return UNDEFINED_EPOCH, UNDEFINED_OFFSET
+        if above == 0:
+            return epoch, self._offsets[0]
+        return self._epochs[above - 1], self._offsets[above]
+
+    def epoch_for_offset(self, offset: int) -> int | None:
+        """The epoch in which the record at `offset` was written."""
+        at = bisect_right(self._offsets, offset)
+        return self._epochs[at - 1] if at else None
+
+    def previous(self, epoch: int) -> int | None:
+        at = bisect_left(self._epochs, epoch)
+        return self._epochs[at - 1] if at else None
+
+    def truncate_from_end(self, end_offset: int, *, write: bool = True) -> None:
+        """Epochs that begin at or after `end_offset` go."""
+        if end_offset < 0 or not self._offsets or self._offsets[-1] < end_offset:
+            return
+        at = bisect_left(self._offsets, end_offset)
+        del self._epochs[at:], self._offsets[at:]
+        if write:
+            self.write()
+
+    def truncate_from_start(self, start_offset: int, *, write: bool = True) -> None:
+        """Epochs that end before `start_offset` go; the one that spans it begins there."""
+        at = bisect_right(self._offsets, start_offset)
+        if not at or self._offsets[at - 1] == start_offset == self._offsets[0]:
+            return
+        del self._epochs[: at - 1], self._offsets[: at - 1]
+        self._offsets[0] = start_offset
+        if write:
+            self.write()
+
+    def clear(self) -> None:
+        self._epochs.clear()
+        self._offsets.clear()
+        self.write()

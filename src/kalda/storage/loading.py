@@ -1,0 +1,359 @@
+"""Opening a log: cheaply after a clean stop, by recovery after any other.
+
+After a clean stop the directory is what it was in memory: sizes are taken from its entries, the log's end is found
+from the last index entry, the producers from the last snapshot. Otherwise everything from the recovery point on is
+read: batches must follow one another with right CRCs, the first that does not ends the log, later segments go, and
+indexes, transaction index, leader epochs and producer state are made anew from what was read.
+
+All functions here work on their own objects and may run on any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from kalda.base.disk import Buffer, Disk
+from kalda.base.errors import CorruptRecord
+from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, check_crc, read_header
+from kalda.storage.config import LogConfig
+from kalda.storage.index import read_waiting
+from kalda.storage.leader_epochs import LeaderEpochs
+from kalda.storage.naming import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT_SUFFIX,
+    SWAP_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    file_name,
+    offset_of,
+)
+from kalda.storage.producer_snapshot import SnapshotFiles
+from kalda.storage.producer_state import ProducerStates
+from kalda.storage.segment import MAX_RELATIVE_OFFSET, Segment
+from kalda.storage.segments import Segments
+
+_RECOVERY_CHUNK_BYTES = 4 * 1024 * 1024
+
+
+class Loaded(NamedTuple):
+    """What `load` found."""
+
+    segments: Segments
+    epochs: LeaderEpochs
+    producers: ProducerStates
+    snapshots: SnapshotFiles
+    log_start_offset: int
+    next_offset: int
+    recovery_point: int
+    changed: bool  # names in the directory may be unsynced
+
+
+class Loading:
+    """One opening. `clean`: the last stop was clean, and said so."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        config: LogConfig,
+        name: str,
+        *,
+        now_ms: int,
+        clean: bool,
+        recovery_point: int,
+        log_start_offset: int,
+        expiration_ms: int,
+        jitter: Callable[[int], int],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._name = name
+        self._now_ms = now_ms
+        self._clean = clean
+        self._recovery_point = recovery_point
+        self._log_start_offset = log_start_offset
+        self._expiration_ms = expiration_ms
+        self._jitter = jitter
+        self._changed = False
+        self._truncated = False
+        self._producers = ProducerStates(name)
+
+    def load(self) -> Loaded:
+        """Raises `OSError` where the disk fails."""
+        names = self._clean_up(self._disk.list_dir(self._directory))
+        segments, unindexed = self._open_segments(names)
+        self._snapshots = SnapshotFiles(self._disk, self._directory, _offsets(names, SNAPSHOT_SUFFIX))
+        self._epochs = self._load_epochs(segments)
+        producers = self._producers
+        to_recover = self._to_recover(segments, unindexed)
+        next_offset = -1
+        if not to_recover and len(segments):
+            try:
+                next_offset = segments.active.next_offset()
+            except CorruptRecord:
+                to_recover = [segments.active]
+        if to_recover:
+            next_offset = self._recover(segments, to_recover)
+        first = max(self._log_start_offset, segments.first.base_offset) if len(segments) else self._log_start_offset
+        if len(segments) and next_offset < first:
+            # The end was lost beyond what was deleted on purpose: nothing that is left may be served.
+            for segment in list(segments):
+                self._drop(segments, segment)
+        if not len(segments):
+            first = next_offset = self._log_start_offset
+            jitter = self._jitter(min(self._config.segment_jitter_ms, self._config.segment_ms))
+            segments.add(Segment.create(self._disk, self._directory, first, self._config, self._now_ms, jitter))
+            self._changed = True
+        self._epochs.truncate_from_end(next_offset)
+        self._epochs.truncate_from_start(first)
+        self._snapshots.remove_strays([segment.base_offset for segment in segments])
+        if not to_recover or producers.map_end_offset != next_offset:
+            self._load_producers(segments, first, next_offset)
+        producers.on_log_start_offset(first)
+        stable = self._clean and not self._truncated
+        recovery_point = next_offset if stable else min(self._recovery_point, next_offset)
+        return Loaded(
+            segments, self._epochs, producers, self._snapshots, first, next_offset, recovery_point, self._changed
+        )
+
+    # Files
+
+    def _clean_up(self, names: list[str]) -> list[str]:
+        """Finish or undo what an earlier process left half done; the names that remain."""
+        if not any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")) for name in names):
+            return names
+        self._changed = True
+        cleaned = _offsets(names, CLEANED_SUFFIX)
+        swaps = []
+        for name in names:
+            path = f"{self._directory}/{name}"
+            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
+                self._disk.remove(path)
+            elif name.endswith(SWAP_SUFFIX) and (offset := offset_of(name)) is not None:
+                if cleaned and offset >= min(cleaned):
+                    self._disk.remove(path)  # its siblings were not all renamed: the originals are still whole
+                else:
+                    swaps.append(name)
+        self._finish_swaps(swaps, names)
+        return self._disk.list_dir(self._directory)
+
+    def _finish_swaps(self, swaps: list[str], names: list[str]) -> None:
+        """Replacements that were complete take their place; what they replace goes first."""
+        for name in swaps:
+            if not name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
+                continue
+            base = offset_of(name)
+            assert base is not None
+            upto = self._swap_end(base)
+            for other in names:
+                offset = offset_of(other)
+                if offset is not None and base <= offset < upto and other.endswith(SEGMENT_SUFFIXES):
+                    self._disk.remove(f"{self._directory}/{other}")
+        for name in swaps:
+            self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{name[: -len(SWAP_SUFFIX)]}")
+
+    def _swap_end(self, base: int) -> int:
+        found = self._disk.stat(f"{self._directory}/{file_name(base, LOG_SUFFIX)}{SWAP_SUFFIX}")
+        assert found is not None
+        segment = Segment(
+            self._disk, self._directory, base, self._config, size=found.size_bytes, suffix=SWAP_SUFFIX, fresh=True
+        )
+        end = base + 1
+        for _, batch_base, delta, _ in segment.walk(0, read_waiting):
+            end = batch_base + delta + 1
+        segment.close()
+        return end
+
+    def _open_segments(self, names: list[str]) -> tuple[Segments, set[int]]:
+        """Every segment, and the base offsets of those that lack an offset index."""
+        known = set(names)
+        segments, unindexed = [], set()
+        for name in names:
+            offset = offset_of(name)
+            if offset is None:
+                continue
+            if name.endswith(LOG_SUFFIX):
+                found = self._disk.stat(f"{self._directory}/{name}")
+                assert found is not None
+                if file_name(offset, INDEX_SUFFIX) not in known:
+                    unindexed.add(offset)
+                segments.append(
+                    Segment(
+                        self._disk,
+                        self._directory,
+                        offset,
+                        self._config,
+                        size=found.size_bytes,
+                        created_ms=self._now_ms,
+                        jitter_ms=self._jitter(min(self._config.segment_jitter_ms, self._config.segment_ms)),
+                        has_txn_index=file_name(offset, TXN_INDEX_SUFFIX) in known,
+                    )
+                )
+            elif name.endswith(SEGMENT_SUFFIXES) and file_name(offset, LOG_SUFFIX) not in known:
+                self._disk.remove(f"{self._directory}/{name}")
+        return Segments(segments), unindexed
+
+    def _load_epochs(self, segments: Segments) -> LeaderEpochs:
+        try:
+            return LeaderEpochs.load(self._disk, self._directory)
+        except ValueError:
+            # Torn by a loss of power. Every batch carries its epoch.
+            epochs = LeaderEpochs(self._disk, self._directory)
+            for segment in segments:
+                try:
+                    for _, header in segment.headers():
+                        _note_epoch(epochs, header)
+                except CorruptRecord:
+                    break
+            epochs.write()
+            return epochs
+
+    def _drop(self, segments: Segments, segment: Segment) -> None:
+        segments.remove(segment)
+        segment.close()
+        segment.files()(self._disk)
+        self._snapshots.remove(segment.base_offset)
+        self._changed = self._truncated = True
+
+    # Recovery
+
+    def _to_recover(self, segments: Segments, unindexed: set[int]) -> list[Segment]:
+        if self._clean:
+            return [
+                segment for segment in segments if segment.base_offset in unindexed or not segment.txn_index.is_sane()
+            ]
+        if not len(segments):
+            return []
+        start = segments.floor(self._recovery_point) or segments.first
+        return [s for s in segments if s.base_offset >= start.base_offset or s.base_offset in unindexed]
+
+    def _recover(self, segments: Segments, to_recover: list[Segment]) -> int:
+        """Recover these segments in order; the log's end. What follows a cut segment goes."""
+        producers = self._producers
+        for segment in to_recover:
+            base = segment.base_offset
+            if producers.map_end_offset != base or not base:
+                self._load_producers(segments, self._log_start_offset, base)
+            cut = recover_segment(segment, producers, self._epochs, self._disk)
+            self._changed = True
+            self._snapshots.take(producers)
+            if cut:
+                self._truncated = True
+                for other in segments.above(base):
+                    self._drop(segments, other)
+                break
+        self._epochs.write()
+        try:
+            return segments.active.next_offset()
+        except CorruptRecord:
+            self._load_producers(segments, self._log_start_offset, segments.active.base_offset)
+            recover_segment(segments.active, producers, self._epochs, self._disk)
+            self._truncated = True
+            return segments.active.next_offset()
+
+    # Producers
+
+    def _load_producers(self, segments: Segments, start: int, upto: int) -> None:
+        """Producer state at `upto`: the last snapshot, and the batches after it."""
+        producers = self._producers
+        if self._clean and not self._snapshots.offsets and not self._truncated and upto:
+            # A clean stop writes a snapshot wherever there was a producer to remember.
+            producers.clear(upto)
+            return
+        self._snapshots.load_latest(producers, start, upto, self._now_ms, self._expiration_ms)
+        replay_producers(producers, segments, upto)
+
+
+def _offsets(names: list[str], suffix: str) -> list[int]:
+    found = (offset_of(name) for name in names if name.endswith(suffix))
+    return [offset for offset in found if offset is not None]
+
+
+def replay_producers(producers: ProducerStates, segments: Segments, upto: int) -> None:
+    """Apply the batches between where `producers` is and `upto`."""
+    for segment in segments.between(producers.map_end_offset, upto):
+        start = max(producers.map_end_offset, segment.base_offset)
+        position = segment.locate(start, read_waiting)
+        if position is None:
+            continue
+        for at, header in segment.headers(position):
+            if header.base_offset >= upto:
+                break
+            if header.producer_id >= 0:
+                whole = segment.file().read(at, header.size_bytes) if header.is_control else None
+                producers.replay(header, whole, None)
+    producers.map_end_offset = max(producers.map_end_offset, upto)
+
+
+def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderEpochs, disk: Disk) -> int:
+    """Keep the sound batches of a segment and make its indexes anew; the number of bytes cut off.
+
+    `producers` is at the segment's base offset and is brought to its end.
+    """
+    offset_index, time_index = segment.offset_index, segment.time_index
+    offset_index.reset()
+    time_index.reset()
+    segment.txn_index.reset()
+    interval = segment.config.index_interval_bytes
+    largest = (-1, segment.base_offset)
+    position = last_entry = 0
+    for at, header, chunk in _sound_batches(segment):
+        if header.max_timestamp > largest[0]:
+            largest = (header.max_timestamp, header.last_offset)
+        if at - last_entry > interval and not offset_index.is_full and not time_index.is_full:
+            offset_index.append(header.last_offset, at)
+            time_index.maybe_append(*largest)
+            last_entry = at
+        _note_epoch(epochs, header)
+        producers.replay(header, chunk, segment.txn_index)
+        position = at + header.size_bytes
+    cut = segment.size - position
+    if cut:
+        segment.file().truncate(position)
+    segment.reset_state(position, largest)
+    if largest[0] >= 0:
+        time_index.maybe_append(*largest)
+    offset_index.release()
+    time_index.release()
+    return cut
+
+
+def _note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
+    epoch = header.partition_leader_epoch
+    if epoch >= 0 and (epochs.latest is None or epoch > epochs.latest):
+        epochs.assign(epoch, header.base_offset, write=False)
+
+
+def _sound_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, Buffer]]:
+    """(position, header, bytes) of each batch up to the first that is cut off, out of place, or fails its CRC."""
+    file, size = segment.file(), segment.size
+    position, expected = 0, segment.base_offset
+    chunk: Buffer = b""
+    start = 0
+    while size - position >= HEADER_SIZE:
+        at = position - start
+        if len(chunk) - at < HEADER_SIZE:
+            chunk, start, at = file.read(position, min(_RECOVERY_CHUNK_BYTES, size - position)), position, 0
+        try:
+            header = read_header(chunk, at)
+            length = header.batch_length + LOG_OVERHEAD
+            if length > size - position:
+                return
+            if len(chunk) - at < length:
+                wanted = min(max(length, _RECOVERY_CHUNK_BYTES), size - position)
+                chunk, start, at = file.read(position, wanted), position, 0
+            check_crc(chunk, at, header)
+        except CorruptRecord:
+            return
+        if header.base_offset < expected or header.last_offset_delta < 0:
+            return
+        if header.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
+            return
+        yield position, header, memoryview(chunk)[at : at + length]
+        position += length
+        expected = header.next_offset

@@ -1,0 +1,432 @@
+"""What a log knows of its producers: sequences for idempotence, open transactions for isolation (KIP-98, KIP-890).
+
+Per producer id: its epoch, its last five batches (a producer has at most five in flight, so a retried one is always
+among them), and where its open transaction began. Sequences are checked for what clients append; replicas take what
+the leader took.
+
+Transactions: an open one holds the last stable offset at its first offset. A completed one still does until its
+marker is below the high watermark ("unreplicated"), because a new leader might not have the marker.
+
+Invariants: `map_end_offset` is the offset up to which batches have been applied; a snapshot file holds the state at
+exactly its offset; the keys of `_ongoing` and `_unreplicated` are first offsets, in rising order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kalda.base.disk import Buffer
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.protocol.messages.control_records import EndTxnMarker
+from kalda.records.batch import MAX_INT32, NO_PRODUCER_EPOCH, NO_SEQUENCE, BatchHeader
+from kalda.records.control import ControlType, read_control_batch
+from kalda.storage.txn_index import AbortedTxn, TxnIndex
+from kalda.storage.values import AppendOrigin
+
+MAX_BATCHES = 5
+MAX_EPOCH = 2**15 - 1
+
+
+class BatchMetadata(NamedTuple):
+    """One remembered batch."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+    @property
+    def first_sequence(self) -> int:
+        first = self.last_sequence - self.offset_delta
+        return first if first >= 0 or self.last_sequence < 0 else first + MAX_INT32 + 1
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+
+class ProducerState:
+    """One producer. `txn_first_offset` is -1 where no transaction is open."""
+
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "producer_id", "txn_first_offset")
+
+    def __init__(
+        self,
+        producer_id: int,
+        epoch: int = NO_PRODUCER_EPOCH,
+        coordinator_epoch: int = -1,
+        last_timestamp: int = -1,
+        txn_first_offset: int = -1,
+        batches: tuple[BatchMetadata, ...] = (),
+    ) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.coordinator_epoch = coordinator_epoch
+        self.last_timestamp = last_timestamp
+        self.txn_first_offset = txn_first_offset
+        self.batches = list(batches)
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_data_offset(self) -> int:
+        return self.batches[-1].last_offset if self.batches else -1
+
+    @property
+    def last_offset_delta(self) -> int:
+        return self.batches[-1].offset_delta if self.batches else 0
+
+    def take_epoch(self, epoch: int) -> None:
+        """A new epoch starts a new run of sequences."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+
+    def add_batch(self, epoch: int, batch: BatchMetadata) -> None:
+        self.take_epoch(epoch)
+        if len(self.batches) == MAX_BATCHES:
+            del self.batches[0]
+        self.batches.append(batch)
+        self.last_timestamp = batch.timestamp
+
+    def duplicate_of(self, epoch: int, first_sequence: int, last_sequence: int) -> BatchMetadata | None:
+        if epoch == self.epoch:
+            for batch in self.batches:
+                if batch.last_sequence == last_sequence and batch.first_sequence == first_sequence:
+                    return batch
+        return None
+
+
+class Marker(NamedTuple):
+    """The end of a transaction as its control record says it."""
+
+    commit: bool
+    coordinator_epoch: int
+    timestamp: int
+
+
+def read_marker(buf: Buffer, header: BatchHeader) -> Marker | None:
+    """The marker in the control batch `buf`; None where it holds another control record, or has been cleaned empty."""
+    if not header.records_count or not header.is_transactional:
+        return None
+    record = read_control_batch(buf, 0, header)[0]
+    if record.type not in (ControlType.ABORT, ControlType.COMMIT):
+        return None
+    assert isinstance(record.message, EndTxnMarker)
+    return Marker(record.type is ControlType.COMMIT, record.message.coordinator_epoch, record.timestamp)
+
+
+class CompletedTxn(NamedTuple):
+    """A transaction whose marker is being appended."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    aborted: bool
+
+
+class Verification:
+    """A transactional append that waits for the coordinator to say that the partition is in the transaction."""
+
+    __slots__ = ("epoch", "lowest_sequence", "supports_epoch_bump", "timestamp")
+
+    def __init__(self, timestamp: int, sequence: int, epoch: int, supports_epoch_bump: bool) -> None:
+        self.timestamp = timestamp
+        self.lowest_sequence = sequence
+        self.epoch = epoch
+        self.supports_epoch_bump = supports_epoch_bump
+
+
+class ProducerStates:
+    """All producers of one log."""
+
+    __slots__ = (
+        "_ongoing",
+        "_states",
+        "_unreplicated",
+        "_verifications",
+        "log_name",
+        "map_end_offset",
+        "oldest_txn_timestamp",
+        "snapshot_offset",
+    )
+
+    def __init__(self, log_name: str, start_offset: int = 0) -> None:
+        self.log_name = log_name
+        self._states: dict[int, ProducerState] = {}
+        self._ongoing: dict[int, int] = {}  # first offset -> producer id
+        self._unreplicated: dict[int, int] = {}  # first offset -> last offset
+        self._verifications: dict[int, Verification] = {}
+        self.map_end_offset = start_offset
+        self.snapshot_offset = start_offset
+        self.oldest_txn_timestamp = -1
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[ProducerState]:
+        return iter(self._states.values())
+
+    def get(self, producer_id: int) -> ProducerState | None:
+        return self._states.get(producer_id)
+
+    def load(self, states: list[ProducerState], offset: int) -> None:
+        """The state at `offset`, as a snapshot gave it."""
+        self.clear(offset)
+        self._states = {state.producer_id: state for state in states}
+        open_ones = [(state.txn_first_offset, state.producer_id) for state in states if state.txn_first_offset >= 0]
+        self._ongoing = dict(sorted(open_ones))
+
+    def clear(self, offset: int) -> None:
+        """Nothing is known, as of `offset`."""
+        self._states.clear()
+        self._ongoing.clear()
+        self._unreplicated.clear()
+        self.map_end_offset = self.snapshot_offset = offset
+        self.oldest_txn_timestamp = -1
+
+    # Checking
+
+    def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
+        state = self._states.get(header.producer_id)
+        if state is None or not state.batches:
+            return None
+        return state.duplicate_of(header.producer_epoch, header.base_sequence, header.last_sequence)
+
+    def check_data(self, header: BatchHeader, origin: AppendOrigin) -> None:
+        """Raise unless this batch may follow what its producer wrote before."""
+        if origin is AppendOrigin.REPLICATION:
+            return
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        state = self._states.get(producer_id)
+        if state is not None:
+            self._check_epoch(state, epoch)
+            if state.txn_first_offset >= 0 and not header.is_transactional:
+                raise ApiError(
+                    ErrorCode.INVALID_TXN_STATE,
+                    f"producer {producer_id} has an open transaction in {self.log_name}: its writes must be part of it",
+                )
+        if origin is AppendOrigin.CLIENT:
+            self._check_sequence(state, producer_id, epoch, header.base_sequence)
+
+    def _check_epoch(self, state: ProducerState, epoch: int) -> None:
+        if epoch < state.epoch:
+            raise ApiError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"epoch {epoch} of producer {state.producer_id} in {self.log_name} is older than the last one seen, "
+                f"{state.epoch}",
+            )
+
+    def _check_sequence(self, state: ProducerState | None, producer_id: int, epoch: int, sequence: int) -> None:
+        verification = self._verifications.get(producer_id)
+        if verification is not None:
+            fresh = state is None or not state.batches
+            if verification.supports_epoch_bump and sequence != 0 and fresh:
+                self._out_of_order(producer_id, sequence, "the first batch of a new epoch must have sequence 0")
+            if sequence > verification.lowest_sequence:
+                lowest = verification.lowest_sequence
+                self._out_of_order(producer_id, sequence, f"sequence {lowest} is still being verified")
+        if state is None or state.epoch == NO_PRODUCER_EPOCH:
+            # Nothing is known, perhaps because retention took it: any sequence may start.
+            return
+        if epoch != state.epoch:
+            if sequence != 0:
+                self._out_of_order(producer_id, sequence, f"epoch {epoch} is new and must start with sequence 0")
+            return
+        last = state.last_sequence
+        if sequence != last + 1 and not (sequence == 0 and last == MAX_INT32):
+            self._out_of_order(producer_id, sequence, f"the last sequence was {last}")
+
+    def _out_of_order(self, producer_id: int, sequence: int, why: str) -> None:
+        raise ApiError(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"sequence {sequence} of producer {producer_id} in {self.log_name} is out of order: {why}",
+        )
+
+    def check_marker(self, header: BatchHeader, marker: Marker, origin: AppendOrigin, transaction_version: int) -> None:
+        """Raise unless this marker may end its producer's transaction.
+
+        Under transaction version 2 the coordinator bumps the epoch with every marker, so an equal epoch is a late
+        marker of another transaction; but where nothing is open, it is a retry and harmless (KIP-890).
+        """
+        state = self._states.get(header.producer_id)
+        if state is None or origin is AppendOrigin.REPLICATION:
+            return
+        epoch = header.producer_epoch
+        if transaction_version < 2:
+            self._check_epoch(state, epoch)
+        elif epoch <= state.epoch:
+            retried = epoch == state.epoch and (state.txn_first_offset < 0 or epoch == MAX_EPOCH)
+            if not retried:
+                raise ApiError(
+                    ErrorCode.INVALID_PRODUCER_EPOCH,
+                    f"the marker's epoch {epoch} of producer {state.producer_id} in {self.log_name} is not newer than "
+                    f"{state.epoch}",
+                )
+        if marker.coordinator_epoch < state.coordinator_epoch:
+            raise ApiError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"coordinator epoch {marker.coordinator_epoch} of producer {state.producer_id} in {self.log_name} is "
+                f"older than {state.coordinator_epoch}",
+            )
+
+    # Applying
+
+    def apply_data(self, header: BatchHeader) -> None:
+        """A batch of records has been appended."""
+        producer_id = header.producer_id
+        state = self._states.get(producer_id)
+        if state is None:
+            state = self._states[producer_id] = ProducerState(producer_id)
+        last_offset = header.base_offset + header.last_offset_delta
+        state.add_batch(
+            header.producer_epoch,
+            BatchMetadata(header.last_sequence, last_offset, header.last_offset_delta, header.max_timestamp),
+        )
+        if header.is_transactional and state.txn_first_offset < 0:
+            state.txn_first_offset = header.base_offset
+            self._ongoing[header.base_offset] = producer_id
+        self._verifications.pop(producer_id, None)
+
+    def apply_marker(self, header: BatchHeader, marker: Marker) -> CompletedTxn | None:
+        """A marker has been appended; the transaction that it ended, where one with records was open."""
+        producer_id = header.producer_id
+        state = self._states.get(producer_id)
+        if state is None:
+            state = self._states[producer_id] = ProducerState(producer_id)
+        completed = None
+        if state.txn_first_offset >= 0:
+            completed = CompletedTxn(producer_id, state.txn_first_offset, header.base_offset, not marker.commit)
+        state.take_epoch(header.producer_epoch)
+        state.coordinator_epoch = marker.coordinator_epoch
+        state.last_timestamp = marker.timestamp
+        state.txn_first_offset = -1
+        self._verifications.pop(producer_id, None)
+        return completed
+
+    def replay(self, header: BatchHeader, buf: Buffer | None, txn_index: TxnIndex | None) -> None:
+        """Apply a batch that is in the log. `buf` holds it whole where it is a control batch.
+
+        An aborted transaction that it ends goes to `txn_index`, where one is given.
+        """
+        if header.producer_id < 0:
+            pass
+        elif not header.is_control:
+            self.apply_data(header)
+        elif (marker := read_marker(buf if buf is not None else b"", header)) is not None:
+            completed = self.apply_marker(header, marker)
+            if completed is not None:
+                self.finish(completed, txn_index)
+        self.map_end_offset = header.next_offset
+
+    def finish(self, completed: CompletedTxn, txn_index: TxnIndex | None) -> None:
+        """The marker of `completed` is in the log: note it, where it aborts, and let go."""
+        if completed.aborted and txn_index is not None:
+            producer_id, first_offset, last_offset, _ = completed
+            txn_index.append(AbortedTxn(producer_id, first_offset, last_offset, self.stable_offset_with(completed)))
+        self.complete(completed)
+
+    def stable_offset_with(self, completed: CompletedTxn) -> int:
+        """The last stable offset once `completed` is: for its entry in the transaction index."""
+        for first_offset, producer_id in self._ongoing.items():
+            if producer_id != completed.producer_id:
+                return first_offset
+        return completed.last_offset + 1
+
+    def complete(self, completed: CompletedTxn) -> None:
+        """It is over, but holds the last stable offset until its marker is replicated."""
+        if self._ongoing.pop(completed.first_offset, None) is None:
+            raise CorruptRecord(f"{self.log_name} ends a transaction at {completed.first_offset} that it never began")
+        self._unreplicated[completed.first_offset] = completed.last_offset
+        if len(self._unreplicated) > 1:
+            self._unreplicated = dict(sorted(self._unreplicated.items()))
+
+    def on_high_watermark(self, high_watermark: int) -> None:
+        if self._unreplicated:
+            done = [first for first, last in self._unreplicated.items() if last < high_watermark]
+            for first in done:
+                del self._unreplicated[first]
+
+    def on_log_start_offset(self, offset: int) -> None:
+        """Records below are gone; so are transactions that ended there."""
+        done = [first for first, last in self._unreplicated.items() if last < offset]
+        for first in done:
+            del self._unreplicated[first]
+        self.map_end_offset = max(self.map_end_offset, offset)
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """Where the oldest transaction began that is open, or not yet replicated to its end."""
+        first = None
+        for offsets in (self._ongoing, self._unreplicated):
+            for offset in offsets:
+                if first is None or offset < first:
+                    first = offset
+                break
+        return first
+
+    @property
+    def has_open_transactions(self) -> bool:
+        return bool(self._ongoing)
+
+    def has_late_transaction(self, now_ms: int, max_timeout_ms: int) -> bool:
+        """True where a transaction is open longer than any may be (with five minutes' grace)."""
+        for producer_id in self._ongoing.values():
+            state = self._states[producer_id]
+            if now_ms - state.last_timestamp > max_timeout_ms + 5 * 60_000:
+                return True
+        return False
+
+    # Verification (KIP-890, part 1)
+
+    def verify(
+        self, producer_id: int, sequence: int, epoch: int, now_ms: int, supports_epoch_bump: bool
+    ) -> Verification | None:
+        """Whether an append to a transaction must first be verified with its coordinator.
+
+        None: it need not, the transaction is open here. Otherwise the guard to be handed to the append.
+        """
+        state = self._states.get(producer_id)
+        if state is not None:
+            if supports_epoch_bump and epoch < state.epoch:
+                self._check_epoch(state, epoch)
+            if state.txn_first_offset >= 0 and (epoch == state.epoch or not supports_epoch_bump):
+                return None
+        found = self._verifications.get(producer_id)
+        if found is None:
+            found = self._verifications[producer_id] = Verification(now_ms, sequence, epoch, supports_epoch_bump)
+        elif epoch > found.epoch:
+            found.epoch, found.lowest_sequence = epoch, sequence
+        elif sequence < found.lowest_sequence and epoch == found.epoch:
+            found.lowest_sequence = sequence
+        return found
+
+    def check_verified(self, header: BatchHeader, guard: Verification | None) -> None:
+        """Raise where the first batch of a transaction comes without the guard that its verification gave."""
+        state = self._states.get(header.producer_id)
+        if state is not None and state.txn_first_offset >= 0 and state.epoch == header.producer_epoch:
+            return
+        if guard is None or self._verifications.get(header.producer_id) is not guard:
+            raise ApiError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {header.producer_id} has no verified transaction in {self.log_name}",
+            )
+
+    # Expiry
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers that have been silent; the number forgotten. Open transactions keep theirs."""
+        silent = [
+            state.producer_id
+            for state in self._states.values()
+            if state.txn_first_offset < 0 and now_ms - state.last_timestamp >= expiration_ms
+        ]
+        for producer_id in silent:
+            del self._states[producer_id]
+        stale = [pid for pid, found in self._verifications.items() if now_ms - found.timestamp >= expiration_ms]
+        for producer_id in stale:
+            del self._verifications[producer_id]
+        return len(silent)

@@ -1,0 +1,100 @@
+"""Reading batches out of segments, here or on another thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.records.batch import TimestampType
+from kalda.records.builder import Record, read_records
+from kalda.storage.index import Reader, read_waiting
+from kalda.storage.segment import Segment
+from kalda.storage.segments import Segments
+from kalda.storage.values import FetchInfo, TimestampOffset
+
+
+def read_segments(
+    segments: Segments, offset: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader
+) -> tuple[FetchInfo, Segment | None, int]:
+    """Whole batches from the one that holds `offset` or the first after it; with the segment and end position.
+
+    Batches of one segment only. A compacted segment may have nothing at or after `offset`: then the next is tried.
+    """
+    segment = segments.floor(offset) or segments.first
+    position = segment.locate(offset, read) if segment.size else None
+    while position is None:
+        following = segments.after(segment)
+        if following is None:
+            return FetchInfo(offset, offset, b""), None, 0
+        segment, position = following, 0 if following.size else None
+    bounded = segment.bound(position, end_offset, max_bytes, read)
+    found = segment.read_slice(position, bounded, end_offset, min_one, read)
+    if found.next_offset < 0:
+        return FetchInfo(offset, offset, b"", found.incomplete), None, 0
+    return FetchInfo(offset, found.next_offset, found.data), segment, found.end_position
+
+
+class ColdRead:
+    """A read for another thread: `Log.read`'s arguments, on a snapshot of the log with file handles of its own.
+
+    To be called once; raises `ApiError`.
+    """
+
+    __slots__ = ("_log_end_offset", "_topic_partition", "_views")
+
+    def __init__(self, topic_partition: TopicPartition, views: Sequence[Segment], log_end_offset: int) -> None:
+        self._topic_partition = topic_partition
+        self._views = Segments(views)
+        self._log_end_offset = log_end_offset
+
+    def __call__(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> FetchInfo:
+        end_offset = min(end_offset, self._log_end_offset)
+        if offset >= end_offset:
+            return FetchInfo(offset, offset, b"")
+        try:
+            return read_segments(self._views, offset, max_bytes, end_offset, min_one_message, read_waiting)[0]
+        except OSError as error:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._topic_partition}: {error}") from error
+        finally:
+            for view in self._views:
+                view.close()
+
+
+def find_timestamp(segment: Segment, timestamp: int, start_offset: int) -> TimestampOffset | None:
+    """The first record at or after `timestamp` and `start_offset` in a segment's view, which is closed."""
+    try:
+        _, near = segment.time_index.lookup(timestamp)
+        _, position = segment.offset_index.lookup(max(near, start_offset))
+        for at, header in segment.headers(position):
+            if header.max_timestamp < timestamp or header.last_offset < start_offset:
+                continue
+            for record in _records(segment, at, header.size_bytes):
+                stamp = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND else record.timestamp
+                if stamp >= timestamp and record.offset >= start_offset:
+                    return TimestampOffset(stamp, record.offset, header.partition_leader_epoch)
+        return None
+    finally:
+        segment.close()
+
+
+def find_max_timestamp(segment: Segment) -> TimestampOffset | None:
+    """The first record with the largest timestamp in a segment's view, which is closed."""
+    try:
+        largest, near = segment.max_timestamp
+        _, position = segment.offset_index.lookup(near)
+        for at, header in segment.headers(position):
+            if header.max_timestamp != largest:
+                continue
+            if header.timestamp_type is TimestampType.LOG_APPEND:
+                return TimestampOffset(largest, header.last_offset, header.partition_leader_epoch)
+            for record in _records(segment, at, header.size_bytes):
+                if record.timestamp == largest:
+                    return TimestampOffset(largest, record.offset, header.partition_leader_epoch)
+        return None
+    finally:
+        segment.close()
+
+
+def _records(segment: Segment, position: int, size_bytes: int) -> list[Record]:
+    return read_records(segment.file().read(position, size_bytes))

@@ -1,0 +1,77 @@
+"""What may be deleted: by time, by size, by log start offset.
+
+Only from the old end, whole segments, and only below the high watermark. The active segment goes too where all its
+records are over age; the log then goes on in a fresh one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kalda.storage.segment import Segment
+
+if TYPE_CHECKING:
+    from kalda.storage.log import Log
+
+
+def delete_old_segments(log: Log, now_ms: int) -> int:
+    """Apply the topic's retention; the number of segments deleted.
+
+    A compacted topic without `delete` only loses what is below its log start offset.
+    """
+    deleted = 0
+    if log.config.deletes:
+        deleted += _delete_over_age(log, now_ms)
+        deleted += _delete_over_size(log, now_ms)
+    return deleted + _delete_below_start(log, now_ms)
+
+
+def _delete_over_age(log: Log, now_ms: int) -> int:
+    limit = log.config.retention_ms
+    if limit < 0:
+        return 0
+    return _delete_while(log, now_ms, lambda segment, _: now_ms - segment.largest_timestamp() > limit)
+
+
+def _delete_over_size(log: Log, now_ms: int) -> int:
+    limit = log.config.retention_bytes
+    if limit < 0:
+        return 0
+    excess = log.size_bytes - limit
+
+    def too_much(segment: Segment, _: Segment | None) -> bool:
+        nonlocal excess
+        if excess - segment.size < 0:
+            return False
+        excess -= segment.size
+        return True
+
+    return _delete_while(log, now_ms, too_much) if excess > 0 else 0
+
+
+def _delete_below_start(log: Log, now_ms: int) -> int:
+    start = log.log_start_offset
+    return _delete_while(log, now_ms, lambda _, following: following is not None and following.base_offset <= start)
+
+
+def _delete_while(log: Log, now_ms: int, doomed: Callable[[Segment, Segment | None], bool]) -> int:
+    chosen: list[Segment] = []
+    all_segments = list(log.segments)
+    for at, segment in enumerate(all_segments):
+        following = all_segments[at + 1] if at + 1 < len(all_segments) else None
+        upto = log.log_end_offset if following is None else following.base_offset
+        if log.high_watermark < upto or (following is None and not segment.size):
+            break
+        if not doomed(segment, following):
+            break
+        chosen.append(segment)
+    if not chosen:
+        return 0
+    if len(chosen) == len(all_segments):
+        log.roll(now_ms)
+    log.delete_segments(chosen)
+    first = log.segments.first.base_offset
+    if first > log.log_start_offset:
+        log.advance_log_start_offset(first)
+    return len(chosen)

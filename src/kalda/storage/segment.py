@@ -1,0 +1,393 @@
+"""One log file with its indexes.
+
+A segment holds the batches from its base offset up to the next segment's. `size` counts the bytes that were written
+whole: a reader never looks beyond it. Files are opened on first use, so that a partition nobody touches costs no file
+descriptor.
+
+Times: the segment's age for rolling counts from its first batch's timestamp where there is one, from its creation
+otherwise; its age for retention from its largest timestamp, from the file's modification otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from kalda.base.disk import Buffer, Disk, File
+from kalda.base.errors import CorruptRecord
+from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
+from kalda.storage.config import LogConfig
+from kalda.storage.index import OffsetIndex, Reader, TimeIndex, read_waiting
+from kalda.storage.naming import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    file_name,
+)
+from kalda.storage.txn_index import TxnIndex
+
+MAX_RELATIVE_OFFSET = 2**31 - 1
+_SCAN_BYTES = 16 * 1024
+_MIN_LENGTH = HEADER_SIZE - LOG_OVERHEAD
+_WALK = Struct(">qi11xi")  # base offset, length, last offset delta
+_WALK_SIZE = _WALK.size
+
+
+class Placed(NamedTuple):
+    """A batch as it goes into a segment."""
+
+    last_offset: int
+    max_timestamp: int
+    size_bytes: int
+
+
+class Slice(NamedTuple):
+    """Whole batches read from a segment."""
+
+    data: Buffer
+    next_offset: int  # of the last batch read; -1 where there is none
+    end_position: int
+    incomplete: bool  # there was a batch, but `max_bytes` did not hold it
+
+
+class Segment:
+    """Owned by one log; `reader` arguments say whether a read may wait for the device."""
+
+    __slots__ = (
+        "_disk",
+        "_file",
+        "_first_timestamp",
+        "_max_timestamp",
+        "base_offset",
+        "bytes_since_index",
+        "config",
+        "created_ms",
+        "directory",
+        "hot_from",
+        "jitter_ms",
+        "offset_index",
+        "size",
+        "suffix",
+        "time_index",
+        "txn_index",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        base_offset: int,
+        config: LogConfig,
+        *,
+        size: int = 0,
+        created_ms: int = 0,
+        jitter_ms: int = 0,
+        fresh: bool = False,
+        has_txn_index: bool = False,
+        suffix: str = "",
+    ) -> None:
+        self._disk = disk
+        self.directory = directory
+        self.base_offset = base_offset
+        self.config = config
+        self.size = size
+        self.created_ms = created_ms
+        self.jitter_ms = jitter_ms
+        self.suffix = suffix
+        self.hot_from = size  # what this process wrote itself is in the page cache
+        self.bytes_since_index = 0
+        self._file: File | None = None
+        self._first_timestamp: int | None = None
+        self._max_timestamp: tuple[int, int] | None = (-1, base_offset) if fresh else None
+        limit = config.segment_index_bytes
+        self.offset_index = OffsetIndex(disk, self.path(INDEX_SUFFIX), base_offset, limit, fresh=fresh)
+        self.time_index = TimeIndex(disk, self.path(TIME_INDEX_SUFFIX), base_offset, limit, fresh=fresh)
+        self.txn_index = TxnIndex(disk, self.path(TXN_INDEX_SUFFIX), exists=has_txn_index)
+
+    @classmethod
+    def create(
+        cls, disk: Disk, directory: str, base_offset: int, config: LogConfig, now_ms: int, jitter_ms: int = 0
+    ) -> Segment:
+        """A new, empty segment with its files. Files that are left over under its names are emptied."""
+        segment = cls(disk, directory, base_offset, config, created_ms=now_ms, jitter_ms=jitter_ms, fresh=True)
+        file = segment.file()
+        if file.size():
+            file.truncate(0)
+        disk.remove(segment.path(TXN_INDEX_SUFFIX))
+        for index in (segment.offset_index, segment.time_index):
+            # Kafka looks for the index files of every segment and recovers one that lacks them.
+            if index.open().size():
+                index.open().truncate(0)
+            index.close()
+        return segment
+
+    def path(self, suffix: str) -> str:
+        return f"{self.directory}/{file_name(self.base_offset, suffix)}{self.suffix}"
+
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(self.path(LOG_SUFFIX), create=True)
+        return self._file
+
+    # Writing
+
+    def append(self, data: Buffer | Sequence[Buffer], batches: Sequence[Placed]) -> None:
+        """Write whole batches at the end and index them. On an `OSError` nothing here has changed."""
+        position = self.size
+        file = self._file or self.file()
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            file.write(position, data)
+        else:
+            file.write_many(position, data)
+        interval = self.config.index_interval_bytes
+        since = self.bytes_since_index
+        largest = self._max_timestamp or self.max_timestamp
+        if self._first_timestamp is None and not position:
+            self._first_timestamp = batches[0].max_timestamp
+        for last_offset, max_timestamp, size in batches:
+            if max_timestamp > largest[0]:
+                largest = (max_timestamp, last_offset)
+            if since > interval:
+                self.offset_index.append(last_offset, position)
+                self.time_index.maybe_append(*largest)
+                since = 0
+            position += size
+            since += size
+        self.size = position
+        self.bytes_since_index = since
+        self._max_timestamp = largest
+
+    def should_roll(self, size_bytes: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
+        """Whether a new segment must begin before batches of this size, time and last offset are appended."""
+        if self.size > self.config.segment_bytes - size_bytes:
+            return True
+        if last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if not self.size:
+            return False
+        if self._waited_ms(now_ms, max_timestamp) > self.config.segment_ms - self.jitter_ms:
+            return True
+        return self.offset_index.is_full or self.time_index.is_full
+
+    def _waited_ms(self, now_ms: int, max_timestamp: int) -> int:
+        first = self._first_timestamp
+        if first is None:
+            first = self.first_timestamp(read_waiting)
+        return max_timestamp - first if first >= 0 else now_ms - self.created_ms
+
+    def first_timestamp(self, read: Reader) -> int:
+        """The first batch's largest timestamp; -1 where the segment is empty."""
+        if self._first_timestamp is None:
+            header = self.header_at(0, read)
+            if header is None:
+                return -1
+            self._first_timestamp = header.max_timestamp
+        return self._first_timestamp
+
+    @property
+    def max_timestamp(self) -> tuple[int, int]:
+        """The largest timestamp with the last offset of its batch; (-1, base offset) where none is known."""
+        if self._max_timestamp is None:
+            self._max_timestamp = self.time_index.last()
+        return self._max_timestamp
+
+    def largest_timestamp(self) -> int:
+        """For retention: by the records where they have timestamps, by the file otherwise."""
+        if self.max_timestamp[0] >= 0:
+            return self.max_timestamp[0]
+        return self.modified_ms()
+
+    def modified_ms(self) -> int:
+        found = self._disk.stat(self.path(LOG_SUFFIX))
+        return found.modified_ms if found is not None else self.created_ms
+
+    # Reading
+
+    def header_at(self, position: int, read: Reader) -> BatchHeader | None:
+        """The header at `position`; None at the end. Raises `CorruptRecord`."""
+        if self.size - position < HEADER_SIZE:
+            return None
+        return read_header(read(self.file(), position, HEADER_SIZE))
+
+    def locate(self, offset: int, read: Reader) -> int | None:
+        """Position of the batch that holds `offset`, or of the first one after it; None where there is none."""
+        _, position = self.offset_index.lookup(offset, read)
+        for found, base, delta, _ in self.walk(position, read):
+            if base + delta >= offset:
+                return found
+        return None
+
+    def walk(self, position: int, read: Reader) -> Iterator[tuple[int, int, int, int]]:
+        """(position, base offset, last offset delta, size) of each batch from `position` on, by small reads."""
+        file, end = self.file(), self.size
+        while end - position >= HEADER_SIZE:
+            chunk = read(file, position, min(_SCAN_BYTES, end - position))
+            start, limit = position, len(chunk) - _WALK_SIZE
+            if limit < 0:
+                return
+            while position - start <= limit:
+                base, length, delta = _WALK.unpack_from(chunk, position - start)
+                size = _sane(length, self, position) + LOG_OVERHEAD
+                if position + size > end:
+                    return
+                yield position, base, delta, size
+                position += size
+
+    def headers(self, position: int = 0, read: Reader = read_waiting) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of each batch from `position` on, by small reads."""
+        file = self.file()
+        for found, _, _, _ in self.walk(position, read):
+            yield found, read_header(read(file, found, HEADER_SIZE))
+
+    def read_slice(self, position: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader) -> Slice:
+        """Whole batches from `position` that end below `end_offset` and fit into `max_bytes`.
+
+        With `min_one` the first batch comes whole, however large.
+        """
+        file, left = self._file or self.file(), self.size - position
+        size = left if left < max_bytes else max_bytes
+        if size < HEADER_SIZE:
+            if not min_one or left < HEADER_SIZE:
+                return Slice(b"", -1, position, left >= HEADER_SIZE)
+            size = HEADER_SIZE if left > HEADER_SIZE else left
+        data = read(file, position, size)
+        upto, next_offset, first = _whole_batches(data, end_offset, self, position)
+        if not upto and first > len(data) and min_one and first <= left:
+            data = read(file, position, first)
+            upto, next_offset, _ = _whole_batches(data, end_offset, self, position)
+        if upto != len(data):
+            data = memoryview(data)[:upto]
+        return Slice(data, next_offset, position + upto, not upto and first > len(data))
+
+    def bound(self, position: int, end_offset: int, max_bytes: int, read: Reader) -> int:
+        """`max_bytes` cut to where the index knows that batches at or beyond `end_offset` begin."""
+        beyond = self.offset_index.position_after(end_offset - 1, read)
+        return max_bytes if beyond is None else min(max_bytes, max(0, beyond - position))
+
+    def next_offset(self, read: Reader = read_waiting) -> int:
+        """The offset after the last batch, found from the last index entry on. Raises `CorruptRecord`."""
+        _, position = self.offset_index.last(read)
+        found, end = self.base_offset, position
+        for at, base, delta, size in self.walk(position, read):
+            found, end = base + delta + 1, at + size
+        if end != self.size:
+            raise CorruptRecord(f"{self.path(LOG_SUFFIX)} has {self.size - end} stray bytes after position {end}")
+        return found
+
+    # Shrinking and closing
+
+    def truncate_to(self, offset: int) -> int:
+        """Batches from the one that holds `offset` on go; the number of bytes that went."""
+        position = self.locate(offset, read_waiting)
+        self.offset_index.truncate_to(offset)
+        self.time_index.truncate_to(offset)
+        self.txn_index.truncate_to(offset)
+        self.bytes_since_index = 0
+        self._max_timestamp = None
+        if position is None:
+            return 0
+        gone = self.size - position
+        self.file().truncate(position)
+        self.size = position
+        self.hot_from = min(self.hot_from, position)
+        if not position:
+            self._first_timestamp = None
+        return gone
+
+    def reset_state(self, size: int, max_timestamp: tuple[int, int]) -> None:
+        """After a recovery has rewritten the indexes."""
+        self.size = size
+        self.hot_from = size
+        self._max_timestamp = max_timestamp
+        self._first_timestamp = None
+        self.bytes_since_index = 0
+
+    def seal(self) -> None:
+        """No more appends: the last time index entry is made and the indexes go to their files."""
+        largest = self.max_timestamp
+        if largest[0] >= 0:
+            self.time_index.maybe_append(*largest)
+        self.offset_index.release()
+        self.time_index.release()
+
+    def sync_files(self) -> list[File]:
+        """Handles on every file that may hold unsynced bytes, for a job to sync and close."""
+        files = [self.file().share(), self.offset_index.sync_file(), self.time_index.sync_file()]
+        if self.txn_index.exists:
+            files.append(self.txn_index.open().share())
+        return files
+
+    def close(self) -> None:
+        """Let the file descriptors go; nothing is written."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self.offset_index.close()
+        self.time_index.close()
+        self.txn_index.close()
+
+    def change_suffix(self, suffix: str) -> None:
+        """Rename every file: `.deleted` before deletion, `.swap` and back while the cleaner replaces segments."""
+        for kind in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
+            old = self.path(kind)
+            if kind == LOG_SUFFIX or self._disk.stat(old) is not None:
+                self._disk.rename(old, f"{self.directory}/{file_name(self.base_offset, kind)}{suffix}")
+        self._move(self.directory, suffix)
+
+    def move(self, directory: str) -> None:
+        """The directory was renamed."""
+        self._move(directory, self.suffix)
+
+    def _move(self, directory: str, suffix: str) -> None:
+        self.directory, self.suffix = directory, suffix
+        self.offset_index.path = self.path(INDEX_SUFFIX)
+        self.time_index.path = self.path(TIME_INDEX_SUFFIX)
+        self.txn_index.path = self.path(TXN_INDEX_SUFFIX)
+
+    def view(self) -> Segment:
+        """The segment as it is now, on handles of its own: for a job, however this one is changed meanwhile."""
+        twin = Segment(self._disk, self.directory, self.base_offset, self.config, size=self.size, suffix=self.suffix)
+        twin._file = self.file().share()
+        twin._max_timestamp = self.max_timestamp
+        twin.offset_index = self.offset_index.view()
+        twin.time_index = self.time_index.view()
+        return twin
+
+    def files(self) -> Callable[[Disk], None]:
+        """What removes the files of this segment, by the names that they have now."""
+        paths = [self.path(kind) for kind in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)]
+
+        def remove(disk: Disk) -> None:
+            for path in paths:
+                disk.remove(path)
+
+        return remove
+
+
+def _sane(length: int, segment: Segment, position: int) -> int:
+    if length < _MIN_LENGTH:
+        raise CorruptRecord(f"{segment.path(LOG_SUFFIX)} has a batch of length {length} at position {position}")
+    return length
+
+
+def _whole_batches(data: Buffer, end_offset: int, segment: Segment, position: int) -> tuple[int, int, int]:
+    """(bytes of whole batches that end below `end_offset`, the offset after them or -1, size of the first one)."""
+    at, next_offset, first = 0, -1, 0
+    end = len(data)
+    unpack = _WALK.unpack_from
+    while at + _WALK_SIZE <= end:
+        base, length, delta = unpack(data, at)
+        if length < _MIN_LENGTH:
+            _sane(length, segment, position + at)
+        after = at + LOG_OVERHEAD + length
+        last = base + delta
+        if last >= end_offset:
+            break
+        if not at:
+            first = after
+        if after > end:
+            break
+        at, next_offset = after, last + 1
+    return at, next_offset, first
