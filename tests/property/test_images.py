@@ -240,6 +240,19 @@ def test_an_image_comes_back_from_its_records(seed: int, length: int) -> None:
     ]
 
 
+@given(seeds, st.integers(0, 120), st.integers(0, 4))
+def test_the_whole_image_as_one_delta_is_its_records_replayed(seed: int, length: int, broker_id: int) -> None:
+    image = fold(history(seed, length))
+    whole = MetadataDelta.of_whole(image)
+    replayed = MetadataDelta(EMPTY).replay_all(image.write())
+    assert whole.apply(Provenance(0, 0, 0)) == replayed.apply(Provenance(0, 0, 0)) == image
+    for domain in ("features", "cluster", "topics", "configs", "client_quotas", "producer_ids", "acls", "scram"):
+        assert (getattr(whole, domain) is None) == (getattr(replayed, domain) is None)
+    if whole.topics is not None and replayed.topics is not None:
+        assert whole.topics.local_changes(broker_id) == replayed.topics.local_changes(broker_id)
+        assert whole.topics.created == replayed.topics.created
+
+
 @given(seeds, st.integers(0, 60), st.integers(0, 60))
 def test_a_snapshot_of_the_future_over_the_past(seed: int, past: int, future: int) -> None:
     records = history(seed, past + future)

@@ -74,6 +74,13 @@ class AclsDelta:
         self.image = image
         self.changes: dict[Uuid, StandardAcl | None] = {}
 
+    @classmethod
+    def of_whole(cls, image: AclsImage) -> AclsDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        delta.changes.update(image.acls)
+        return delta
+
     def replay(self, record: AccessControlEntryRecord) -> None:
         self.changes[record.id] = StandardAcl.from_record(record)
 

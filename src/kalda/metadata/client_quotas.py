@@ -50,6 +50,13 @@ class ClientQuotasDelta:
         self.image = image
         self.changes: dict[QuotaEntity, dict[str, float | None]] = {}
 
+    @classmethod
+    def of_whole(cls, image: ClientQuotasImage) -> ClientQuotasDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        delta.changes.update({entity: dict(quotas) for entity, quotas in image.entities.items()})
+        return delta
+
     def replay(self, record: ClientQuotaRecord) -> None:
         entity = quota_entity({part.entity_type: part.entity_name for part in record.entity})
         self.changes.setdefault(entity, {})[record.key] = None if record.remove else record.value

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kalda.base.ids import Uuid
+from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
 from kalda.metadata.features import VersionRange
 from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import (
@@ -108,7 +108,16 @@ class BrokerRegistration:
         writer.write(record, version.register_broker_record_version)
 
     def has_online_dir(self, directory: Uuid) -> bool:
-        return directory in self.directories
+        """Whether a replica assigned to `directory` can be served.
+
+        A directory that is not chosen or not reported yet counts as online. So does any directory of a broker that
+        names none: it registered before directories were known (KIP-858), and runs with those that it has.
+        """
+        if directory in (DIRECTORY_UNASSIGNED, DIRECTORY_MIGRATING):
+            return True
+        if directory == DIRECTORY_LOST:
+            return False
+        return not self.directories or directory in self.directories
 
     @property
     def has_uncordoned_dirs(self) -> bool:
@@ -212,6 +221,14 @@ class ClusterDelta:
         self.image = image
         self.changed_brokers: dict[int, BrokerRegistration | None] = {}
         self.changed_controllers: dict[int, ControllerRegistration | None] = {}
+
+    @classmethod
+    def of_whole(cls, image: ClusterImage) -> ClusterDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        delta.changed_brokers.update(image.brokers)
+        delta.changed_controllers.update(image.controllers)
+        return delta
 
     def broker(self, broker_id: int) -> BrokerRegistration | None:
         """As it stands with this delta applied."""

@@ -79,6 +79,13 @@ class ConfigsDelta:
         self.image = image
         self.changes: dict[ConfigResource, dict[str, str | None]] = {}
 
+    @classmethod
+    def of_whole(cls, image: ConfigsImage) -> ConfigsDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        delta.changes.update({resource: dict(configs) for resource, configs in image.resources.items()})
+        return delta
+
     def replay(self, record: ConfigRecord) -> None:
         resource = ConfigResource(record.resource_type, record.resource_name)
         self.changes.setdefault(resource, {})[record.name] = record.value

@@ -77,6 +77,13 @@ class DelegationTokensDelta:
         self.image = image
         self.changes: dict[str, DelegationToken | None] = {}
 
+    @classmethod
+    def of_whole(cls, image: DelegationTokensImage) -> DelegationTokensDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        delta.changes.update(image.tokens)
+        return delta
+
     def replay(self, record: DelegationTokenRecord) -> None:
         self.changes[record.token_id] = DelegationToken.from_record(record)
 

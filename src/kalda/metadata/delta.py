@@ -15,7 +15,7 @@ from kalda.metadata.cluster import ClusterDelta
 from kalda.metadata.configs import ConfigsDelta
 from kalda.metadata.delegation_tokens import DelegationTokensDelta
 from kalda.metadata.finalized import FeaturesDelta
-from kalda.metadata.image import MetadataImage, Provenance
+from kalda.metadata.image import EMPTY, MetadataImage, Provenance
 from kalda.metadata.metadata_version import MetadataVersion
 from kalda.metadata.producer_ids import ProducerIdsDelta
 from kalda.metadata.scram import ScramDelta
@@ -52,6 +52,16 @@ class MetadataDelta:
         self.acls: AclsDelta | None = None
         self.scram: ScramDelta | None = None
         self.delegation_tokens: DelegationTokensDelta | None = None
+
+    @classmethod
+    def of_whole(cls, image: MetadataImage) -> MetadataDelta:
+        """From nothing to `image`, without replaying a record: what a publisher that comes late is shown."""
+        delta = cls(EMPTY)
+        for domain, delta_class in _DOMAINS.items():
+            part = getattr(image, domain)
+            if not part.is_empty:
+                setattr(delta, domain, delta_class.of_whole(part))
+        return delta
 
     @property
     def metadata_version_changed(self) -> MetadataVersion | None:
@@ -149,6 +159,19 @@ class MetadataDelta:
             image.scram if self.scram is None else self.scram.apply(),
             image.delegation_tokens if self.delegation_tokens is None else self.delegation_tokens.apply(),
         )
+
+
+_DOMAINS: dict[str, Any] = {
+    "features": FeaturesDelta,
+    "cluster": ClusterDelta,
+    "topics": TopicsDelta,
+    "configs": ConfigsDelta,
+    "client_quotas": ClientQuotasDelta,
+    "producer_ids": ProducerIdsDelta,
+    "acls": AclsDelta,
+    "scram": ScramDelta,
+    "delegation_tokens": DelegationTokensDelta,
+}
 
 
 def _ignore(delta: MetadataDelta, record: object) -> None:

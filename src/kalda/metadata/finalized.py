@@ -72,6 +72,14 @@ class FeaturesDelta:
         self.changes: dict[str, int] = {}
         self.metadata_version_change: MetadataVersion | None = None
 
+    @classmethod
+    def of_whole(cls, image: FeaturesImage) -> FeaturesDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        delta.changes.update(image.levels)
+        delta.metadata_version_change = image.metadata_version
+        return delta
+
     def replay(self, record: FeatureLevelRecord) -> None:
         """Raises `ValueError` for a metadata.version that this software does not know."""
         if record.name == FEATURE_NAME:

@@ -218,7 +218,7 @@ class MetadataLoader:
         """Install who waits, if the node has caught up."""
         if not self._waiting or self._still_behind(self.image.offset):
             return
-        delta = MetadataDelta(EMPTY).replay_all(self.image.write())
+        delta = MetadataDelta.of_whole(self.image)
         manifest = Manifest(self.image.provenance, is_snapshot=True)
         while self._waiting:
             publisher = self._waiting.pop(0)

@@ -36,6 +36,13 @@ class ProducerIdsDelta:
         self.image = image
         self.next_producer_id: int | None = None
 
+    @classmethod
+    def of_whole(cls, image: ProducerIdsImage) -> ProducerIdsDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        delta.next_producer_id = image.next_producer_id
+        return delta
+
     def replay(self, record: ProducerIdsRecord) -> None:
         self.next_producer_id = record.next_producer_id
 

@@ -100,6 +100,13 @@ class ScramDelta:
         self.image = image
         self.changes: dict[ScramKey, ScramCredential | None] = {}
 
+    @classmethod
+    def of_whole(cls, image: ScramImage) -> ScramDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        delta.changes.update(image.credentials)
+        return delta
+
     def replay(self, record: UserScramCredentialRecord) -> None:
         self.changes[record.mechanism, record.name] = ScramCredential(
             bytes(record.salt), bytes(record.stored_key), bytes(record.server_key), record.iterations

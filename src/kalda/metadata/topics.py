@@ -181,6 +181,16 @@ class TopicsDelta:
         self.created: dict[str, Uuid] = {}
         """Topics that the image does not have, by name."""
 
+    @classmethod
+    def of_whole(cls, image: TopicsImage) -> TopicsDelta:
+        """From nothing to `image`."""
+        delta = cls(EMPTY)
+        for topic_id, topic in image.by_id.items():
+            changed = delta.changed[topic_id] = TopicDelta(TopicImage(topic.name, topic_id, {}))
+            changed.partition_changes.update(topic.partitions)
+            delta.created[topic.name] = topic_id
+        return delta
+
     def add_topic(self, record: TopicRecord) -> None:
         known = self.image.by_id.get(record.topic_id)
         if known is not None and known.name == record.name:
