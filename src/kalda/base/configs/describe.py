@@ -1,0 +1,212 @@
+"""Effective configs with their source and synonyms, as DescribeConfigs shows them (KIP-226, KIP-524).
+
+A chain of synonyms lists every place that has the value, the one that holds first. Sensitive values are never in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kalda.base.configs.broker import BROKER, DYNAMIC_ONLY, find_key, is_dynamic, is_sensitive, synonyms
+from kalda.base.configs.client_metrics import CLIENT_METRICS
+from kalda.base.configs.definition import Definition, InvalidConfig, Type, Value, to_text
+from kalda.base.configs.dynamic import Layers
+from kalda.base.configs.group import BROKER_SYNONYMS as GROUP_SYNONYMS
+from kalda.base.configs.group import GROUP
+from kalda.base.configs.server import ServerConfig, with_node_id_synonyms
+from kalda.base.configs.topic import BROKER_SYNONYMS as TOPIC_SYNONYMS
+from kalda.base.configs.topic import TOPIC
+
+
+class Source(IntEnum):
+    """Where a value comes from, by its number on the wire."""
+
+    TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_BROKER_LOGGER = 6
+    CLIENT_METRICS = 7
+    GROUP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """One place that has a value."""
+
+    name: str
+    value: str | None
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One described config."""
+
+    name: str
+    value: str | None
+    source: Source
+    type: Type
+    read_only: bool = False
+    sensitive: bool = False
+    synonyms: tuple[Synonym, ...] = ()
+
+
+def describe_topic(
+    layers: Layers, config: ServerConfig, overrides: Mapping[str, str], names: Collection[str] | None = None
+) -> list[Entry]:
+    """A topic's configs. `config` is what `layers` give; `names` chooses, unknown ones are left out."""
+    defaults = config.topic_defaults()
+    entries = []
+    for key in TOPIC:
+        if key.internal or (names is not None and key.name not in names):
+            continue
+        sources = TOPIC_SYNONYMS.get(key.name, ())
+        chain = _broker_chain(layers, sources[0][0]) if sources else []
+        value = to_text(defaults[key.name])
+        if key.name in overrides:
+            value = _shown(TOPIC, key.name, overrides[key.name])
+            chain.insert(0, Synonym(key.name, value, Source.TOPIC))
+        entries.append(
+            Entry(key.name, value, chain[0].source if chain else Source.DEFAULT, key.type, synonyms=tuple(chain))
+        )
+    return entries
+
+
+def describe_broker(layers: Layers, config: ServerConfig, names: Collection[str] | None = None) -> list[Entry]:
+    """All configs of a broker: those of the table, and whatever else is set."""
+    known = [key.name for key in BROKER if not key.internal]
+    listed = dict.fromkeys([*known, *layers.merged()])
+    return [_broker_entry(layers, name, config.values.get(name)) for name in listed if names is None or name in names]
+
+
+def describe_cluster_default(layers: Layers, names: Collection[str] | None = None) -> list[Entry]:
+    """The dynamic configs for all brokers: only those that are set, and only from this layer."""
+    only = Layers({}, layers.cluster, {})
+    entries = []
+    for name, text in layers.cluster.items():
+        if names is not None and name not in names:
+            continue
+        key = find_key(name)
+        entry = _broker_entry(only, name, _parsed(name, text) if key is not None else text)
+        chain = tuple(synonym for synonym in entry.synonyms if synonym.source is Source.DYNAMIC_DEFAULT_BROKER)
+        entries.append(
+            Entry(name, entry.value, Source.DYNAMIC_DEFAULT_BROKER, entry.type, entry.read_only, entry.sensitive, chain)
+        )
+    return entries
+
+
+def describe_group(
+    layers: Layers, config: ServerConfig, overrides: Mapping[str, str], names: Collection[str] | None = None
+) -> list[Entry]:
+    """A group's configs; those that are not set come from the broker's."""
+    entries = []
+    for key in GROUP:
+        if names is not None and key.name not in names:
+            continue
+        synonym = GROUP_SYNONYMS.get(key.name)
+        if synonym is not None:
+            value = to_text(config[synonym])
+            chain = _broker_chain(layers, synonym)
+        else:
+            value = to_text(GROUP.default(key.name))
+            chain = [Synonym(key.name, value, Source.DEFAULT)]
+        if key.name in overrides:
+            value = _shown(GROUP, key.name, overrides[key.name])
+            own = Synonym(key.name, value, Source.GROUP)
+            chain = [own, *chain]
+        entries.append(Entry(key.name, value, chain[0].source, key.type, synonyms=tuple(chain)))
+    return entries
+
+
+def describe_client_metrics(overrides: Mapping[str, str], names: Collection[str] | None = None) -> list[Entry]:
+    """A client metrics subscription."""
+    entries = []
+    for key in CLIENT_METRICS:
+        if names is not None and key.name not in names:
+            continue
+        if key.name in overrides:
+            value = _shown(CLIENT_METRICS, key.name, overrides[key.name])
+            chain: tuple[Synonym, ...] = (Synonym(key.name, value, Source.CLIENT_METRICS),)
+            entries.append(Entry(key.name, value, Source.CLIENT_METRICS, key.type, synonyms=chain))
+        else:
+            value = to_text(CLIENT_METRICS.default(key.name))
+            entries.append(Entry(key.name, value, Source.DEFAULT, key.type))
+    return entries
+
+
+def documentation(kind: str, name: str) -> str | None:
+    """The line on a key of a `topic`, `broker`, `group` or `client_metrics` resource, where there is one."""
+    from kalda.base.configs import documentation as texts
+
+    table: dict[str, dict[str, str]] = {
+        "topic": texts.TOPIC,
+        "broker": texts.BROKER,
+        "group": texts.GROUP,
+        "client_metrics": texts.CLIENT_METRICS,
+    }
+    if kind == "broker":
+        key = find_key(name)
+        name = key.name if key is not None else name
+    return table[kind].get(name)
+
+
+def _broker_entry(layers: Layers, name: str, value: Value) -> Entry:
+    key = find_key(name)
+    sensitive = is_sensitive(name)
+    chain = _broker_chain(layers, name)
+    return Entry(
+        name,
+        None if sensitive else to_text(value),
+        chain[0].source if chain else Source.DEFAULT,
+        key.type if key is not None else Type.UNKNOWN,
+        read_only=not is_dynamic(name),
+        sensitive=sensitive,
+        synonyms=tuple(chain),
+    )
+
+
+def _broker_chain(layers: Layers, name: str) -> list[Synonym]:
+    """Everywhere that a broker's value is set, down to its default, beginning with the name itself.
+
+    What comes before the name itself does not hold for it: a base key is described without its listeners' overrides.
+    """
+    names = synonyms(name)
+    chain: list[Synonym] = []
+    for layer, source in (
+        (layers.broker, Source.DYNAMIC_BROKER),
+        (layers.cluster, Source.DYNAMIC_DEFAULT_BROKER),
+        (with_node_id_synonyms(layers.static), Source.STATIC_BROKER),
+    ):
+        for synonym in names:
+            text = layer.get(synonym)
+            if text is not None:
+                chain.append(Synonym(synonym, None if is_sensitive(name) else text, source))
+    for synonym in names:
+        table = BROKER if synonym in BROKER else DYNAMIC_ONLY
+        default = to_text(table.default(synonym)) if synonym in table and synonym not in DYNAMIC_ONLY else None
+        if default is not None:
+            chain.append(Synonym(synonym, None if is_sensitive(name) else default, Source.DEFAULT))
+    while chain and chain[0].name != name:
+        chain.pop(0)
+    return chain
+
+
+def _parsed(name: str, text: str) -> Value:
+    key = find_key(name)
+    assert key is not None
+    try:
+        return key.parse(text)
+    except InvalidConfig:
+        return text
+
+
+def _shown(table: Definition, name: str, text: str) -> str | None:
+    """A stored text in the form in which Kafka writes the value; as it is, where it is not valid any more."""
+    try:
+        return to_text(table[name].parse(text))
+    except InvalidConfig:
+        return text

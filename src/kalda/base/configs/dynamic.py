@@ -1,0 +1,146 @@
+"""Dynamic configs of brokers: layers, and what may be altered (KIP-226).
+
+A value comes from the first layer that has the key or one of its synonyms: this broker's dynamic configs, the
+cluster's, the properties file, the default. `Layers` holds the first three as texts; `effective` makes a
+`ServerConfig` of them, in which a dynamic value that does not parse is left out rather than stopping the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kalda.base.configs.broker import (
+    BROKER,
+    CLUSTER_LEVEL_LISTENER,
+    LISTENER_SECURITY,
+    PER_BROKER_ONLY,
+    base_name,
+    find_key,
+    has_listener_prefix,
+    is_dynamic,
+    synonyms,
+)
+from kalda.base.configs.definition import InvalidConfig
+from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ErrorCode
+
+_THREADS = (
+    "background.threads",
+    "num.io.threads",
+    "num.network.threads",
+    "num.recovery.threads.per.data.dir",
+    "num.replica.fetchers",
+    "log.cleaner.threads",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Where a broker's values come from, each layer as texts by key."""
+
+    static: Mapping[str, str]
+    cluster: Mapping[str, str] = field(default_factory=dict)
+    """dynamic, for all brokers: the config resource of the empty name"""
+    broker: Mapping[str, str] = field(default_factory=dict)
+    """dynamic, for this broker"""
+
+    def merged(self) -> dict[str, str]:
+        """All layers in one; a dynamic value removes its synonyms below, whatever their order among themselves."""
+        merged = dict(self.static)
+        for layer in (self.cluster, self.broker):
+            for name, text in layer.items():
+                for synonym in synonyms(name, match_listener=False):
+                    merged.pop(synonym, None)
+                merged[name] = text
+        return merged
+
+
+def effective(layers: Layers) -> tuple[ServerConfig, list[InvalidConfig]]:
+    """The configuration that holds, and what was wrong with dynamic values that were left out."""
+    faults: list[InvalidConfig] = []
+    kept = Layers(layers.static, _valid(layers.cluster, faults), _valid(layers.broker, faults))
+    try:
+        return ServerConfig(kept.merged()), faults
+    except InvalidConfig as error:
+        faults.append(error)
+        return ServerConfig(layers.static), faults
+
+
+def _valid(layer: Mapping[str, str], faults: list[InvalidConfig]) -> dict[str, str]:
+    kept: dict[str, str] = {}
+    for name, text in layer.items():
+        key = find_key(name)
+        try:
+            if key is not None:
+                key.parse(text)
+        except InvalidConfig as error:
+            faults.append(error)
+        else:
+            kept[name] = text
+    return kept
+
+
+def check_alteration(layers: Layers, altered: Mapping[str, str], *, per_broker: bool) -> ServerConfig:
+    """May a broker's (or with `per_broker` off, the cluster's) dynamic configs become `altered`, whole?
+
+    Returns the configuration that would hold. Raises `InvalidConfig` with INVALID_REQUEST, as Kafka answers.
+    """
+    try:
+        _check_names(altered, per_broker)
+        for name, text in altered.items():
+            key = find_key(name)
+            if key is not None:
+                key.parse(text)
+        if per_broker:
+            after = Layers(layers.static, layers.cluster, altered)
+        else:
+            after = Layers(layers.static, altered, layers.broker)
+        config = ServerConfig(after.merged())
+        before, _ = effective(layers)
+        _check_threads(before, config)
+    except InvalidConfig as error:
+        raise InvalidConfig(error.message, ErrorCode.INVALID_REQUEST) from None
+    return config
+
+
+def _check_names(altered: Iterable[str], per_broker: bool) -> None:
+    names = list(altered)
+    _refuse(
+        [name for name in names if name in BROKER and not is_dynamic(name)], "Cannot update these configs dynamically"
+    )
+    _refuse(
+        [name for name in names if name in LISTENER_SECURITY],
+        "These security configs can be dynamically updated only per-listener using the listener prefix",
+    )
+    if not per_broker:
+        _refuse(
+            [name for name in names if _is_per_broker(name)],
+            "Cannot update these configs at default cluster level, broker id must be specified",
+        )
+
+
+def _is_per_broker(name: str) -> bool:
+    if has_listener_prefix(name):
+        return base_name(name) not in CLUSTER_LEVEL_LISTENER
+    return name in PER_BROKER_ONLY
+
+
+def _refuse(names: list[str], why: str) -> None:
+    if names:
+        raise InvalidConfig(f"{why}: [{', '.join(names)}]")
+
+
+def _check_threads(before: ServerConfig, after: ServerConfig) -> None:
+    """A pool grows to no more than double, and shrinks to no less than half."""
+    for name in _THREADS:
+        old, new = before[name], after[name]
+        if new == old:
+            continue
+        said = f"Dynamic thread count update validation failed for {name}={new}"
+        if new <= 0:
+            raise InvalidConfig(f"{said}, value should be at least 1")
+        if new < old // 2:
+            raise InvalidConfig(f"{said}, value should be at least half the current value {old}")
+        if new > old * 2:
+            raise InvalidConfig(f"{said}, value should not be greater than double the current value {old}")

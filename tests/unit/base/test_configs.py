@@ -1,0 +1,472 @@
+"""Config tables against what Apache Kafka 4.3.1 says of the same values.
+
+`config_checks.json`: values and texts that Kafka's own config classes accepted or refused. `config_descriptions.json`:
+what a Kafka node answered to DescribeConfigs after some alterations, which are repeated here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kalda.base.configs import client_metrics, describe, documentation, group, topic
+from kalda.base.configs.broker import BROKER, DYNAMIC, DYNAMIC_ONLY, PER_BROKER_ONLY, base_name, find_key, synonyms
+from kalda.base.configs.definition import (
+    DOUBLE,
+    INT,
+    LIST,
+    SHORT,
+    Definition,
+    InvalidConfig,
+    Key,
+    Type,
+    parse_duration_ms,
+    parse_value,
+    to_text,
+)
+from kalda.base.configs.describe import Entry
+from kalda.base.configs.dynamic import Layers, check_alteration, effective
+from kalda.base.configs.listeners import Endpoint
+from kalda.base.configs.properties import parse_properties
+from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ErrorCode
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "base"
+CHECKS: dict[str, list[dict[str, Any]]] = json.loads((GOLDEN / "config_checks.json").read_text())
+DESCRIPTIONS: dict[str, list[list[Any]]] = json.loads((GOLDEN / "config_descriptions.json").read_text())
+
+COMBINED = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.quorum.voters": "1@localhost:9093",
+    "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093",
+    "controller.listener.names": "CONTROLLER",
+}
+BROKER_ONLY = {
+    "process.roles": "broker",
+    "node.id": "2",
+    "controller.quorum.bootstrap.servers": "one:9093,[::1]:9094",
+    "listeners": "PLAINTEXT://127.0.0.1:9092",
+    "controller.listener.names": "CONTROLLER",
+}
+
+
+def label(case: dict[str, Any]) -> str:
+    configs = {name: text for name, text in case["configs"].items() if COMBINED.get(name) != text}
+    missing = [f"-{name}" for name in COMBINED if name not in case["configs"]]
+    return ";".join([f"{name}={text}" for name, text in configs.items()] + missing)[:90]
+
+
+def outcome(check: Any, *args: Any, **kwargs: Any) -> str | None:
+    try:
+        check(*args, **kwargs)
+    except InvalidConfig as error:
+        return error.message
+    return None
+
+
+# -- against Kafka
+
+
+@pytest.mark.parametrize("case", CHECKS["topic"], ids=label)
+def test_topic_checks(case: dict[str, Any]) -> None:
+    said = outcome(
+        topic.validate,
+        case["configs"],
+        ServerConfig(COMBINED).topic_defaults(),
+        existing=case.get("existing"),
+        remote_storage=case.get("remote_storage", False),
+    )
+    assert said == case["error"]
+
+
+@pytest.mark.parametrize("case", CHECKS["group"], ids=label)
+def test_group_checks(case: dict[str, Any]) -> None:
+    assert outcome(group.validate, case["configs"], ServerConfig(COMBINED).values) == case["error"]
+
+
+@pytest.mark.parametrize("case", CHECKS["client_metrics"], ids=label)
+def test_client_metrics_checks(case: dict[str, Any]) -> None:
+    assert outcome(client_metrics.validate, "subscription", case["configs"]) == case["error"]
+
+
+OWN_WORDS = ("begin 0, end -1", "For input string")
+NO_CLASSES = ("could not be found", "cannot be found")
+"""Kalda loads no classes, so it cannot miss any."""
+
+
+@pytest.mark.parametrize("case", CHECKS["broker"], ids=label)
+def test_broker_checks(case: dict[str, Any]) -> None:
+    said = outcome(ServerConfig, case["configs"])
+    if case["error"] is None:
+        assert said is None
+        gives = gist(ServerConfig(case["configs"]))
+        assert {name: gives[name] for name in case["gives"]} == case["gives"]
+    elif any(words in case["error"] for words in OWN_WORDS):
+        assert said is not None
+    elif not any(words in case["error"] for words in NO_CLASSES):
+        assert said == case["error"]
+
+
+def gist(config: ServerConfig) -> dict[str, Any]:
+    def shown(endpoints: list[Endpoint]) -> list[list[str]]:
+        return [[e.listener, e.security_protocol, e.host or "null", str(e.port)] for e in endpoints]
+
+    return {
+        "listeners": shown(config.listeners),
+        "advertised": shown(config.advertised_listeners),
+        "controller": shown(config.controller_listeners),
+        "advertised_controller": shown(config.advertised_controller_listeners),
+        "inter_broker": f"{config.inter_broker_listener_name}/{config.inter_broker_security_protocol}",
+        "log_dirs": list(config.log_dirs),
+        "metadata_log_dir": config.metadata_log_dir,
+        "retention_ms": config.log_retention_ms,
+        "roll_ms": config.log_roll_ms,
+        "jitter_ms": config.log_roll_jitter_ms,
+        "flush_ms": config.log_flush_interval_ms,
+        "voters": list(config["controller.quorum.voters"]),
+        "bootstrap": list(config["controller.quorum.bootstrap.servers"]),
+        "early_start": sorted(config.early_start_listeners),
+        "protocols": config.protocol_map,
+    }
+
+
+LAYERS = Layers(
+    static={
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.bootstrap.servers": "127.0.0.1:39193",
+        "listeners": "PLAINTEXT://127.0.0.1:39192,CONTROLLER://127.0.0.1:39193",
+        "advertised.listeners": "PLAINTEXT://127.0.0.1:39192,CONTROLLER://127.0.0.1:39193",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": "/tmp/kalda-golden/data",
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    },
+    cluster={
+        "log.segment.bytes": "2000000",
+        "log.retention.ms": "6000000",
+        "min.insync.replicas": "1",
+        "max.connections": "5000",
+        "listener.name.plaintext.max.connections": "77",
+        "unclean.leader.election.enable": "false",
+    },
+    broker={
+        "log.retention.ms": "-5",
+        "log.cleaner.threads": "2",
+        "foo.bar": "x",
+        "listener.name.plaintext.ssl.keystore.type": "PEM",
+        "listener.name.plaintext.ssl.keystore.password": "abc",
+        "max.connections": "10",
+        "background.threads": "10",
+        "leader.replication.throttled.rate": "100",
+        "unclean.leader.election.enable": "true",
+        "log.cleanup.policy": "compact",
+        "listener.name.plaintext.num.io.threads": "9",
+        "listener.name.plaintext.num.network.threads": "3",
+        "listener.name.plaintext.foo": "3",
+        "password.encoder.secret": "3",
+    },
+)
+CONFIG, FAULTS = effective(LAYERS)
+
+
+def rows(entries: list[Entry]) -> list[list[Any]]:
+    return [
+        [e.name, e.value, e.read_only, e.source, e.sensitive, e.type, [[s.name, s.value, s.source] for s in e.synonyms]]
+        for e in sorted(entries, key=lambda e: e.name)
+    ]
+
+
+def test_describe_topic() -> None:
+    overrides = {
+        "retention.ms": "0100000",
+        "cleanup.policy": " compact , delete",
+        "min.cleanable.dirty.ratio": "5e-1",
+        "preallocate": "TRUE",
+    }
+    assert rows(describe.describe_topic(LAYERS, CONFIG, overrides)) == DESCRIPTIONS["topic/t1"]
+    some = describe.describe_topic(LAYERS, CONFIG, overrides, ["retention.ms", "nope"])
+    assert [entry.name for entry in some] == ["retention.ms"]
+
+
+def test_describe_broker() -> None:
+    assert FAULTS == []
+    assert rows(describe.describe_broker(LAYERS, CONFIG)) == DESCRIPTIONS["broker/1"]
+
+
+def test_describe_cluster_default() -> None:
+    assert rows(describe.describe_cluster_default(LAYERS)) == DESCRIPTIONS["broker/"]
+
+
+def test_describe_group() -> None:
+    described = describe.describe_group(LAYERS, CONFIG, {"consumer.session.timeout.ms": "50000"})
+    assert rows(described) == DESCRIPTIONS["group/g"]
+
+
+def test_describe_client_metrics() -> None:
+    overrides = {"interval.ms": "1000", "match": "client_id=a.*,client_source_port=9"}
+    assert rows(describe.describe_client_metrics(overrides)) == DESCRIPTIONS["metrics/m"]
+    assert rows(describe.describe_client_metrics({})) == DESCRIPTIONS["metrics/nosuch"]
+
+
+# -- alterations
+
+
+@pytest.mark.parametrize(
+    ("altered", "per_broker", "said"),
+    [
+        ({"node.id": "5", "log.dirs": "x"}, True, "Cannot update these configs dynamically: [node.id, log.dirs]"),
+        ({"log.retention.hours": "5"}, True, "Cannot update these configs dynamically: [log.retention.hours]"),
+        (
+            {"listeners": "PLAINTEXT://:1"},
+            False,
+            "Cannot update these configs at default cluster level, broker id must be specified: [listeners]",
+        ),
+        (
+            {"listener.name.plaintext.ssl.keystore.type": "PEM"},
+            False,
+            "Cannot update these configs at default cluster level, broker id must be specified: "
+            "[listener.name.plaintext.ssl.keystore.type]",
+        ),
+        (
+            {"ssl.keystore.type": "PEM"},
+            True,
+            "These security configs can be dynamically updated only per-listener using the listener prefix: "
+            "[ssl.keystore.type]",
+        ),
+        ({"log.cleaner.threads": "x"}, True, "Invalid value x for configuration log.cleaner.threads: "),
+        ({"num.io.threads": "100"}, True, "value should not be greater than double the current value 8"),
+        ({"num.io.threads": "1"}, True, "value should be at least half the current value 8"),
+        ({"log.cleaner.threads": "0"}, True, "value should be at least 1"),
+        ({"listeners": "PLAINTEXT://h:1"}, True, "controller.listener.names must contain at least one value"),
+        ({"max.connections.per.ip.overrides": "a"}, True, "max.connections.per.ip.overrides"),
+    ],
+)
+def test_alterations_that_are_refused(altered: dict[str, str], per_broker: bool, said: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        check_alteration(Layers(COMBINED), altered, per_broker=per_broker)
+    assert said in caught.value.message
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_alterations_that_pass() -> None:
+    config = check_alteration(
+        Layers({**COMBINED, "log.retention.hours": "5"}),
+        {"log.retention.ms": "7", "some.plugin.key": "x", "listener.name.plaintext.max.connections": "3"},
+        per_broker=True,
+    )
+    assert config.log_retention_ms == 7
+    assert config.for_listener("PLAINTEXT", "max.connections") == 3
+    assert config.for_listener("CONTROLLER", "max.connections") == 2**31 - 1
+    assert config.unknown == ["some.plugin.key"]
+    check_alteration(Layers(COMBINED), {"listener.name.plaintext.max.connections": "3"}, per_broker=False)
+
+
+def test_precedence_of_layers() -> None:
+    layers = Layers({**COMBINED, "log.retention.ms": "1"}, {"log.retention.ms": "2"}, {"log.retention.ms": "3"})
+    assert effective(layers)[0].log_retention_ms == 3
+    assert effective(Layers(layers.static, layers.cluster))[0].log_retention_ms == 2
+    assert effective(Layers(layers.static))[0].log_retention_ms == 1
+
+
+def test_a_bad_dynamic_value_is_left_out() -> None:
+    config, faults = effective(Layers(COMBINED, {"log.segment.bytes": "1"}, {"num.io.threads": "16"}))
+    assert config["log.segment.bytes"] == 1 << 30
+    assert config["num.io.threads"] == 16
+    assert len(faults) == 1
+
+
+# -- tables
+
+
+def test_every_default_is_valid() -> None:
+    for table in (BROKER, DYNAMIC_ONLY, topic.TOPIC, group.GROUP, client_metrics.CLIENT_METRICS):
+        for key in table:
+            text = to_text(table.default(key.name))
+            if text is None or key.name.startswith("controller.quorum."):
+                continue
+            assert key.parse(text) == key.default, key.name
+
+
+def test_tables_agree_with_each_other() -> None:
+    assert len(BROKER) == 360
+    assert PER_BROKER_ONLY <= DYNAMIC
+    assert len(DYNAMIC) == 102
+    defaults = ServerConfig(COMBINED).topic_defaults()
+    for key in topic.TOPIC:
+        assert defaults[key.name] == key.default, key.name
+    for name, sources in topic.BROKER_SYNONYMS.items():
+        assert name in topic.TOPIC
+        assert synonyms(sources[0][0]) == tuple(source for source, _ in sources)
+    for name, source in group.BROKER_SYNONYMS.items():
+        assert group.GROUP[name].default == BROKER[source].default
+        assert group.bound_key(name, "max") in BROKER or "rebalance.delay" in name
+
+
+def test_documentation_is_of_keys_that_exist() -> None:
+    assert set(documentation.TOPIC) == set(topic.TOPIC.names())
+    assert set(documentation.GROUP) == set(group.GROUP.names())
+    assert set(documentation.BROKER) <= {*BROKER.names(), *DYNAMIC_ONLY.names()}
+    assert describe.documentation("topic", "retention.ms")
+    assert (
+        describe.documentation("broker", "listener.name.x.max.connections") == documentation.BROKER["max.connections"]
+    )
+    assert describe.documentation("broker", "rare.key") is None
+
+
+def test_listener_prefixes() -> None:
+    assert base_name("listener.name.internal.ssl.keystore.type") == "ssl.keystore.type"
+    assert base_name("listener.name.sasl.scram-sha-256.sasl.jaas.config") == "sasl.jaas.config"
+    key = find_key("listener.name.internal.max.connections")
+    assert key is not None
+    assert key.name == "max.connections"
+    assert find_key("no.such.key") is None
+
+
+# -- a node's configuration
+
+
+def test_broker_only_node() -> None:
+    config = ServerConfig(BROKER_ONLY)
+    assert (config.node_id, config.is_broker, config.is_controller) == (2, True, False)
+    assert config.bootstrap_servers == [("one", 9093), ("::1", 9094)]
+    assert config.broker_listeners == [Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 9092)]
+    assert config.controller_listeners == []
+    assert config.protocol_map["CONTROLLER"] == "PLAINTEXT"
+    assert str(Endpoint("A", "SSL", "::1", 1)) == "A://[::1]:1"
+
+
+def test_broker_must_not_listen_as_controller() -> None:
+    listeners = "PLAINTEXT://:9092,CONTROLLER://:9093"
+    assert "must not contain a value" in (outcome(ServerConfig, {**BROKER_ONLY, "listeners": listeners}) or "")
+
+
+def test_from_text() -> None:
+    text = "\n".join(f"{name} = {value}" for name, value in COMBINED.items()) + "\nmy.own=1\nlog.dirs=/a\\\n  ,/b\n"
+    config = ServerConfig.from_text(text)
+    assert config.log_dirs == ("/a", "/b")
+    assert config.unknown == ["my.own"]
+    with pytest.raises(KeyError):
+        config["my.own"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("a=1", {"a": "1"}),
+        ("  a : 1  ", {"a": "1  "}),
+        ("a 1=2", {"a": "1=2"}),
+        ("a", {"a": ""}),
+        ("a=", {"a": ""}),
+        ("#a=1\n!b=2\n\n \t\nc=3", {"c": "3"}),
+        ("a=1\na=2", {"a": "2"}),
+        ("a\\=b\\:c\\ d=e", {"a=b:c d": "e"}),
+        ("a=b\\\n   c\\\n#d", {"a": "bc#d"}),
+        ("a=b\\\\\nc=d", {"a": "b\\", "c": "d"}),
+        ("a=\\t\\n\\u0041\\q", {"a": "\t\nAq"}),
+        ("a=1\r\nb=2\rc=3", {"a": "1", "b": "2", "c": "3"}),
+        ("a=b\\", {"a": "b"}),
+        ("a==b", {"a": "=b"}),
+    ],
+)
+def test_properties(text: str, parsed: dict[str, str]) -> None:
+    assert parse_properties(text) == parsed
+
+
+def test_malformed_unicode_escape() -> None:
+    with pytest.raises(ValueError, match="malformed"):
+        parse_properties("a=\\u12g4")
+
+
+@given(st.text())
+def test_properties_never_fail_otherwise(text: str) -> None:
+    try:
+        parse_properties(text)
+    except ValueError as error:
+        assert "malformed" in str(error)
+
+
+# -- values
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        (0.001, "0.001"),
+        (0.0001, "1.0E-4"),
+        (0.00012345, "1.2345E-4"),
+        (1234567.0, "1234567.0"),
+        (1e7, "1.0E7"),
+        (2147483647.0, "2.147483647E9"),
+        (1.7976931348623157e308, "1.7976931348623157E308"),
+        (-123456789.125, "-1.23456789125E8"),
+        (0.0, "0.0"),
+        (float("nan"), "NaN"),
+        (float("-inf"), "-Infinity"),
+        (True, "true"),
+        (("a", "b"), "a,b"),
+        ((), ""),
+        (None, None),
+        (7, "7"),
+    ],
+)
+def test_values_as_java_writes_them(value: Any, text: str | None) -> None:
+    assert to_text(value) == text
+
+
+@given(st.floats(allow_nan=False))
+def test_doubles_survive(value: float) -> None:
+    assert parse_value("x", to_text(value) or "", DOUBLE) == value
+
+
+@pytest.mark.parametrize("text", ["", "1.0", "0x10", "1_0", "٣", "32768", "-32769", "1" * 5000])
+def test_not_a_short(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="Not a number of type SHORT"):
+        parse_value("x", text, SHORT)
+
+
+def test_integers_as_java_reads_them() -> None:
+    assert parse_value("x", " +0012 ", INT) == 12
+    assert parse_value("x", "-2147483648", INT) == -(2**31)
+
+
+def test_lists() -> None:
+    assert parse_value("x", " a , b,c ", LIST) == ("a", "b", "c")
+    assert parse_value("x", "  ", LIST) == ()
+    assert parse_value("x", "a,", LIST) == ("a", "")
+
+
+def test_passwords_are_kept_as_they_are() -> None:
+    key = Key("p", Type.PASSWORD, None)
+    assert key.sensitive
+    assert key.parse(" secret ") == " secret "
+    assert "p" in Definition([key])
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("PT1H", 3_600_000),
+        ("P1DT1.5S", 86_401_500),
+        ("pt0s", 0),
+        ("P", None),
+        ("PT", None),
+        ("1h", None),
+        ("P1Y", None),
+    ],
+)
+def test_durations(text: str, ms: int | None) -> None:
+    assert parse_duration_ms(text) == ms
