@@ -6,6 +6,7 @@ what a Kafka node answered to DescribeConfigs after some alterations, which are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -392,10 +393,10 @@ def test_malformed_unicode_escape() -> None:
 
 @given(st.text())
 def test_properties_never_fail_otherwise(text: str) -> None:
-    try:
-        parse_properties(text)
-    except ValueError as error:
-        assert "malformed" in str(error)
+    with contextlib.suppress(ValueError):  # a malformed escape is the one thing that is refused
+        for name, value in parse_properties(text).items():
+            assert isinstance(name, str)
+            assert isinstance(value, str)
 
 
 # -- values
