@@ -4,8 +4,8 @@
 and returns effects in the order in which they must be carried out: what must survive a crash is persisted before
 anything is sent that promises it. A driver carries them out and feeds the outcomes back as events.
 
-This floor knows neither sockets nor files nor what the metadata records mean; it does know Kafka's file formats
-(`quorum-state`, the names and ends of snapshots) and the shape of its messages.
+The machine knows neither sockets nor files, and nothing here knows what the metadata records mean. Beside it are the
+formats of Kafka's messages and files for the quorum, and the store that keeps the files.
 
 - `values.py`: replica keys, offsets with epochs, endpoints
 - `voters.py`: voter sets and their history (KIP-853), `controller.quorum.voters`
@@ -20,5 +20,7 @@ This floor knows neither sockets nor files nor what the metadata records mean; i
 - `replication.py`: fetching as a follower, answering fetches as a leader, snapshots
 - `reconfiguration.py`: adding, removing, updating voters (KIP-853)
 - `wire.py`: Kafka's messages to and from `rpc.py`
+- `batches.py`: batches of the metadata log, encoded and decoded
 - `snapshots.py`: snapshot names, writing and reading snapshot files as batches
+- `metadata_log.py`: the files of `__cluster_metadata-0`: log, snapshots, `quorum-state`
 """

@@ -6,7 +6,7 @@ that any exchange spreads the news of a new epoch.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from kalda.base.errors import ErrorCode
 from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
@@ -101,7 +101,7 @@ class FetchAnswer(NamedTuple):
     snapshot: OffsetAndEpoch | None = None
     read_from: int | None = None
     max_bytes: int = 0
-    records: object = None
+    records: Any = None
     batches: tuple[FetchedBatch, ...] = ()
 
 
@@ -121,7 +121,7 @@ class SnapshotAnswer(NamedTuple):
     snapshot: OffsetAndEpoch
     position: int = 0
     size: int = 0
-    data: object = None
+    data: Any = None
 
 
 class AddVoterAsk(NamedTuple):

@@ -1,0 +1,560 @@
+"""The driver of the quorum: carries the machine's effects out on disk and network, and tells the listeners.
+
+Effects are carried out strictly in order. Two of them take time, and their outcome comes back as an event: the sync of
+the log, on a thread, one at a time, so that whatever was appended during one is made durable by the next together; and
+the installation of a fetched snapshot. `quorum-state` is synced on the spot: elections are rare, and a vote must not
+leave before it.
+
+A leader's append fixes its offsets at once, but its bytes are written when the loop turns: the caller applies its
+records in between, and a record that cannot be applied stops the node before any replica has seen it. A leader keeps
+what it appended until it is committed, and delivers that rather than read it back.
+
+Listeners are told in order: a snapshot where they lack what the log no longer has, committed batches, and who leads.
+Of itself as the leader a listener hears once it was given everything that was committed before.
+
+No asyncio here: time, threads and the network are handed in, so a simulator can drive it as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kalda.base.clock import Clock
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.protocol.notation import Request, Response
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft import effects as fx
+from kalda.raft import events as ev
+from kalda.raft import rpc, wire
+from kalda.raft.batches import CommittedBatch, encode_batch
+from kalda.raft.leader import LeaderRole
+from kalda.raft.machine import RaftConfig, RaftMachine
+from kalda.raft.metadata_log import MetadataLog
+from kalda.raft.roles import Resigned
+from kalda.raft.snapshots import SnapshotReader
+from kalda.raft.values import BOOTSTRAP_SNAPSHOT, Destination, OffsetAndEpoch
+from kalda.raft.voters import VoterSet
+from kalda.records.control import control_batch, read_control_batch
+
+MAX_UNCOMMITTED_BYTES = 80 * 1024 * 1024
+MAX_BATCHES_A_TURN = 256
+CLEAN_INTERVAL_MS = 60_000
+
+
+class Listener(Protocol):
+    """A state machine on the metadata log."""
+
+    def on_commit(self, batches: list[CommittedBatch]) -> None:
+        """Committed batches, in order, none left out; control batches come with no records."""
+        ...
+
+    def on_load_snapshot(self, reader: SnapshotReader) -> None:
+        """Forget everything and take this state instead; commits go on from `reader.offset`."""
+        ...
+
+    def on_leader_change(self, leader_id: int | None, epoch: int) -> None: ...
+
+
+SendRpc = Callable[[Destination, Request, int], Pending[Any]]
+"""Send a request with a timeout in ms; the response, or the `ApiError` that none came of it."""
+
+
+class LeaderAndEpoch(NamedTuple):
+    leader_id: int | None
+    epoch: int
+
+
+class _Encoded(NamedTuple):
+    """A batch on its way into the log, and as it is to be delivered."""
+
+    batch: bytearray
+    kept: CommittedBatch
+
+
+class _Registration:
+    """How far one listener has been told."""
+
+    __slots__ = ("leader", "listener", "next_offset", "told")
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.next_offset = 0
+        self.leader: tuple[LeaderAndEpoch, int] | None = None
+        self.told: LeaderAndEpoch | None = None
+
+
+class RaftDriver:
+    """One replica of the metadata log, running."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        log: MetadataLog,
+        static_voters: VoterSet,
+        *,
+        clock: Clock,
+        timers: Timers,
+        jobs: Jobs,
+        send: SendRpc,
+        below: Callable[[int], int],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """Raises `ValueError` where `quorum-state` cannot be read, `CorruptRecord` where a snapshot cannot.
+
+        `below(n)` gives random integers below n. `on_fatal` is told of what this replica cannot go on after: its disk
+        failed, or a listener did."""
+        self.config = config
+        self.log = log
+        self._clock = clock
+        self._timers = timers
+        self._jobs = jobs
+        self._send = send
+        self._on_fatal = on_fatal
+        self.machine = RaftMachine(config, log.state(), log.history(static_voters), log.read_election(), below)
+        self._effects: deque[fx.Effect] = deque()
+        self._running = False
+        self._scheduled = False
+        self._failed = False
+        self._timer: Timer | None = None
+        self._timer_at: int | None = None
+        self._registrations: list[_Registration] = []
+        self._leader = LeaderAndEpoch(None, 0)
+        self._high_watermark = 0
+        self._kept: deque[CommittedBatch] = deque()
+        self._kept_bytes = 0
+        self._flushing = False
+        self._flush_wanted: fx.FlushLog | None = None
+        self._requests: dict[int, tuple[Request, int, Pending[Response]]] = {}
+        self._next_token = 0
+        self._delivering = False
+        self._clean_timer: Timer | None = None
+        self._closing: Pending[None] | None = None
+
+    # What others use.
+
+    def start(self) -> None:
+        """Take part. A quorum of one leads as soon as its first records are synced."""
+        self._clean_timer = self._timers.call_later_ms(CLEAN_INTERVAL_MS, self._clean)
+        self._step(ev.Start())
+
+    def register(self, listener: Listener) -> None:
+        """Tell `listener` everything, from the latest snapshot on."""
+        registration = _Registration(listener)
+        registration.leader = (self._leader, self._high_watermark if self._leads_itself else 0)
+        self._registrations.append(registration)
+        self._deliver()
+
+    @property
+    def high_watermark(self) -> int:
+        """Everything before it is committed."""
+        return self._high_watermark
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.machine.log.end_offset
+
+    def leader_and_epoch(self) -> LeaderAndEpoch:
+        """Who leads, as the listeners are told."""
+        return self._leader
+
+    @property
+    def node_endpoints(self) -> tuple[tuple[int, tuple[Any, ...]], ...]:
+        """Voters and their endpoints."""
+        return tuple((voter.key.id, voter.endpoints) for voter in self.machine.voters.voters)
+
+    def append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
+        """Append one batch as the leader of `epoch`; returns the offset of its last record. Raises `ApiError` where
+        this node does not lead that epoch, or the batch is too large, or too much waits for its commit."""
+        machine = self.machine
+        if not isinstance(machine.role, LeaderRole) or machine.role.epoch != epoch:
+            raise ApiError(ErrorCode.NOT_CONTROLLER, f"node {self.config.local.id} does not lead epoch {epoch}")
+        if self._kept_bytes > MAX_UNCOMMITTED_BYTES:
+            raise ApiError(ErrorCode.REQUEST_TIMED_OUT, "too many metadata records wait for their commit")
+        now_ms = self._clock.wall_ms()
+        first = machine.log.end_offset
+        batch = encode_batch(records, first, epoch, now_ms)
+        last = first + len(records) - 1
+        kept = CommittedBatch(first, last, epoch, now_ms, len(batch), records)
+        self._effects.extend(machine.step(ev.Append(epoch, len(records), _Encoded(batch, kept)), self._clock.mono_ms()))
+        self._run_soon()
+        return last
+
+    def resign(self, epoch: int) -> None:
+        """Give up the leadership of `epoch`, where this node has it."""
+        self._step(ev.Resign(epoch))
+
+    def create_snapshot(self, offset: int, epoch: int, records: Any, last_contained_timestamp_ms: int) -> Pending[bool]:
+        """Write the state before `offset`, whose last record is of `epoch`, as a snapshot. `records` is any iterable;
+        it is drawn on another thread, so it must not touch what changes. False where there is such a snapshot or a
+        later one already."""
+        done: Pending[bool] = Pending()
+        snapshot = OffsetAndEpoch(offset, epoch)
+        latest = self.log.latest_snapshot
+        if offset > self._high_watermark:
+            raise ValueError(f"a snapshot before {offset} would hold what is not committed")
+        if latest is not None and latest.offset >= offset:
+            done.complete(False)
+            return done
+        job = self.log.snapshot_job(
+            snapshot,
+            records,
+            self.machine.history,
+            last_contained_timestamp_ms=last_contained_timestamp_ms,
+            now_ms=self._clock.wall_ms(),
+        )
+
+        def finish(size: int | None, error: BaseException | None) -> None:
+            if error is not None:
+                self._fail(error)
+                return
+            if snapshot.offset < self.machine.log.start_offset:
+                return  # the log was replaced by a later one meanwhile
+            self.log.add_snapshot(snapshot)
+            self._step(ev.SnapshotTaken(snapshot))
+            done.complete(True)
+
+        self._jobs.run(job, finish)
+        return done
+
+    def handle(self, request: Request, version: int) -> Response | Pending[Response]:
+        """Answer Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch and FetchSnapshot of the metadata partition,
+        DescribeQuorum, and the changes of the voters."""
+        try:
+            ask = wire.ask_of(request)
+        except wire.NotMetadata:
+            unknown = request.API_KEY == 55
+            return wire.refusal_of(
+                request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if unknown else ErrorCode.INVALID_REQUEST
+            )
+        pending: Pending[Response] = Pending()
+        token, self._next_token = self._next_token, self._next_token + 1
+        self._requests[token] = (request, version, pending)
+        self._step(ev.Asked(token, ask))
+        if pending.done:
+            assert pending.value is not None
+            return pending.value
+        return pending
+
+    def shutdown(self) -> Pending[None]:
+        """Stop: a leader resigns and says so. Done when the log is synced; then `close`."""
+        if self._closing is None:
+            self._closing = Pending()
+            self._step(ev.Shutdown())
+            if not self._flushing:
+                self._closing.complete(None)
+        return self._closing
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._failed = True
+        for timer in (self._timer, self._clean_timer):
+            if timer is not None:
+                timer.cancel()
+        self.log.close()
+
+    # Events in, effects out.
+
+    def _step(self, event: ev.Event) -> None:
+        if self._failed:
+            return
+        self._effects.extend(self.machine.step(event, self._clock.mono_ms()))
+        self._run()
+
+    def _run_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._timers.call_later_ms(0, self._run_scheduled)
+
+    def _run_scheduled(self) -> None:
+        self._scheduled = False
+        self._run()
+
+    def _run(self) -> None:
+        """Carry out what is queued. An effect may bring events, whose effects then queue behind."""
+        if self._running or self._failed:
+            return
+        self._running = True
+        try:
+            while self._effects and not self._failed:
+                self._carry_out(self._effects.popleft())
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._running = False
+        if not self._failed:
+            self._deliver()
+            self._set_timer()
+
+    def _fail(self, error: BaseException) -> None:
+        """This replica cannot go on: what it would say or write from here on is not to be trusted."""
+        if not self._failed:
+            self._failed = True
+            self._on_fatal(error)
+
+    def _set_timer(self) -> None:
+        due = self.machine.deadline
+        if due == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at, self._timer = due, None
+        if due is not None:
+            self._timer = self._timers.call_later_ms(max(0, due - self._clock.mono_ms()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer_at = self._timer = None
+        self._step(ev.Tick())
+
+    def _carry_out(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Persist(state, voter_ids, kraft_version):
+                if not self._superseded():
+                    self.log.write_election(state, voter_ids, kraft_version)
+            case fx.AppendPayload(_, epoch, payload):
+                assert isinstance(payload, _Encoded)
+                self.log.append(payload.batch, epoch)
+                self._keep(payload.kept)
+            case fx.AppendControls(first, epoch, records):
+                self._append_controls(first, epoch, records)
+            case fx.AppendFetched(_, end_offset, records):
+                self.log.append_fetched(records, end_offset, self.machine.epoch)  # type: ignore[arg-type]
+            case fx.TruncateLog(offset):
+                self._forget_kept()
+                self.log.truncate(offset)
+            case fx.FlushLog():
+                self._flush_wanted = effect
+                self._flush()
+            case fx.Send(correlation, destination, ask, timeout_ms):
+                self._send_ask(correlation, destination, ask, timeout_ms)
+            case fx.Reply(token, answer):
+                self._reply(token, answer)
+            case fx.SetHighWatermark(offset):
+                self._high_watermark = offset
+                self.log.log.update_high_watermark(offset)
+            case fx.LeaderChanged(leader_id, epoch):
+                self._leader_changed(LeaderAndEpoch(leader_id, epoch))
+            case fx.SaveSnapshotChunk(snapshot, position, data):
+                self.log.save_chunk(snapshot, position, data)  # type: ignore[arg-type]
+            case fx.InstallSnapshot(snapshot):
+                self._install(snapshot)
+
+    def _superseded(self) -> bool:
+        """Whether the next thing to do is to persist once more: then nobody can have seen this one."""
+        for effect in self._effects:
+            if isinstance(effect, fx.Persist):
+                return True
+            if not isinstance(effect, fx.LeaderChanged):
+                return False
+        return False
+
+    # The log.
+
+    def _append_controls(self, first: int, epoch: int, records: tuple[Any, ...]) -> None:
+        now_ms = self._clock.wall_ms()
+        batch = control_batch(records, timestamp_ms=now_ms, base_offset=first, leader_epoch=epoch)
+        self.log.append(batch, epoch)
+        controls = read_control_batch(batch)
+        self._keep(CommittedBatch(first, first + len(records) - 1, epoch, now_ms, len(batch), (), controls))
+
+    def _keep(self, batch: CommittedBatch) -> None:
+        if self._kept and self._kept[-1].last_offset + 1 != batch.base_offset:
+            self._forget_kept()
+        self._kept.append(batch)
+        self._kept_bytes += batch.size_bytes
+
+    def _forget_kept(self) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def _flush(self) -> None:
+        wanted = self._flush_wanted
+        if self._flushing or wanted is None:
+            return
+        self._flush_wanted, self._flushing = None, True
+        job = self.log.flush_job(wanted.offset)
+
+        def finish(_: object, error: BaseException | None) -> None:
+            self._flushing = False
+            try:
+                if error is not None:
+                    raise error
+                job.finish()
+            except OSError as problem:
+                self._fail(problem)
+                return
+            self._flush()
+            self._step(ev.Flushed(wanted.offset, wanted.generation))
+            if self._closing is not None and not self._flushing and not self._closing.done:
+                self._closing.complete(None)
+
+        self._jobs.run(job.run, finish)
+
+    def _install(self, snapshot: OffsetAndEpoch) -> None:
+        def finish(_: None, error: BaseException | None) -> None:
+            if error is not None:
+                self._fail(error)
+                return
+            try:
+                self.log.restart_at(snapshot)
+                self._forget_kept()
+                controls = self.log.snapshot_controls(snapshot)
+            except (OSError, ApiError) as problem:
+                self._fail(problem)
+                return
+            self._step(ev.SnapshotInstalled(snapshot, controls))
+
+        self._jobs.run(self.log.publish_job(snapshot), finish)
+
+    def _clean(self) -> None:
+        """Now and then: what the retention of the metadata log no longer wants."""
+        self._clean_timer = self._timers.call_later_ms(CLEAN_INTERVAL_MS, self._clean)
+        try:
+            cleaned = self.log.clean(self._clock.wall_ms())
+        except (OSError, ApiError) as error:
+            self._fail(error)
+            return
+        if cleaned is not None:
+            self._step(ev.PrefixDeleted(*cleaned))
+
+    # The network.
+
+    def _send_ask(self, correlation: int, destination: Destination, ask: rpc.Ask, timeout_ms: int) -> None:
+        def answered(response: Any, error: ApiError | None) -> None:
+            if error is None:
+                self._step(ev.Answered(correlation, wire.answer_of(ask, response, self.config.listener)))
+            elif error.code is ErrorCode.UNSUPPORTED_VERSION:
+                self._step(ev.Answered(correlation, wire.failed_answer(ask, error.code)))
+            else:
+                self._step(ev.Failed(correlation))
+
+        try:
+            pending = self._send(destination, wire.request_of(ask), timeout_ms)
+        except ApiError as error:
+            failed = error
+            self._timers.call_later_ms(0, lambda: answered(None, failed))
+            return
+        pending.then(answered)
+
+    def _reply(self, token: Hashable, answer: rpc.Answer) -> None:
+        assert isinstance(token, int)
+        if isinstance(answer, rpc.FetchAnswer) and answer.read_from is not None:
+            offset, max_bytes = answer.read_from, answer.max_bytes
+            records = self.log.read_for_fetch(offset, max_bytes)
+            if callable(records):
+                self._read_then_reply(token, answer, records)
+                return
+            answer = answer._replace(records=records)
+        elif isinstance(answer, rpc.SnapshotAnswer) and answer.standing.error is ErrorCode.NONE:
+            ask = wire.ask_of(self._requests[token][0])
+            assert isinstance(ask, rpc.SnapshotAsk)
+            limit = min(ask.max_bytes, self.config.fetch_snapshot_max_bytes)
+            self._read_then_reply(token, answer, lambda: self.log.read_chunk(ask.snapshot, ask.position, limit))
+            return
+        self._respond(token, answer)
+
+    def _read_then_reply(
+        self, token: int, answer: rpc.FetchAnswer | rpc.SnapshotAnswer, read: Callable[[], Any]
+    ) -> None:
+        def finish(found: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self._fail(error)
+            elif isinstance(answer, rpc.FetchAnswer):
+                self._respond(token, answer._replace(records=found))
+            elif found is None:
+                standing = answer.standing._replace(error=ErrorCode.SNAPSHOT_NOT_FOUND)
+                self._respond(token, answer._replace(standing=standing))
+            elif answer.position >= found[0]:
+                standing = answer.standing._replace(error=ErrorCode.POSITION_OUT_OF_RANGE)
+                self._respond(token, answer._replace(standing=standing))
+            else:
+                self._respond(token, answer._replace(size=found[0], data=found[1]))
+
+        self._jobs.run(read, finish)
+
+    def _respond(self, token: int, answer: rpc.Answer) -> None:
+        request, version, pending = self._requests.pop(token)
+        offset = self._clock.wall_ms() - self._clock.mono_ms()
+
+        def wall_ms(time: int) -> int:
+            return self._clock.wall_ms() if time == 0 else time + offset
+
+        pending.complete(wire.response_of(request, answer, version, self.config.listener, wall_ms))
+
+    # The listeners.
+
+    @property
+    def _leads_itself(self) -> bool:
+        return self._leader.leader_id == self.config.local.id
+
+    def _leader_changed(self, leader: LeaderAndEpoch) -> None:
+        self._leader = leader
+        if not self._leads_itself and isinstance(self.machine.role, Resigned):
+            self._forget_kept()
+        due = self._high_watermark if self._leads_itself else 0
+        for registration in self._registrations:
+            registration.leader = (leader, due)
+
+    def _deliver(self) -> None:
+        """Tell every listener what it has not heard, some batches at a time."""
+        if self._delivering or self._failed:
+            return
+        self._delivering = True
+        more = False
+        try:
+            for registration in list(self._registrations):
+                more = self._tell(registration) or more
+        except Exception as error:
+            self._fail(error)
+            return
+        finally:
+            self._delivering = False
+        low = min((r.next_offset for r in self._registrations), default=self._high_watermark)
+        while self._kept and self._kept[0].last_offset < low:
+            self._kept_bytes -= self._kept.popleft().size_bytes
+        if more:
+            self._timers.call_later_ms(0, self._deliver)
+
+    def _tell(self, registration: _Registration) -> bool:
+        """Whether there is more to tell."""
+        listener = registration.listener
+        snapshot = self.log.latest_snapshot
+        lacks = registration.next_offset < self.log.log.log_start_offset or registration.next_offset == 0
+        if snapshot is not None and snapshot != BOOTSTRAP_SNAPSHOT and lacks:
+            registration.next_offset = snapshot.offset
+            listener.on_load_snapshot(self.log.reader(snapshot))
+        batches = self._committed_from(registration.next_offset)
+        if batches:
+            registration.next_offset = batches[-1].last_offset + 1
+            listener.on_commit(batches)
+        if registration.leader is not None:
+            leader, due = registration.leader
+            if registration.next_offset >= due:
+                registration.leader = None
+                if leader != registration.told and leader != LeaderAndEpoch(None, 0):
+                    registration.told = leader
+                    listener.on_leader_change(*leader)
+        return registration.next_offset < self._high_watermark
+
+    def _committed_from(self, offset: int) -> list[CommittedBatch]:
+        """Up to `MAX_BATCHES_A_TURN` batches that are committed, from `offset` on."""
+        limit = self._high_watermark
+        if offset >= limit:
+            return []
+        batches: list[CommittedBatch] = []
+        if self._kept and self._kept[0].base_offset <= offset:
+            for batch in self._kept:
+                if batch.last_offset >= limit or len(batches) == MAX_BATCHES_A_TURN:
+                    break
+                if batch.base_offset >= offset:
+                    batches.append(batch)
+            return batches
+        for batch in self.log.read_batches(offset, limit):
+            if batch.last_offset >= limit or len(batches) == MAX_BATCHES_A_TURN:
+                break
+            if batch.base_offset >= offset:
+                batches.append(batch)
+        return batches

@@ -1,0 +1,108 @@
+"""Batches of the metadata log: records in, bytes out, and back.
+
+A batch of the metadata log is an ordinary v2 batch: uncompressed, with the leader's epoch in it, its timestamps the
+time of the append. Control batches hold KRaft's own records; the state machines never see those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode, InvalidRequest
+from kalda.protocol.record_framing import VersionedRecord, decode_metadata_record, encode_metadata_record
+from kalda.raft.rpc import Control, FetchedBatch
+from kalda.records.batch import LOG_OVERHEAD, BatchHeader, Buffer, check_crc, read_header
+from kalda.records.builder import build_batch, read_records
+from kalda.records.control import ControlRecord, read_control_batch
+
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+
+
+class CommittedBatch(NamedTuple):
+    """A batch of the log or of a snapshot, decoded. One of `records` and `control_records` is empty."""
+
+    base_offset: int
+    last_offset: int
+    epoch: int
+    append_timestamp_ms: int
+    size_bytes: int
+    records: Sequence[VersionedRecord]
+    control_records: Sequence[ControlRecord] = ()
+
+
+def encode_batch(records: Sequence[VersionedRecord], base_offset: int, epoch: int, now_ms: int) -> bytearray:
+    """One batch. Raises `ApiError` where it would be larger than a batch may be."""
+    batch = build_batch(
+        [(now_ms, None, encode_metadata_record(record, version), ()) for record, version in records],
+        base_offset=base_offset,
+        leader_epoch=epoch,
+    )
+    if len(batch) > MAX_BATCH_BYTES:
+        raise ApiError(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"{len(records)} records make a batch of {len(batch)} bytes; {MAX_BATCH_BYTES} is the limit",
+        )
+    return batch
+
+
+def decode_batch(buf: Buffer, pos: int, header: BatchHeader) -> CommittedBatch:
+    """The batch at `pos`, its checksum verified. Raises `CorruptRecord`, also for a record that cannot be read: the
+    state would be wrong without it."""
+    check_crc(buf, pos, header)
+    records: list[VersionedRecord] = []
+    controls: Sequence[ControlRecord] = ()
+    if header.is_control:
+        controls = read_control_batch(buf, pos, header)
+    else:
+        for record in read_records(buf, pos, header):
+            if record.value is None:
+                raise CorruptRecord(f"the metadata record at offset {record.offset} has no value")
+            try:
+                records.append(decode_metadata_record(record.value))
+            except InvalidRequest as error:
+                raise CorruptRecord(f"the metadata record at offset {record.offset}: {error.message}") from error
+    return CommittedBatch(
+        header.base_offset,
+        header.last_offset,
+        header.partition_leader_epoch,
+        header.max_timestamp,
+        header.size_bytes,
+        records,
+        controls,
+    )
+
+
+def iter_whole(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """Positions and headers of the whole batches in `buf`; a batch that is cut off at the end is left out."""
+    pos, end = 0, len(buf)
+    while end - pos >= LOG_OVERHEAD:
+        length = int.from_bytes(buf[pos + 8 : pos + LOG_OVERHEAD], "big", signed=True)
+        if length >= 0 and end - pos < length + LOG_OVERHEAD:
+            return
+        header = read_header(buf, pos)
+        yield pos, header
+        pos += header.size_bytes
+
+
+def decode_all(buf: Buffer) -> Iterator[CommittedBatch]:
+    for pos, header in iter_whole(buf):
+        yield decode_batch(buf, pos, header)
+
+
+def inspect_fetched(buf: Buffer) -> tuple[FetchedBatch, ...]:
+    """What the machine must know of fetched batches, each verified: control records only are decoded. Ends at the
+    first batch that is not sound: the rest is fetched again."""
+    batches: list[FetchedBatch] = []
+    try:
+        for pos, header in iter_whole(buf):
+            check_crc(buf, pos, header)
+            controls: tuple[Control, ...] = ()
+            if header.is_control:
+                controls = tuple(Control(c.offset, c.message) for c in read_control_batch(buf, pos, header))
+            batches.append(
+                FetchedBatch(header.base_offset, header.last_offset, header.partition_leader_epoch, controls)
+            )
+    except CorruptRecord:
+        pass
+    return tuple(batches)

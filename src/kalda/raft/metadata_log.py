@@ -1,0 +1,319 @@
+"""The metadata partition on disk: log, snapshots and `quorum-state` in one directory, as Kafka lays them out.
+
+A synchronous store over a `Disk`. What may wait for the device for long (syncing the log, writing a snapshot) comes as
+a job whose first half may run on another thread; everything else is the page cache's, or rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from kalda.base.disk import Buffer, Disk
+from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME, TopicPartition
+from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft.batches import MAX_BATCH_BYTES, CommittedBatch, decode_all, iter_whole
+from kalda.raft.log_state import LogState
+from kalda.raft.quorum_state import (
+    FILE_NAME,
+    MAX_FILE_BYTES,
+    ElectionState,
+    decode_quorum_state,
+    encode_quorum_state,
+)
+from kalda.raft.rpc import Control
+from kalda.raft.snapshots import (
+    PARTIAL_SUFFIX,
+    SUFFIX,
+    SnapshotReader,
+    parse_snapshot_name,
+    publish_snapshot,
+    snapshot_name,
+    write_snapshot,
+)
+from kalda.raft.values import OffsetAndEpoch
+from kalda.raft.voters import VoterHistory, VoterSet
+from kalda.records.control import read_control_batch
+from kalda.storage.checkpoints import replace_file
+from kalda.storage.config import LogConfig
+from kalda.storage.job import Job
+from kalda.storage.log import Log
+
+METADATA_PARTITION = TopicPartition(METADATA_TOPIC_NAME, 0)
+READ_BYTES = 1 << 20
+
+
+class MetadataLogConfig(NamedTuple):
+    """Kafka's `metadata.log.*` and `metadata.max.retention.*`, with its defaults."""
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * 86_400_000
+    retention_bytes: int = 100 * 1024 * 1024
+    retention_ms: int = 7 * 86_400_000
+
+    def log_config(self) -> LogConfig:
+        return LogConfig(
+            cleanup_policy=frozenset({"none"}),
+            segment_bytes=self.segment_bytes,
+            segment_ms=self.segment_ms,
+            retention_bytes=-1,
+            retention_ms=-1,
+            max_message_bytes=MAX_BATCH_BYTES,
+        )
+
+
+class MetadataLog:
+    """The files of `__cluster_metadata-0`."""
+
+    def __init__(self, disk: Disk, directory: str, config: MetadataLogConfig, log: Log) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.config = config
+        self.log = log
+        self.snapshots: list[OffsetAndEpoch] = []
+
+    @classmethod
+    def open(cls, disk: Disk, directory: str, config: MetadataLogConfig, *, now_ms: int) -> MetadataLog:
+        """`directory` is the partition's own. Unfinished snapshots are removed, and a log that ends before the newest
+        snapshot, or begins after it, is started anew at its end."""
+        disk.make_dirs(directory)
+        snapshots: list[OffsetAndEpoch] = []
+        for name in disk.list_dir(directory):
+            parsed = parse_snapshot_name(name)
+            if parsed is None:
+                continue
+            if parsed[1] == SUFFIX:
+                snapshots.append(parsed[0])
+            else:
+                disk.remove(f"{directory}/{name}")
+        log = Log.open(
+            disk,
+            directory,
+            config.log_config(),
+            topic_partition=METADATA_PARTITION,
+            topic_id=METADATA_TOPIC_ID,
+            now_ms=now_ms,
+            clean=False,
+        )
+        metadata_log = cls(disk, directory, config, log)
+        metadata_log.snapshots = sorted(snapshots)
+        latest = metadata_log.latest_snapshot
+        if latest is not None and not log.log_start_offset <= latest.offset <= log.log_end_offset:
+            log.truncate_fully_and_start_at(latest.offset)
+        return metadata_log
+
+    @property
+    def latest_snapshot(self) -> OffsetAndEpoch | None:
+        return self.snapshots[-1] if self.snapshots else None
+
+    def state(self) -> LogState:
+        return LogState(
+            start_offset=self.log.log_start_offset,
+            end_offset=self.log.log_end_offset,
+            epochs=self.log.leader_epochs.entries(),
+            snapshots=self.snapshots,
+        )
+
+    # The election state.
+
+    def read_election(self) -> ElectionState:
+        """Raises `ValueError` where the file is there and cannot be understood."""
+        path = f"{self.directory}/{FILE_NAME}"
+        if self.disk.stat(path) is None:
+            return ElectionState()
+        return decode_quorum_state(self.disk.read_file(path, MAX_FILE_BYTES))
+
+    def write_election(self, state: ElectionState, voter_ids: tuple[int, ...], kraft_version: int) -> None:
+        data = encode_quorum_state(state, voter_ids, kraft_version)
+        replace_file(self.disk, f"{self.directory}/{FILE_NAME}", data)
+
+    # Reading.
+
+    def history(self, static_voters: VoterSet) -> VoterHistory:
+        """Voters and kraft versions, as the newest snapshot and the log after it tell them."""
+        history = VoterHistory(static_voters)
+        latest = self.latest_snapshot
+        if latest is not None:
+            for control in self.snapshot_controls(latest):
+                learn(history, control.offset, control.record)
+        start = max(self.log.log_start_offset, latest.offset if latest is not None else 0)
+        for buf in self._read_pieces(start, self.log.log_end_offset):
+            for pos, header in iter_whole(buf):
+                if header.is_control and header.last_offset >= start:
+                    for found in read_control_batch(buf, pos, header):
+                        learn(history, found.offset, found.message)
+        return history
+
+    def snapshot_controls(self, snapshot: OffsetAndEpoch) -> tuple[Control, ...]:
+        """The control records at the beginning of a snapshot; they count as standing at its last offset."""
+        for batch in self.reader(snapshot):
+            return tuple(Control(snapshot.offset - 1, found.message) for found in batch.control_records)
+        return ()
+
+    def reader(self, snapshot: OffsetAndEpoch) -> SnapshotReader:
+        return SnapshotReader(self.disk, self.directory, snapshot)
+
+    def _read_pieces(self, start: int, end: int) -> Iterator[Buffer]:
+        while start < end:
+            found = self.log.read(start, READ_BYTES, end, True)
+            if found.next_offset <= start:
+                return
+            yield found.records
+            start = found.next_offset
+
+    def read_batches(self, start: int, end: int) -> Iterator[CommittedBatch]:
+        """The batches from the one that holds `start` up to `end`, exclusive, read piece by piece."""
+        for buf in self._read_pieces(start, end):
+            yield from decode_all(buf)
+
+    def read_for_fetch(self, offset: int, max_bytes: int) -> Buffer | Callable[[], Buffer]:
+        """What a replica gets, committed or not, one batch at least; or the reading of it, for another thread, where
+        the page cache does not have it."""
+        end = self.log.log_end_offset
+        found = self.log.read_nowait(offset, max_bytes, end, True)
+        if found is not None:
+            return found.records
+        cold = self.log.cold_read(offset)
+        return lambda: cold(offset, max_bytes, end, True).records
+
+    # Changing.
+
+    def append(self, batch: bytearray, epoch: int) -> None:
+        """A batch of this node's own, complete with its offset and epoch."""
+        self.log.append_as_follower(batch, epoch)
+
+    def append_fetched(self, records: Buffer, end_offset: int, epoch: int) -> None:
+        """The whole batches in `records` that end before `end_offset`."""
+        size = 0
+        for pos, header in iter_whole(records):
+            if header.last_offset >= end_offset:
+                break
+            size = pos + header.size_bytes
+        self.log.append_as_follower(memoryview(records)[:size], epoch)
+
+    def truncate(self, offset: int) -> None:
+        self.log.truncate_to(offset)
+
+    # Snapshots.
+
+    def snapshot_job(
+        self,
+        snapshot: OffsetAndEpoch,
+        records: Iterable[VersionedRecord],
+        history: VoterHistory,
+        *,
+        last_contained_timestamp_ms: int,
+        now_ms: int,
+    ) -> Callable[[], int]:
+        """The writing of a snapshot, for another thread; `records` are drawn there. Its size in bytes comes out; tell
+        `add_snapshot` then."""
+        version = history.kraft_version_at(snapshot.offset - 1)
+        voters = history.voters_at(snapshot.offset - 1)
+        disk, directory = self.disk, self.directory
+
+        def write() -> int:
+            return write_snapshot(
+                disk,
+                directory,
+                snapshot,
+                records,
+                last_contained_timestamp_ms=last_contained_timestamp_ms,
+                kraft_version=version,
+                voters=voters,
+                now_ms=now_ms,
+            )
+
+        return write
+
+    def add_snapshot(self, snapshot: OffsetAndEpoch) -> None:
+        if snapshot not in self.snapshots:
+            self.snapshots.append(snapshot)
+            self.snapshots.sort()
+
+    def read_chunk(self, snapshot: OffsetAndEpoch, position: int, max_bytes: int) -> tuple[int, Buffer] | None:
+        """The file's size, and bytes from `position`; None where the file is gone."""
+        path = f"{self.directory}/{snapshot_name(snapshot)}"
+        if self.disk.stat(path) is None:
+            return None
+        file = self.disk.open(path, writable=False)
+        try:
+            return file.size(), file.read(position, max_bytes)
+        finally:
+            file.close()
+
+    def save_chunk(self, snapshot: OffsetAndEpoch, position: int, data: Buffer) -> None:
+        file = self.disk.open(f"{self.directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}", create=True)
+        try:
+            if position == 0:
+                file.truncate(0)
+            file.write(position, data)
+        finally:
+            file.close()
+
+    def publish_job(self, snapshot: OffsetAndEpoch) -> Callable[[], None]:
+        """Sync and rename a fetched snapshot, on another thread; then `restart_at` it."""
+        disk, directory = self.disk, self.directory
+
+        def publish() -> None:
+            file = disk.open(f"{directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}")
+            try:
+                file.sync()
+            finally:
+                file.close()
+            publish_snapshot(disk, directory, snapshot)
+
+        return publish
+
+    def restart_at(self, snapshot: OffsetAndEpoch) -> None:
+        """The log begins anew at the end of `snapshot`, which replaces all others."""
+        self.log.truncate_fully_and_start_at(snapshot.offset)
+        for old in self.snapshots:
+            if old != snapshot:
+                self.disk.remove(f"{self.directory}/{snapshot_name(old)}")
+        self.snapshots = [snapshot]
+
+    def clean(self, now_ms: int) -> tuple[int, tuple[OffsetAndEpoch, ...]] | None:
+        """Drop the oldest snapshots, and the log before the next one's end, as far as size or age demand it; the newest
+        always stays. The new start of the log and what was dropped; None for nothing."""
+        dropped: list[OffsetAndEpoch] = []
+        kept = list(self.snapshots)
+        while len(kept) > 1 and (self._too_large(kept) or self._too_old(kept[0], now_ms)):
+            dropped.append(kept.pop(0))
+        if not dropped:
+            return None
+        start = max(self.log.log_start_offset, kept[0].offset)
+        self.log.advance_log_start_offset(start)
+        for old in dropped:
+            self.disk.remove(f"{self.directory}/{snapshot_name(old)}")
+        self.snapshots = kept
+        self.log.delete_old_segments(now_ms)
+        return start, tuple(dropped)
+
+    def _too_large(self, snapshots: list[OffsetAndEpoch]) -> bool:
+        limit = self.config.retention_bytes
+        if limit < 0:
+            return False
+        size = self.log.size_bytes
+        for snapshot in snapshots:
+            stat = self.disk.stat(f"{self.directory}/{snapshot_name(snapshot)}")
+            size += stat.size_bytes if stat is not None else 0
+        return size > limit
+
+    def _too_old(self, snapshot: OffsetAndEpoch, now_ms: int) -> bool:
+        limit = self.config.retention_ms
+        return limit >= 0 and self.reader(snapshot).last_contained_timestamp_ms() + limit < now_ms
+
+    def flush_job(self, offset: int) -> Job[None]:
+        """Sync everything before `offset`."""
+        return self.log.flush_job(offset)
+
+    def close(self) -> None:
+        self.log.close(True)
+
+
+def learn(history: VoterHistory, offset: int, record: object) -> None:
+    if isinstance(record, VotersRecord):
+        history.set_voters(offset, VoterSet.from_record(record))
+    elif isinstance(record, KRaftVersionRecord):
+        history.set_kraft_version(offset, record.kraft_version)

@@ -1,0 +1,194 @@
+"""A quorum of one, with its files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from driving import Replica, World, static_voter, topic
+
+from kalda.base.errors import ApiError
+from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
+from kalda.protocol.messages.quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+    DescribeQuorumResponse,
+)
+from kalda.raft.metadata_log import MetadataLogConfig
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "raft"
+
+
+def test_it_leads_commits_and_delivers(tmp_path: Path) -> None:
+    world = World()
+    replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    replica.start()
+    assert replica.listener.leaders == [(None, 1), (1, 1)]
+    assert replica.driver.leader_and_epoch() == (1, 1)
+    assert replica.driver.append(1, [topic("a"), topic("b")]) == 2
+    assert replica.driver.append(1, [topic("c")]) == 3
+    assert replica.driver.log_end_offset == 4
+    assert replica.listener.records == []
+    world.run()
+    assert replica.driver.high_watermark == 4
+    assert [record.record.name for record in replica.listener.records] == ["a", "b", "c"]  # type: ignore[attr-defined]
+    state = json.loads((tmp_path / "m" / "quorum-state").read_text())
+    assert state == {
+        "clusterId": "",
+        "leaderId": 1,
+        "leaderEpoch": 1,
+        "votedId": -1,
+        "appliedOffset": 0,
+        "currentVoters": [{"voterId": 1}],
+        "data_version": 0,
+    }
+    assert (tmp_path / "m" / "leader-epoch-checkpoint").read_text() == "0\n1\n1 0\n"
+
+
+def test_nothing_is_committed_before_it_is_synced(tmp_path: Path) -> None:
+    world = World()
+    replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    replica.start()
+    world.hold_jobs = True
+    for name in "abc":
+        replica.driver.append(1, [topic(name)])
+        world.run(1)
+    assert replica.driver.high_watermark == 1
+    assert len(world.jobs) == 1, "one sync at a time"
+    world.hold_jobs = False
+    world.run()
+    assert replica.driver.high_watermark == 4
+
+
+def test_only_the_leader_of_that_epoch_appends(tmp_path: Path) -> None:
+    replica = Replica(World(), f"{tmp_path}/m", static_voters=static_voter())
+    replica.start()
+    with pytest.raises(ApiError, match="does not lead epoch 7"):
+        replica.driver.append(7, [topic("a")])
+
+
+def test_after_a_restart_everything_is_there_and_it_leads_anew(tmp_path: Path) -> None:
+    world = World()
+    first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    first.start()
+    first.driver.append(1, [topic("a")])
+    world.run()
+    first.driver.shutdown()
+    world.run()
+    first.driver.close()
+    second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    second.start()
+    assert second.listener.leaders[-1] == (1, 2)
+    assert second.listener.records == [topic("a")]
+    second.driver.append(2, [topic("b")])
+    world.run()
+    assert second.listener.records == [topic("a"), topic("b")]
+
+
+def test_a_snapshot_stands_for_the_log_before_it(tmp_path: Path) -> None:
+    world = World()
+    config = MetadataLogConfig(segment_bytes=300, retention_bytes=1)
+    first = Replica(world, f"{tmp_path}/m", static_voters=static_voter(), config=config)
+    first.start()
+    for at in range(20):
+        first.driver.append(1, [topic(f"t{at}")])
+        world.run()
+    assert first.listener.batches[-1].last_offset == 20
+    done = first.driver.create_snapshot(11, 1, (topic(f"t{at}") for at in range(10)), 5)
+    world.run()
+    assert done.value is True
+    assert first.driver.create_snapshot(11, 1, [], 5).value is False
+    with pytest.raises(ValueError, match="not committed"):
+        first.driver.create_snapshot(30, 1, [], 5)
+    first.driver.create_snapshot(16, 1, [topic(f"t{at}") for at in range(15)], 6)
+    world.run(60_000)
+    assert not first.failures
+    assert first.driver.machine.log.start_offset == 16
+    assert not (tmp_path / "m" / "00000000000000000011-0000000001.checkpoint").exists()
+    first.driver.close()
+    second = Replica(world, f"{tmp_path}/m", static_voters=static_voter(), config=config)
+    second.start()
+    assert second.listener.snapshots == [(16, 1)]
+    assert [*second.listener.loaded, *second.listener.records] == [topic(f"t{at}") for at in range(20)]
+    assert second.driver.log.reader(second.driver.log.snapshots[0]).last_contained_timestamp_ms() == 6
+
+
+def test_a_listener_that_fails_stops_the_replica(tmp_path: Path) -> None:
+    world = World()
+    replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    replica.start()
+
+    def broken(batches: object) -> None:
+        raise RuntimeError("broken")
+
+    replica.listener.on_commit = broken  # type: ignore[method-assign]
+    replica.driver.append(1, [topic("a")])
+    world.run()
+    assert [str(error) for error in replica.failures] == ["broken"]
+
+
+def test_describe_quorum(tmp_path: Path) -> None:
+    world = World()
+    replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    replica.start()
+    partitions = [DescribeQuorumRequestPartitionData()]
+    topics = [DescribeQuorumRequestTopicData(topic_name=METADATA_TOPIC_NAME, partitions=partitions)]
+    response = replica.driver.handle(DescribeQuorumRequest(topics=topics), 2)
+    assert isinstance(response, DescribeQuorumResponse)
+    partition = response.topics[0].partitions[0]
+    assert (partition.leader_id, partition.leader_epoch, partition.high_watermark) == (1, 1, 1)
+    voter = partition.current_voters[0]
+    assert (voter.replica_id, voter.log_end_offset, voter.last_fetch_timestamp) == (1, 1, world.wall_ms())
+    assert response.nodes[0].listeners[0].port == 9001
+    other = DescribeQuorumRequest(topics=[DescribeQuorumRequestTopicData(topic_name="t", partitions=partitions)])
+    refused = replica.driver.handle(other, 2)
+    assert isinstance(refused, DescribeQuorumResponse)
+    assert refused.topics[0].partitions[0].error_code == 3
+
+
+def golden_directory_id() -> Uuid:
+    return uuid_from_text("MNPHyT7ST3aczZRbLi0kuQ")
+
+
+def test_it_goes_on_where_kafka_stopped(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "node" / "__cluster_metadata-0", tmp_path / "m")
+    world = World()
+    replica = Replica(world, f"{tmp_path}/m", directory_id=golden_directory_id())
+    listener = replica.listener
+    replica.start()
+    assert replica.driver.machine.voters.ids == (1,)
+    assert listener.snapshots == [(323, 2)]
+    assert len(listener.loaded) == 157
+    assert listener.leaders[-1] == (1, 3)
+    assert listener.batches[-1].base_offset == 324
+    assert json.loads((tmp_path / "m" / "quorum-state").read_text()) == {
+        "leaderId": 1,
+        "leaderEpoch": 3,
+        "votedId": -1,
+        "votedDirectoryId": "AAAAAAAAAAAAAAAAAAAAAA",
+        "data_version": 1,
+    }
+    replica.driver.append(3, [topic("more")])
+    world.run()
+    assert listener.records[-1] == topic("more")
+    assert (tmp_path / "m" / "leader-epoch-checkpoint").read_text() == "0\n3\n1 0\n2 225\n3 324\n"
+
+
+def test_it_reads_all_of_kafkas_log(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "node" / "__cluster_metadata-0", tmp_path / "m")
+    for snapshot in (tmp_path / "m").glob("*.checkpoint"):
+        if not snapshot.name.startswith("0" * 20):
+            snapshot.unlink()
+    replica = Replica(World(), f"{tmp_path}/m", directory_id=golden_directory_id())
+    replica.start()
+    assert replica.listener.snapshots == []
+    batches = replica.listener.batches
+    assert (batches[0].base_offset, batches[-1].last_offset) == (0, 324)
+    assert [type(c.message).__name__ for c in batches[0].control_records] == [
+        "LeaderChangeMessage",
+        "KRaftVersionRecord",
+        "VotersRecord",
+    ]
