@@ -11,7 +11,6 @@ from metadata_logs import GOLDEN
 from kalda.metadata import features
 from kalda.metadata.features import (
     FEATURES,
-    METADATA_VERSION,
     VersionRange,
     check_dependencies,
     default_levels,
@@ -19,6 +18,7 @@ from kalda.metadata.features import (
     supported_ranges,
     unsupported_reason,
 )
+from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
 from kalda.metadata.metadata_version import (
     LATEST_PRODUCTION,
     LATEST_TESTING,
