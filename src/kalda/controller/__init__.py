@@ -14,6 +14,6 @@ leads, and hands over records. What a request may do is told with it. Brokers le
 - `broker_changes.py`: brokers come, go, and lose directories
 - `topics.py`, `topic_names.py`, `placement.py`: topics made, grown, removed; names; where replicas go
 - `alter_partition.py`, `elections.py`, `reassignment.py`, `directories.py`: what else changes partitions
-- `configs.py`, `config_requests.py`: dynamic configs
+- `configs.py`, `config_requests.py`, `config_schema.py`: dynamic configs; their requests; what is known of keys
 - `producer_ids.py`, `client_quotas.py`, `scram.py`, `acls.py`: a domain each
 """

@@ -1,0 +1,129 @@
+"""The config tables, and this node's properties, as the controller asks for them.
+
+A topic's value falls back from layer to layer, and within a layer from key to key: the topic's own; what is set
+dynamically for this node, then for all nodes; what this node's properties say; the default. Broker keys may have
+another unit than the topic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kalda.base.configs import client_metrics, group
+from kalda.base.configs.broker import BROKER, find_key
+from kalda.base.configs.client_metrics import CLIENT_METRICS
+from kalda.base.configs.definition import Definition, Type, Value, to_text
+from kalda.base.configs.group import GROUP
+from kalda.base.configs.topic import BROKER_SYNONYMS, TOPIC
+from kalda.base.configs.topic import validate as validate_topic
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.controller.configs import EffectiveConfig
+from kalda.controller.topic_names import validate_topic_name
+from kalda.metadata.configs import ConfigResource, ConfigResourceType
+
+_DYNAMIC_TOPIC, _DYNAMIC_NODE, _DYNAMIC_CLUSTER, _STATIC, _DEFAULT = 1, 2, 3, 4, 5
+
+_TABLES: Mapping[ConfigResourceType, Definition] = {
+    ConfigResourceType.TOPIC: TOPIC,
+    ConfigResourceType.BROKER: BROKER,
+    ConfigResourceType.CLIENT_METRICS: CLIENT_METRICS,
+    ConfigResourceType.GROUP: GROUP,
+}
+
+
+class NodeConfigSchema:
+    """A `ConfigSchema` over one node's `server.properties`."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = dict(properties)
+        self._values: Mapping[str, Value] = {
+            key.name: key.parse(properties[key.name]) if key.name in properties else BROKER.default(key.name)
+            for key in BROKER
+        }
+        self._remote_storage = self._values.get("remote.log.storage.system.enable") is True
+        self._topic_defaults = {key.name: self._topic_default(key.name) for key in TOPIC}
+
+    def _topic_default(self, name: str) -> Value:
+        text, source = self._effective(name, {}, {}, {})
+        return TOPIC[name].parse(text) if text is not None and source == _STATIC else TOPIC.default(name)
+
+    def validate(self, resource: ConfigResource, proposed: Mapping[str, str], existing: Mapping[str, str]) -> None:
+        match resource.type:
+            case ConfigResourceType.TOPIC:
+                if not resource.name:
+                    raise ApiError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+                validate_topic_name(resource.name)
+                validate_topic(proposed, self._topic_defaults, existing=existing, remote_storage=self._remote_storage)
+            case ConfigResourceType.BROKER:
+                _validate_node_name(resource.name)
+                for name, text in proposed.items():
+                    key = find_key(name)
+                    if key is not None:
+                        key.parse(text)  # by the broker that sent it, too; but the controller lives by some of them
+            case ConfigResourceType.CLIENT_METRICS:
+                if not resource.name:
+                    raise ApiError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
+                client_metrics.validate(resource.name, proposed)
+            case ConfigResourceType.GROUP:
+                if not resource.name:
+                    raise ApiError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+                group.validate(proposed, self._values)
+            case _:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type}")
+
+    def is_list(self, kind: ConfigResourceType, key: str) -> bool:
+        table = _TABLES.get(kind)
+        found = None if table is None else table.get(key)
+        return found is not None and found.type is Type.LIST
+
+    def default(self, kind: ConfigResourceType, key: str) -> str | None:
+        table = _TABLES.get(kind)
+        return None if table is None or key not in table else to_text(table.default(key))
+
+    def static_or_default(self, key: str) -> str | None:
+        return self._properties[key] if key in self._properties else self.default(ConfigResourceType.BROKER, key)
+
+    def effective_topic_value(
+        self, key: str, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
+    ) -> str | None:
+        return self._effective(key, topic, node, cluster)[0]
+
+    def effective_topic_configs(
+        self, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
+    ) -> Sequence[EffectiveConfig]:
+        configs = []
+        for name in sorted(TOPIC.names()):
+            value, source = self._effective(name, topic, node, cluster)
+            configs.append(EffectiveConfig(name, value, source, TOPIC[name].sensitive))
+        return configs
+
+    def _effective(
+        self, key: str, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
+    ) -> tuple[str | None, int]:
+        if key in topic:
+            return topic[key], _DYNAMIC_TOPIC
+        layers = ((node, _DYNAMIC_NODE), (cluster, _DYNAMIC_CLUSTER), (self._properties, _STATIC))
+        for layer, source in layers:
+            for synonym, factor in BROKER_SYNONYMS.get(key, ()):
+                if synonym in layer:
+                    return _in_topic_unit(layer[synonym], factor), source
+        return to_text(TOPIC.default(key)), _DEFAULT
+
+
+def _in_topic_unit(text: str, factor: int) -> str:
+    """-1 is no length of time: it says that there is no limit, in any unit."""
+    if factor == 1:
+        return text
+    value = int(text)
+    return text if value < 0 else str(value * factor)
+
+
+def _validate_node_name(name: str) -> None:
+    if not name:
+        return
+    try:
+        node_id = int(name)
+    except ValueError:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Unable to parse broker name as a base 10 number.") from None
+    if node_id < 0:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Invalid negative broker ID.")
