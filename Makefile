@@ -1,0 +1,37 @@
+# Two commands matter: `make demo` and `make test`. Both set up the virtual environment first.
+#
+# PYTHON  the interpreter to build the environment with, 3.11 or later (found when not given)
+# WORKERS how many processes run the tests; a file's tests stay together
+
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+PYTEST_ARGS ?=
+STAMP := $(VENV)/.kalda-installed
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py .ci/setup
+	.ci/setup "$(VENV)" "$(PYTHON)"
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src/kalda
+	$(BIN)/lint-imports --no-cache
+
+bench: setup
+	@for file in bench/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
+	find src -name '*.so' -delete
