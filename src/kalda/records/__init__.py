@@ -5,7 +5,9 @@ that the broker needs on its data path, so most of the house reads and stamps he
 This floor knows the format and nothing of logs, sockets, topics or clocks.
 
 - `batch`: the header: reading, checking, stamping in place
-- `codec`: the records' section, compiled by Cython where a compiler was at hand
+- `checksum`: CRC32C
+- `codec`: the records' section, parsed, and to and from columns; compiled by Cython where a compiler was at hand
+- `values`: the records' section to and from Python tuples; compiled likewise
 - `builder`: batches from records and records from batches, as Python values
 - `compression`: the four codecs, bounded before anything is allocated
 - `control`: control batches: transaction markers and KRaft's own records

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kalda.base.errors import CorruptRecord
-from kalda.records import codec
+from kalda.records import values
 from kalda.records.batch import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -88,7 +88,7 @@ def build_batch(
     if not rows:
         raise ValueError("a batch needs at least one record")
     base_timestamp = rows[0][0]
-    buf, max_timestamp = codec.encode_records(rows, HEADER_SIZE, 0, base_timestamp, False)
+    buf, max_timestamp = values.encode_records(rows, HEADER_SIZE, 0, base_timestamp, False)
     if timestamp_type is TimestampType.LOG_APPEND:
         max_timestamp = append_time_ms
     header = BatchHeader(
@@ -128,7 +128,7 @@ def rebuild_batch(
         attributes |= DELETE_HORIZON_BIT
         base_timestamp = delete_horizon_ms
     if records:
-        buf, max_timestamp = codec.encode_records(records, HEADER_SIZE, header.base_offset, base_timestamp, True)
+        buf, max_timestamp = values.encode_records(records, HEADER_SIZE, header.base_offset, base_timestamp, True)
     else:
         buf, max_timestamp = bytearray(HEADER_SIZE), header.max_timestamp
     if header.timestamp_type is TimestampType.LOG_APPEND:
@@ -180,7 +180,7 @@ def read_records(
 def decode_section(section: memoryview, header: BatchHeader) -> list[Record]:
     """The records of a section that is not, or no longer, compressed. Raises `CorruptRecord`."""
     append_timestamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
-    return codec.decode_records(
+    return values.decode_records(
         Record,
         section,
         0,

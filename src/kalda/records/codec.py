@@ -1,17 +1,20 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, binding=False
-"""The records' section of a batch: the only code of the house that looks at single records in bulk.
+"""The records' section of a batch: parsing it, and taking it to and from columns without an object for a record.
 
 Written in Cython's pure-Python mode: the same file runs as it is and compiles to C, where bytes are touched through
-pointers and nothing is allocated for each record but what the caller asked for. The types for mypy are in `codec.pyi`.
+pointers. The types for mypy are in `codec.pyi`; what `values` calls in C is in `codec.pxd`.
 
 One record: its length as a varint, attributes (one byte, unused), timestamp delta (varlong), offset delta, key length
 (-1: null), key, value length (-1: null), value, header count, then for each header key length, key, value length,
 value. All varints are zig-zag. The deltas are against the batch's base timestamp and base offset.
 
+A column of bytes is its values one after another (`data`), where each ends (`ends`: one more than rows, the first 0),
+and a bitmap of those that are not null (`valid`). This is Arrow's layout, but nothing here knows Arrow.
+
 Safety: compiled code checks no index, so every read is preceded by a comparison with `end`, the first byte that is not
-the section's. A length is compared with the bytes that remain before it is used. `_record_ends` and the walk over
-headers prove that a record ends where its length says. What fails is a `CorruptRecord`, whatever the bytes were.
+the section's, and a length is compared with the bytes that remain before it is used. `_record` proves that a record,
+headers included, lies within the section and ends where its length says. What fails is a `CorruptRecord`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ except ImportError:
     from kalda.records import _uncompiled as cython
 
 if cython.compiled:
-    from cython.cimports.cpython.bytearray import PyByteArray_AS_STRING
     from cython.cimports.libc.string import memcpy
 else:
     warnings.warn(
@@ -40,17 +42,17 @@ COMPILED = cython.compiled
 MIN_RECORD_SIZE = 7
 """The shortest record: length, attributes, two deltas, two null lengths, header count; a byte each."""
 
-_MAX_INT32 = 2147483647
-
 
 @cython.cfunc
 @cython.inline
+@cython.nogil
 @cython.exceptval(check=False)
 def _sum(a: cython.longlong, b: cython.longlong) -> cython.longlong:
     """64-bit addition that wraps, as Java's does: hostile deltas must not be undefined behaviour."""
     if cython.compiled:
         return cython.cast(cython.longlong, cython.cast(cython.ulonglong, a) + cython.cast(cython.ulonglong, b))
-    return ((a + b + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+    else:
+        return ((a + b + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 @cython.cfunc
@@ -93,12 +95,34 @@ def _varlong(
 @cython.exceptval(check=False)
 @cython.returns((cython.longlong, cython.Py_ssize_t))
 def _varint(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_t, end: cython.Py_ssize_t):
-    """A 32-bit zig-zag number; most are one byte."""
+    """A 32-bit zig-zag number; most are one byte or two."""
     byte: cython.int
-    if pos < end and p[pos] < 0x80:
+    if pos < end:
         byte = p[pos]
-        return (byte >> 1) ^ -(byte & 1), pos + 1
+        if byte < 0x80:
+            return (byte >> 1) ^ -(byte & 1), pos + 1
+        if pos + 1 < end and p[pos + 1] < 0x80:
+            byte = (byte & 0x7F) | (p[pos + 1] << 7)
+            return (byte >> 1) ^ -(byte & 1), pos + 2
     return _varlong(p, pos, end, 35)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+@cython.returns((cython.longlong, cython.Py_ssize_t))
+def _timestamp(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_t, end: cython.Py_ssize_t):
+    """A 64-bit zig-zag number; within a batch timestamps differ by one byte or two."""
+    byte: cython.int
+    if pos + 1 < end:
+        byte = p[pos]
+        if byte < 0x80:
+            return (byte >> 1) ^ -(byte & 1), pos + 1
+        if p[pos + 1] < 0x80:
+            byte = (byte & 0x7F) | (p[pos + 1] << 7)
+            return (byte >> 1) ^ -(byte & 1), pos + 2
+    return _varlong(p, pos, end, 70)
 
 
 @cython.cfunc
@@ -161,7 +185,7 @@ def _record(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_
     if pos < 0 or number < 1 or number > end - pos:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
     stop = pos + number
-    timestamp_delta, pos = _varlong(p, pos + 1, stop, 70)
+    timestamp_delta, pos = _timestamp(p, pos + 1, stop)
     if pos < 0:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
     offset_delta, pos = _varint(p, pos, stop)
@@ -206,97 +230,6 @@ def _broken(index: cython.Py_ssize_t, count: cython.Py_ssize_t):
 
 def _left_over(size: cython.Py_ssize_t, count: cython.Py_ssize_t):
     return CorruptRecord(f"{size} bytes are left behind the {count} records that the header counts")
-
-
-@cython.cfunc
-@cython.inline
-def _slice(p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> bytes:
-    if cython.compiled:
-        return cython.cast(cython.p_char, p)[at : at + length]
-    return bytes(p[at : at + length])
-
-
-@cython.cfunc
-def _read_headers(
-    p: cython.pointer[cython.const[cython.uchar]],
-    pos: cython.Py_ssize_t,
-    end: cython.Py_ssize_t,
-    count: cython.Py_ssize_t,
-) -> tuple:
-    """Headers that `_record` has already walked over. A key that is not UTF-8 is read with replacement characters."""
-    length: cython.longlong
-    headers: list = []
-    for _ in range(count):
-        length, pos = _varint(p, pos, end)
-        key = _slice(p, pos, length).decode("utf-8", "replace")
-        pos += length
-        length, pos = _varint(p, pos, end)
-        if length < 0:
-            headers.append((key, None))
-        else:
-            headers.append((key, _slice(p, pos, length)))
-            pos += length
-    return tuple(headers)
-
-
-def decode_records(
-    record_type: type,
-    data: cython.const[cython.uchar][::1],
-    pos: cython.Py_ssize_t,
-    end: cython.Py_ssize_t,
-    count: cython.Py_ssize_t,
-    base_offset: cython.longlong,
-    base_timestamp: cython.longlong,
-    append_timestamp: object,
-) -> list:
-    """The `count` records of `data[pos:end]` as tuples of `record_type`: offset, timestamp, key, value, headers.
-
-    `append_timestamp` is every record's timestamp where the batch has LogAppendTime, otherwise None.
-    """
-    i: cython.Py_ssize_t
-    following: cython.Py_ssize_t
-    timestamp_delta: cython.longlong
-    offset_delta: cython.longlong
-    key_at: cython.Py_ssize_t
-    key_length: cython.Py_ssize_t
-    value_at: cython.Py_ssize_t
-    value_length: cython.Py_ssize_t
-    header_count: cython.Py_ssize_t
-    headers_at: cython.Py_ssize_t
-    _check_section(len(data), pos, end, count)
-    out: list = []
-    if end > pos:
-        if cython.compiled:
-            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
-        else:
-            p = data
-    new = tuple.__new__
-    for i in range(count):
-        (
-            following,
-            timestamp_delta,
-            offset_delta,
-            key_at,
-            key_length,
-            value_at,
-            value_length,
-            header_count,
-            headers_at,
-        ) = _record(p, pos, end)
-        if following < 0:
-            raise _broken(i, count)
-        row = (
-            _sum(base_offset, offset_delta),
-            _sum(base_timestamp, timestamp_delta) if append_timestamp is None else append_timestamp,
-            None if key_length < 0 else _slice(p, key_at, key_length),
-            None if value_length < 0 else _slice(p, value_at, value_length),
-            () if header_count == 0 else _read_headers(p, headers_at, following, header_count),
-        )
-        out.append(new(record_type, row))
-        pos = following
-    if pos != end:
-        raise _left_over(end - pos, count)
-    return out
 
 
 def survey(
@@ -414,120 +347,378 @@ def _copy(
 
 @cython.cfunc
 @cython.inline
-def _put_bytes(out: cython.pointer[cython.uchar], pos: cython.Py_ssize_t, value: bytes) -> cython.Py_ssize_t:
-    if cython.compiled:
-        return _copy(out, pos, cython.cast(cython.pointer[cython.const[cython.uchar]], value), 0, len(value))
-    return _copy(out, pos, value, 0, len(value))
+@cython.nogil
+@cython.exceptval(check=False)
+def _append(
+    out: cython.pointer[cython.uchar],
+    at: cython.Py_ssize_t,
+    room: cython.Py_ssize_t,
+    data: cython.pointer[cython.const[cython.uchar]],
+    start: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    length: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
+    """`_copy` at the end of a column. Most keys are short: 16 bytes at once are one move where a call would be ten, and
+    what they leave behind the value is written over by the next."""
+    if length <= 0:
+        return at
+    if cython.compiled and length <= 16 and at + 16 <= room and start + 16 <= end:
+        memcpy(out + at, data + start, 16)
+        return at + length
+    return _copy(out, at, data, start, length)
 
 
-@cython.cfunc
-def _as_bytes(value: object) -> bytes:
-    """Any buffer as bytes. A number or text is refused: `bytes(5)` would be five zeros."""
-    return bytes(memoryview(value))
-
-
-@cython.cfunc
-def _encode_headers(headers: object) -> bytes:
-    """The header part of a record: the count and each key and value."""
-    parts: list = []
-    size: cython.Py_ssize_t = 10
-    for key, value in headers:
-        key_bytes = key.encode("utf-8")
-        value_bytes = None if value is None else _as_bytes(value)
-        parts.append((key_bytes, value_bytes))
-        size += 10 + len(key_bytes) + (0 if value_bytes is None else len(value_bytes))
-    out = bytearray(size)
-    if cython.compiled:
-        p: cython.pointer[cython.uchar] = cython.cast(cython.pointer[cython.uchar], PyByteArray_AS_STRING(out))
-    else:
-        p = out
-    pos: cython.Py_ssize_t = _put_varlong(p, 0, len(parts))
-    for key_bytes, value_bytes in parts:
-        pos = _put_varlong(p, pos, len(key_bytes))
-        pos = _put_bytes(p, pos, key_bytes)
-        if value_bytes is None:
-            pos = _put_varlong(p, pos, -1)
-        else:
-            pos = _put_varlong(p, pos, len(value_bytes))
-            pos = _put_bytes(p, pos, value_bytes)
-    return bytes(out[:pos])
-
-
-_NO_HEADERS = b"\x00"
-
-
-def encode_records(
-    rows: list,
-    reserve: cython.Py_ssize_t,
-    base_offset: cython.longlong,
-    base_timestamp: cython.longlong,
-    with_offsets: cython.bint,
+def decode_columns(
+    sections: list,
+    offsets: cython.longlong[::1],
+    timestamps: cython.longlong[::1],
+    key_ends: cython.int[::1],
+    key_data: cython.uchar[::1],
+    key_valid: cython.uchar[::1],
+    value_ends: cython.int[::1],
+    value_data: cython.uchar[::1],
+    value_valid: cython.uchar[::1],
+    header_ends: cython.int[::1],
 ) -> tuple:
-    """(buffer, max timestamp): `reserve` bytes for the caller's header, then the records.
+    """Decode sections into columns, one record's bytes after another's, and return (key bytes, value bytes, null keys,
+    null values, headers, bytes of header keys, bytes of header values).
 
-    `rows` are (timestamp, key, value, headers), at consecutive offsets from 0; or, `with_offsets`, (offset, timestamp,
-    key, value, headers) with absolute offsets. Raises `ValueError` for an offset that is out of a batch's reach.
+    A section is (buffer, count, base offset, base timestamp, append timestamp or None). The columns have room for the
+    sum of counts (`ends`: one more, the first is 0; `valid`: a zeroed bit each), the data for the sum of the
+    buffers' sizes: that no record can overrun them is checked here. Headers are only counted: `header_ends` says
+    where each record's end, and `decode_header_columns` fetches them.
     """
-    first: cython.Py_ssize_t = 1 if with_offsets else 0
-    bound: cython.Py_ssize_t = reserve
-    plain: list = []
-    for row in rows:
-        key, value, headers = row[first + 1], row[first + 2], row[first + 3]
-        if key is not None:
-            if type(key) is not bytes:
-                key = _as_bytes(key)
-            bound += len(key)
-        if value is not None:
-            if type(value) is not bytes:
-                value = _as_bytes(value)
-            bound += len(value)
-        tail = _encode_headers(headers) if headers else _NO_HEADERS
-        bound += 36 + len(tail)
-        plain.append((key, value, tail))
-    if bound > _MAX_INT32:
-        raise ValueError(f"{bound} bytes of records are more than a batch can hold")
-
-    out = bytearray(bound)
-    if cython.compiled:
-        p: cython.pointer[cython.uchar] = cython.cast(cython.pointer[cython.uchar], PyByteArray_AS_STRING(out))
-    else:
-        p = out
     i: cython.Py_ssize_t
-    pos: cython.Py_ssize_t = reserve
-    delta: cython.longlong
-    timestamp: cython.longlong
+    row: cython.Py_ssize_t = 0
+    rows: cython.Py_ssize_t = len(offsets)
+    pos: cython.Py_ssize_t
+    end: cython.Py_ssize_t
+    count: cython.Py_ssize_t
+    base_offset: cython.longlong
+    base_timestamp: cython.longlong
+    append_timestamp: cython.longlong
+    stamped: cython.bint
     timestamp_delta: cython.longlong
-    size: cython.Py_ssize_t
+    offset_delta: cython.longlong
+    key_at: cython.Py_ssize_t
+    key_length: cython.Py_ssize_t
+    value_at: cython.Py_ssize_t
+    value_length: cython.Py_ssize_t
+    header_count: cython.Py_ssize_t
+    headers_at: cython.Py_ssize_t
+    name_bytes: cython.longlong = 0
+    content_bytes: cython.longlong = 0
+    names: cython.longlong
+    contents: cython.longlong
+    key_pos: cython.Py_ssize_t = 0
+    value_pos: cython.Py_ssize_t = 0
+    null_keys: cython.Py_ssize_t = 0
+    null_values: cython.Py_ssize_t = 0
+    headers: cython.Py_ssize_t = 0
+    room: cython.Py_ssize_t = 0
+    data: cython.const[cython.uchar][::1]
+
+    for section in sections:
+        room += len(section[0])
+        row += section[1]
+    if row != rows or len(timestamps) < rows or min(len(key_ends), len(value_ends), len(header_ends)) < rows + 1:
+        raise ValueError("the columns have not the size that the sections need")
+    if min(len(key_valid), len(value_valid)) * 8 < rows or min(len(key_data), len(value_data)) < room:
+        raise ValueError("the columns have not the size that the sections need")
+    if cython.compiled:
+        keys: cython.pointer[cython.uchar] = cython.address(key_data[0])
+        values: cython.pointer[cython.uchar] = cython.address(value_data[0])
+    else:
+        keys = key_data
+        values = value_data
+    key_ends[0] = value_ends[0] = header_ends[0] = 0
+    row = 0
+    for section in sections:
+        data = section[0]
+        count = section[1]
+        base_offset = section[2]
+        base_timestamp = section[3]
+        stamped = section[4] is not None
+        append_timestamp = section[4] if stamped else 0
+        pos, end = 0, len(data)
+        _check_section(end, pos, end, count)
+        if end == 0:
+            continue
+        if cython.compiled:
+            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
+        else:
+            p = data
+        for i in range(count):
+            (
+                pos,
+                timestamp_delta,
+                offset_delta,
+                key_at,
+                key_length,
+                value_at,
+                value_length,
+                header_count,
+                headers_at,
+            ) = _record(p, pos, end)
+            if pos < 0:
+                raise _broken(i, count)
+            offsets[row] = _sum(base_offset, offset_delta)
+            timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, timestamp_delta)
+            if key_length < 0:
+                null_keys += 1
+            else:
+                key_pos = _append(keys, key_pos, room, p, key_at, end, key_length)
+                key_valid[row >> 3] |= 1 << (row & 7)
+            if value_length < 0:
+                null_values += 1
+            else:
+                value_pos = _append(values, value_pos, room, p, value_at, end, value_length)
+                value_valid[row >> 3] |= 1 << (row & 7)
+            if header_count > 0:
+                headers += header_count
+                names, contents = _measure_headers(p, headers_at, pos, header_count)
+                name_bytes += names
+                content_bytes += contents
+            row += 1
+            key_ends[row] = key_pos
+            value_ends[row] = value_pos
+            header_ends[row] = headers
+        if pos != end:
+            raise _left_over(end - pos, count)
+    return key_pos, value_pos, null_keys, null_values, headers, name_bytes, content_bytes
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+@cython.returns((cython.longlong, cython.longlong))
+def _measure_headers(
+    p: cython.pointer[cython.const[cython.uchar]],
+    pos: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+):
+    """How many bytes of keys and of values there are in headers that `_record` has walked over."""
+    length: cython.longlong
+    names: cython.longlong = 0
+    contents: cython.longlong = 0
+    for _ in range(count):
+        length, pos = _varint(p, pos, end)
+        names += length
+        pos += length
+        length, pos = _varint(p, pos, end)
+        if length > 0:
+            contents += length
+            pos += length
+    return names, contents
+
+
+def decode_header_columns(
+    sections: list,
+    name_ends: cython.int[::1],
+    name_data: cython.uchar[::1],
+    content_ends: cython.int[::1],
+    content_data: cython.uchar[::1],
+    content_valid: cython.uchar[::1],
+) -> cython.Py_ssize_t:
+    """The headers of sections that `decode_columns` has been through, into columns of the sizes it returned: keys
+    (`name`), values (`content`). Returns the number of null values.
+    """
+    length: cython.longlong
+    at: cython.Py_ssize_t = 0
+    name_pos: cython.Py_ssize_t = 0
+    content_pos: cython.Py_ssize_t = 0
+    nulls: cython.Py_ssize_t = 0
+    pos: cython.Py_ssize_t
+    end: cython.Py_ssize_t
+    header_count: cython.Py_ssize_t
+    headers_at: cython.Py_ssize_t
+    count: cython.Py_ssize_t
+    data: cython.const[cython.uchar][::1]
+    room: cython.Py_ssize_t = min(len(name_ends), len(content_ends), 8 * len(content_valid) + 1) - 1
+    if cython.compiled:
+        names: cython.pointer[cython.uchar] = cython.address(name_data[0])
+        contents: cython.pointer[cython.uchar] = cython.address(content_data[0])
+    else:
+        names = name_data
+        contents = content_data
+    name_ends[0] = content_ends[0] = 0
+    for section in sections:
+        data = section[0]
+        count = section[1]
+        pos, end = 0, len(data)
+        if end == 0:
+            continue
+        if cython.compiled:
+            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
+        else:
+            p = data
+        for i in range(count):
+            (
+                pos,
+                _timestamp_delta,
+                _offset_delta,
+                _key_at,
+                _key_length,
+                _value_at,
+                _value_length,
+                header_count,
+                headers_at,
+            ) = _record(p, pos, end)
+            if pos < 0:
+                raise _broken(i, count)
+            for _ in range(header_count):
+                length, headers_at = _varint(p, headers_at, end)
+                if at >= room or length > len(name_data) - name_pos:
+                    raise ValueError("the columns have not the size that the headers need")
+                name_pos = _copy(names, name_pos, p, headers_at, length)
+                headers_at += length
+                length, headers_at = _varint(p, headers_at, end)
+                if length > len(content_data) - content_pos:
+                    raise ValueError("the columns have not the size that the headers need")
+                if length < 0:
+                    nulls += 1
+                else:
+                    content_pos = _copy(contents, content_pos, p, headers_at, length)
+                    content_valid[at >> 3] |= 1 << (at & 7)
+                    headers_at += length
+                at += 1
+                name_ends[at] = name_pos
+                content_ends[at] = content_pos
+    return nulls
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _is_set(bits: cython.const[cython.uchar][::1], bit: cython.Py_ssize_t) -> cython.bint:
+    return (bits[bit >> 3] >> (bit & 7)) & 1
+
+
+def check_columns(size: cython.Py_ssize_t, ends: cython.const[cython.int][::1], rows: cython.Py_ssize_t) -> None:
+    """Raises `ValueError` unless `ends` are `rows` + 1 positions in `size` bytes that never go back."""
+    i: cython.Py_ssize_t
+    previous: cython.int = 0
+    if len(ends) < rows + 1:
+        raise ValueError(f"{len(ends)} ends are too few for {rows} rows")
+    for i in range(rows + 1):
+        if ends[i] < previous or ends[i] > size:
+            raise ValueError(f"row {i} of a column ends at {ends[i]}, out of order or out of its {size} bytes")
+        previous = ends[i]
+
+
+def encode_columns(
+    out: cython.uchar[::1],
+    pos: cython.Py_ssize_t,
+    first: cython.Py_ssize_t,
+    last: cython.Py_ssize_t,
+    timestamps: cython.const[cython.longlong][::1],
+    key_ends: cython.const[cython.int][::1],
+    key_data: cython.const[cython.uchar][::1],
+    key_valid: cython.const[cython.uchar][::1],
+    key_bit: cython.Py_ssize_t,
+    value_ends: cython.const[cython.int][::1],
+    value_data: cython.const[cython.uchar][::1],
+    value_valid: cython.const[cython.uchar][::1],
+    value_bit: cython.Py_ssize_t,
+    tail_ends: cython.const[cython.int][::1],
+    tail_data: cython.const[cython.uchar][::1],
+) -> tuple:
+    """Write rows `first` to `last` into `out` from `pos` on, as many as fit: (end, next row, max timestamp).
+
+    The ends have passed `check_columns`. `valid` may be empty: then no row is null; `key_bit` is its first row's place.
+    A tail is a record's headers as they are on the wire, count included; an empty tail says that there are none.
+    """
+    row: cython.Py_ssize_t = first
+    room: cython.Py_ssize_t = len(out)
+    base: cython.longlong = timestamps[first]
+    largest: cython.longlong = base
+    delta: cython.longlong
     key_length: cython.Py_ssize_t
     value_length: cython.Py_ssize_t
-    largest: cython.longlong = -1
-    for i in range(len(rows)):
-        row = rows[i]
-        key, value, tail = plain[i]
-        timestamp = row[first]
-        delta = i
-        if with_offsets:
-            delta = row[0] - base_offset
-            if delta < 0 or delta > _MAX_INT32:
-                raise ValueError(f"offset {row[0]} is out of reach of a batch that starts at {base_offset}")
-        timestamp_delta = _sum(timestamp, -base_timestamp)
-        if i == 0 or timestamp > largest:
-            largest = timestamp
-        key_length = -1 if key is None else len(key)
-        value_length = -1 if value is None else len(value)
-        size = 1 + _varlong_size(timestamp_delta) + _varlong_size(delta) + _varlong_size(key_length)
-        size += _varlong_size(value_length) + len(tail)
+    tail_length: cython.Py_ssize_t
+    size: cython.Py_ssize_t
+    any_null_key: cython.bint = len(key_valid) > 0
+    any_null_value: cython.bint = len(value_valid) > 0
+    any_tail: cython.bint = len(tail_ends) > 0
+    if cython.compiled:
+        p: cython.pointer[cython.uchar] = cython.address(out[0])
+        keys: cython.pointer[cython.const[cython.uchar]] = cython.address(key_data[0])
+        values: cython.pointer[cython.const[cython.uchar]] = cython.address(value_data[0])
+        tails: cython.pointer[cython.const[cython.uchar]] = cython.address(tail_data[0])
+    else:
+        p, keys, values, tails = out, key_data, value_data, tail_data
+    while row < last:
+        delta = _sum(timestamps[row], -base)
+        key_length = key_ends[row + 1] - key_ends[row]
+        if any_null_key and not _is_set(key_valid, key_bit + row):
+            key_length = -1
+        value_length = value_ends[row + 1] - value_ends[row]
+        if any_null_value and not _is_set(value_valid, value_bit + row):
+            value_length = -1
+        tail_length = tail_ends[row + 1] - tail_ends[row] if any_tail else 0
+        size = 1 + _varlong_size(delta) + _varlong_size(row - first)
+        size += _varlong_size(key_length) + _varlong_size(value_length)
         size += (key_length if key_length > 0 else 0) + (value_length if value_length > 0 else 0)
+        size += tail_length if tail_length > 0 else 1
+        if size + _varlong_size(size) > room - pos:
+            break
         pos = _put_varlong(p, pos, size)
         p[pos] = 0
-        pos = _put_varlong(p, pos + 1, timestamp_delta)
-        pos = _put_varlong(p, pos, delta)
+        pos = _put_varlong(p, pos + 1, delta)
+        pos = _put_varlong(p, pos, row - first)
         pos = _put_varlong(p, pos, key_length)
-        if key_length > 0:
-            pos = _put_bytes(p, pos, key)
+        pos = _append(p, pos, room, keys, key_ends[row], len(key_data), key_length)
         pos = _put_varlong(p, pos, value_length)
-        if value_length > 0:
-            pos = _put_bytes(p, pos, value)
-        pos = _put_bytes(p, pos, tail)
-    del out[pos:]
-    return out, largest
+        pos = _append(p, pos, room, values, value_ends[row], len(value_data), value_length)
+        if tail_length > 0:
+            pos = _copy(p, pos, tails, tail_ends[row], tail_length)
+        else:
+            p[pos] = 0
+            pos += 1
+        if timestamps[row] > largest:
+            largest = timestamps[row]
+        row += 1
+    return pos, row, largest
+
+
+def encode_headers(
+    header_ends: cython.const[cython.int][::1],
+    name_ends: cython.const[cython.int][::1],
+    name_data: cython.const[cython.uchar][::1],
+    content_ends: cython.const[cython.int][::1],
+    content_data: cython.const[cython.uchar][::1],
+    content_valid: cython.const[cython.uchar][::1],
+    content_bit: cython.Py_ssize_t,
+    tail_ends: cython.int[::1],
+    tail_data: cython.uchar[::1],
+) -> cython.Py_ssize_t:
+    """Write each record's headers as they are on the wire, for `encode_columns`; returns their bytes.
+
+    `header_ends` has passed `check_columns` against the number of headers, which are the rows of the name and content
+    columns; `tail_data` has room for 5 bytes a record, 10 a header, and the names and contents themselves.
+    """
+    row: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    pos: cython.Py_ssize_t = 0
+    any_null: cython.bint = len(content_valid) > 0
+    if cython.compiled:
+        p: cython.pointer[cython.uchar] = cython.address(tail_data[0])
+        names: cython.pointer[cython.const[cython.uchar]] = cython.address(name_data[0])
+        contents: cython.pointer[cython.const[cython.uchar]] = cython.address(content_data[0])
+    else:
+        p, names, contents = tail_data, name_data, content_data
+    tail_ends[0] = 0
+    for row in range(len(header_ends) - 1):
+        pos = _put_varlong(p, pos, header_ends[row + 1] - header_ends[row])
+        for i in range(header_ends[row], header_ends[row + 1]):
+            pos = _put_varlong(p, pos, name_ends[i + 1] - name_ends[i])
+            pos = _copy(p, pos, names, name_ends[i], name_ends[i + 1] - name_ends[i])
+            if any_null and not _is_set(content_valid, content_bit + i):
+                pos = _put_varlong(p, pos, -1)
+            else:
+                pos = _put_varlong(p, pos, content_ends[i + 1] - content_ends[i])
+                pos = _copy(p, pos, contents, content_ends[i], content_ends[i + 1] - content_ends[i])
+        tail_ends[row + 1] = pos
+    return pos

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.records import codec
+from kalda.records import codec, values
 from kalda.records.batch import (
     ATTRIBUTES_POSITION,
     COMPRESSION_MASK,
@@ -344,7 +344,7 @@ def _recompress(
     else:
         rows = [(r.timestamp, r.key, r.value, r.headers) for r in decode_section(section, header)]
         changed = changed._replace(base_timestamp=rows[0][0])
-        plain, _ = codec.encode_records(rows, HEADER_SIZE, 0, rows[0][0], False)
+        plain, _ = values.encode_records(rows, HEADER_SIZE, 0, rows[0][0], False)
     packed = seal(plain, changed, rules.compression_level)
     if len(packed) > rules.max_message_bytes:
         raise _too_large(len(packed), rules.max_message_bytes)

@@ -1,0 +1,256 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: embedsignature=False, binding=False
+"""The records' section of a batch as Python values: a tuple for a record, `bytes` for its key and value.
+
+Compiled like `codec`, which knows the format; this module makes and takes apart the objects.
+"""
+
+from __future__ import annotations
+
+from kalda.records.codec import _broken, _check_section, _left_over
+
+try:
+    import cython
+except ImportError:
+    from kalda.records import _uncompiled as cython
+
+if cython.compiled:
+    from cython.cimports.cpython.bytearray import PyByteArray_AS_STRING
+    from cython.cimports.cpython.ref import Py_INCREF
+    from cython.cimports.cpython.tuple import PyTuple_SET_ITEM
+    from cython.cimports.kalda.records.codec import _copy, _put_varlong, _record, _sum, _varint, _varlong_size
+else:
+    from kalda.records.codec import _copy, _put_varlong, _record, _sum, _varint, _varlong_size
+
+_MAX_INT32 = 2147483647
+
+
+@cython.cfunc
+@cython.inline
+def _slice(p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> bytes:
+    if cython.compiled:
+        return cython.cast(cython.p_char, p)[at : at + length]
+    return bytes(p[at : at + length])
+
+
+@cython.cfunc
+def _read_headers(
+    p: cython.pointer[cython.const[cython.uchar]],
+    pos: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+) -> tuple:
+    """Headers that `_record` has already walked over. A key that is not UTF-8 is read with replacement characters."""
+    length: cython.longlong
+    headers: list = []
+    for _ in range(count):
+        length, pos = _varint(p, pos, end)
+        key = _slice(p, pos, length).decode("utf-8", "replace")
+        pos += length
+        length, pos = _varint(p, pos, end)
+        if length < 0:
+            headers.append((key, None))
+        else:
+            headers.append((key, _slice(p, pos, length)))
+            pos += length
+    return tuple(headers)
+
+
+@cython.cfunc
+@cython.inline
+def _make(record_type: type, offset: object, timestamp: object, key: object, value: object, headers: object) -> object:
+    """`record_type((offset, timestamp, key, value, headers))`, without the tuple in between."""
+    # Nothing may collect garbage before the last item is in: a reference counted up cannot.
+    if cython.compiled:
+        record: object = PyType_GenericAlloc(record_type, 5)  # noqa: F821  (in values.pxd)
+        Py_INCREF(offset)
+        PyTuple_SET_ITEM(record, 0, offset)
+        Py_INCREF(timestamp)
+        PyTuple_SET_ITEM(record, 1, timestamp)
+        Py_INCREF(key)
+        PyTuple_SET_ITEM(record, 2, key)
+        Py_INCREF(value)
+        PyTuple_SET_ITEM(record, 3, value)
+        Py_INCREF(headers)
+        PyTuple_SET_ITEM(record, 4, headers)
+        return record
+    return tuple.__new__(record_type, (offset, timestamp, key, value, headers))
+
+
+def decode_records(
+    record_type: type,
+    data: cython.const[cython.uchar][::1],
+    pos: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    base_offset: cython.longlong,
+    base_timestamp: cython.longlong,
+    append_timestamp: object,
+) -> list:
+    """The `count` records of `data[pos:end]` as tuples of `record_type`: offset, timestamp, key, value, headers.
+
+    `append_timestamp` is every record's timestamp where the batch has LogAppendTime, otherwise None.
+    """
+    i: cython.Py_ssize_t
+    following: cython.Py_ssize_t
+    timestamp_delta: cython.longlong
+    offset_delta: cython.longlong
+    key_at: cython.Py_ssize_t
+    key_length: cython.Py_ssize_t
+    value_at: cython.Py_ssize_t
+    value_length: cython.Py_ssize_t
+    header_count: cython.Py_ssize_t
+    headers_at: cython.Py_ssize_t
+    _check_section(len(data), pos, end, count)
+    out: list = []
+    if end > pos:
+        if cython.compiled:
+            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
+        else:
+            p = data
+    stamped: cython.bint = append_timestamp is not None
+    for i in range(count):
+        (
+            following,
+            timestamp_delta,
+            offset_delta,
+            key_at,
+            key_length,
+            value_at,
+            value_length,
+            header_count,
+            headers_at,
+        ) = _record(p, pos, end)
+        if following < 0:
+            raise _broken(i, count)
+        offset = _sum(base_offset, offset_delta)
+        timestamp = append_timestamp if stamped else _sum(base_timestamp, timestamp_delta)
+        key = None if key_length < 0 else _slice(p, key_at, key_length)
+        value = None if value_length < 0 else _slice(p, value_at, value_length)
+        headers = () if header_count == 0 else _read_headers(p, headers_at, following, header_count)
+        out.append(_make(record_type, offset, timestamp, key, value, headers))
+        pos = following
+    if pos != end:
+        raise _left_over(end - pos, count)
+    return out
+
+
+@cython.cfunc
+@cython.inline
+def _put_bytes(out: cython.pointer[cython.uchar], pos: cython.Py_ssize_t, value: bytes) -> cython.Py_ssize_t:
+    if cython.compiled:
+        return _copy(out, pos, cython.cast(cython.pointer[cython.const[cython.uchar]], value), 0, len(value))
+    return _copy(out, pos, value, 0, len(value))
+
+
+@cython.cfunc
+def _as_bytes(value: object) -> bytes:
+    """Any buffer as bytes. A number or text is refused: `bytes(5)` would be five zeros."""
+    return bytes(memoryview(value))
+
+
+@cython.cfunc
+def _encode_headers(headers: object) -> bytes:
+    """The header part of a record: the count and each key and value."""
+    parts: list = []
+    size: cython.Py_ssize_t = 10
+    for key, value in headers:
+        key_bytes = key.encode("utf-8")
+        value_bytes = None if value is None else _as_bytes(value)
+        parts.append((key_bytes, value_bytes))
+        size += 10 + len(key_bytes) + (0 if value_bytes is None else len(value_bytes))
+    out = bytearray(size)
+    if cython.compiled:
+        p: cython.pointer[cython.uchar] = cython.cast(cython.pointer[cython.uchar], PyByteArray_AS_STRING(out))
+    else:
+        p = out
+    pos: cython.Py_ssize_t = _put_varlong(p, 0, len(parts))
+    for key_bytes, value_bytes in parts:
+        pos = _put_varlong(p, pos, len(key_bytes))
+        pos = _put_bytes(p, pos, key_bytes)
+        if value_bytes is None:
+            pos = _put_varlong(p, pos, -1)
+        else:
+            pos = _put_varlong(p, pos, len(value_bytes))
+            pos = _put_bytes(p, pos, value_bytes)
+    return bytes(out[:pos])
+
+
+_NO_HEADERS = b"\x00"
+
+
+def encode_records(
+    rows: list,
+    reserve: cython.Py_ssize_t,
+    base_offset: cython.longlong,
+    base_timestamp: cython.longlong,
+    with_offsets: cython.bint,
+) -> tuple:
+    """(buffer, max timestamp): `reserve` bytes for the caller's header, then the records.
+
+    `rows` are (timestamp, key, value, headers), at consecutive offsets from 0; or, `with_offsets`, (offset, timestamp,
+    key, value, headers) with absolute offsets. Raises `ValueError` for an offset that is out of a batch's reach.
+    """
+    first: cython.Py_ssize_t = 1 if with_offsets else 0
+    bound: cython.Py_ssize_t = reserve
+    plain: list = []
+    for row in rows:
+        key, value, headers = row[first + 1], row[first + 2], row[first + 3]
+        if key is not None:
+            if type(key) is not bytes:
+                key = _as_bytes(key)
+            bound += len(key)
+        if value is not None:
+            if type(value) is not bytes:
+                value = _as_bytes(value)
+            bound += len(value)
+        tail = _encode_headers(headers) if headers else _NO_HEADERS
+        bound += 36 + len(tail)
+        plain.append((key, value, tail))
+    if bound > _MAX_INT32:
+        raise ValueError(f"{bound} bytes of records are more than a batch can hold")
+
+    out = bytearray(bound)
+    if cython.compiled:
+        p: cython.pointer[cython.uchar] = cython.cast(cython.pointer[cython.uchar], PyByteArray_AS_STRING(out))
+    else:
+        p = out
+    i: cython.Py_ssize_t
+    pos: cython.Py_ssize_t = reserve
+    delta: cython.longlong
+    timestamp: cython.longlong
+    timestamp_delta: cython.longlong
+    size: cython.Py_ssize_t
+    key_length: cython.Py_ssize_t
+    value_length: cython.Py_ssize_t
+    largest: cython.longlong = -1
+    for i in range(len(rows)):
+        row = rows[i]
+        key, value, tail = plain[i]
+        timestamp = row[first]
+        delta = i
+        if with_offsets:
+            delta = row[0] - base_offset
+            if delta < 0 or delta > _MAX_INT32:
+                raise ValueError(f"offset {row[0]} is out of reach of a batch that starts at {base_offset}")
+        timestamp_delta = _sum(timestamp, -base_timestamp)
+        if i == 0 or timestamp > largest:
+            largest = timestamp
+        key_length = -1 if key is None else len(key)
+        value_length = -1 if value is None else len(value)
+        size = 1 + _varlong_size(timestamp_delta) + _varlong_size(delta) + _varlong_size(key_length)
+        size += _varlong_size(value_length) + len(tail)
+        size += (key_length if key_length > 0 else 0) + (value_length if value_length > 0 else 0)
+        pos = _put_varlong(p, pos, size)
+        p[pos] = 0
+        pos = _put_varlong(p, pos + 1, timestamp_delta)
+        pos = _put_varlong(p, pos, delta)
+        pos = _put_varlong(p, pos, key_length)
+        if key_length > 0:
+            pos = _put_bytes(p, pos, key)
+        pos = _put_varlong(p, pos, value_length)
+        if value_length > 0:
+            pos = _put_bytes(p, pos, value)
+        pos = _put_bytes(p, pos, tail)
+    del out[pos:]
+    return out, largest
