@@ -329,8 +329,9 @@ def test_client_timeout_closes_and_fails_all() -> None:
         with pytest.raises(ApiError) as caught:
             await connection.request(metadata("second"), 9, timeout_ms=10)
         assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
-        with pytest.raises(ApiError):
+        with pytest.raises(ApiError) as caught:
             await waiting
+        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
         assert connection.closed.is_set()
 
     node = Node()

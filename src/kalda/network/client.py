@@ -163,9 +163,11 @@ class RpcConnection(asyncio.BufferedProtocol):
         return call
 
     def _time_out(self, call: Call, timeout_ms: int) -> None:
-        self._fail(timed_out(call, timeout_ms))
+        late = timed_out(call, timeout_ms)
+        self._fail(disconnected(f"closed after a timeout: {late.message}"), call, late)
 
-    def _fail(self, why: ApiError) -> None:
+    def _fail(self, why: ApiError, late_call: Call | None = None, late: ApiError | None = None) -> None:
+        """Close; all calls fail because of `why`, but `late_call`, which is the reason, because of `late`."""
         if self._transport is None:
             return
         transport, self._transport = self._transport, None
@@ -175,7 +177,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         for entry in in_flight:
             entry.timer.cancel()
             if not entry.future.done():
-                entry.future.set_exception(why)
+                entry.future.set_exception(late if late is not None and entry.call is late_call else why)
         self._room.set()
         self.closed.set()
 

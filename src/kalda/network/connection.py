@@ -7,7 +7,8 @@ request order. All answers of one read leave in one write.
 
 Reading stops while any hold is set (see `Hold`): that is how a slow reader, a throttled client or one with too many
 unanswered requests is slowed down, without harming anybody else. What such a peer can make the node keep is bounded:
-one read, `write_high_bytes` and one answer over it, `max_unanswered` slots.
+one read, `write_high_bytes` and one answer over it, and the answers of `max_unanswered` parked requests, or of one
+where its handler says that it is large (`Connection.answer_alone`).
 
 Invariants: slots are in request order; `_out` holds only answers that come before all slots; while a hold is set no
 frame is handed out.
@@ -55,8 +56,12 @@ class Hold(IntFlag):
     TURN = 32
     """had its turn; others come first"""
     DRAINING = 64
-    """the node is stopping: answers go out, requests come in no more"""
+    """answers go out, requests come in no more"""
     CLOSED = 128
+    STOPPING = 256
+    """as draining, and closes with the last answer"""
+    ALONE = 512
+    """a request whose answer may be large is waiting; see `answer_alone`"""
 
 
 _WRITE = int(Hold.WRITE)
@@ -199,6 +204,20 @@ class Connection(asyncio.BufferedProtocol):
         if not self._serving and self._transport is not None:
             self._transport.close()
 
+    def answer_alone(self) -> None:
+        """Serve no further request until all that were taken are answered.
+
+        For a handler that parks a request whose answer may be large, a Fetch above all: otherwise a peer that reads
+        nothing could have many of them parked, and each would be filled when its time comes.
+        """
+        self._hold(Hold.ALONE)
+
+    def close_after(self, delay_ms: int) -> None:
+        """Take no more requests, and close after a while: what a peer that failed to authenticate gets."""
+        if not self._holds & Hold.DRAINING:
+            self._hold(Hold.DRAINING)
+            self._listener.call_at_ms(self._listener.now_ms() + delay_ms, self.close)
+
     def abort(self) -> None:
         """Hang up at once; unsent answers are lost."""
         self.close()
@@ -304,6 +323,8 @@ class Connection(asyncio.BufferedProtocol):
             self._serving = False
         if self._out:
             self._flush()
+        if self._holds & Hold.ALONE and not self._slots:
+            self._release(Hold.ALONE)
         if self._holds & _CLOSED:
             if self._transport is not None:
                 self._transport.close()
@@ -383,7 +404,9 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
         if self._holds & Hold.UNANSWERED:
             self._release(Hold.UNANSWERED)
-        if not slots and self._holds & Hold.DRAINING:
+        if not slots and self._holds & Hold.ALONE:
+            self._release(Hold.ALONE)
+        if not slots and self._holds & Hold.STOPPING:
             self.close()
 
     def _flush(self) -> None:
@@ -459,7 +482,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         """Answer what is pending, take no more requests, then close."""
-        self._hold(Hold.DRAINING)
+        self._hold(Hold.STOPPING)
         if not self._slots:
             self.close()
 

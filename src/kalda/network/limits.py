@@ -1,6 +1,6 @@
 """What a peer may take: sizes, counts, rates and times, with Kafka's defaults.
 
-Values only. The broker fills them from its configuration; `docs` of a field name the key it comes from.
+Values only; each field names the key that it comes from, or is a constant of ours.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from kalda.base.configs.server import ServerConfig
 
 UNLIMITED = 2**31 - 1
 MIN_REQUEST_BYTES = 8
@@ -46,6 +48,25 @@ class Limits:
     max_creation_rate: int = UNLIMITED
     """listener.name.X.max.connection.creation.rate"""
 
+    @classmethod
+    def of(cls, config: ServerConfig, listener: str) -> Limits:
+        """Limits of a listener by a node's configuration."""
+
+        def own(name: str) -> int:
+            """A limit that only an override for this listener sets; without one the node's holds for all together."""
+            override = f"listener.name.{listener.lower()}.{name}"
+            return int(config[override]) if config.is_set(override) else UNLIMITED
+
+        return cls(
+            max_request_bytes=config.for_listener(listener, "socket.request.max.bytes"),
+            idle_ms=config.for_listener(listener, "connections.max.idle.ms"),
+            send_buffer_bytes=config.for_listener(listener, "socket.send.buffer.bytes"),
+            receive_buffer_bytes=config.for_listener(listener, "socket.receive.buffer.bytes"),
+            backlog=config.for_listener(listener, "socket.listen.backlog.size"),
+            max_connections=own("max.connections"),
+            max_creation_rate=own("max.connection.creation.rate"),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
@@ -61,3 +82,14 @@ class NodeLimits:
     """max.connection.creation.rate, connections a second"""
     queued_max_request_bytes: int = -1
     """queued.max.request.bytes: requests that wait for their answer, over all connections; -1: unlimited"""
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> NodeLimits:
+        """Limits of a node by its configuration."""
+        return cls(
+            max_connections=config["max.connections"],
+            max_connections_per_ip=config["max.connections.per.ip"],
+            max_connections_per_ip_overrides=MappingProxyType(config.connections_per_ip_overrides()),
+            max_creation_rate=config["max.connection.creation.rate"],
+            queued_max_request_bytes=config["queued.max.request.bytes"],
+        )

@@ -66,7 +66,13 @@ class Listener:
             host = None if port else "0.0.0.0"
         limits = self.limits
         self._sockets = await self._loop.create_server(
-            self._make_connection, host, port, backlog=limits.backlog, reuse_address=True, ssl=tls
+            self._make_connection,
+            host,
+            port,
+            backlog=limits.backlog,
+            reuse_address=True,
+            ssl=tls,
+            ssl_handshake_timeout=limits.slow_frame_ms / 1000 if tls is not None else None,
         )
         for bound in self._sockets.sockets:
             if limits.receive_buffer_bytes > 0:

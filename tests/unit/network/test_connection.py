@@ -387,6 +387,43 @@ def test_draining_answers_what_is_pending_first() -> None:
     assert bench.transport.answers() == [b"late:" + body("w")]
 
 
+def test_a_large_answer_is_waited_for_alone() -> None:
+    bench = Bench()
+
+    def handle(connection: Connection, frame: memoryview) -> Answer:
+        if frame[0] in b"wl":
+            connection.answer_alone()
+        return bench.handle(connection, frame)
+
+    bench.connection._handler = handle
+    bench.send(body("w", 1), body("w", 2), body("l", 3), body("a", 4))
+    assert len(bench.seen) == 1
+    bench.settle(body("w", 1))
+    bench.listener.run()
+    assert len(bench.seen) == 2
+    bench.settle(body("w", 2))
+    bench.listener.run()
+    assert len(bench.transport.answers()) == 4
+    assert bench.transport.reading
+
+
+def test_closing_after_a_delay() -> None:
+    bench = Bench()
+
+    def refuse(connection: Connection, frame: memoryview) -> Answer:
+        connection.close_after(100)
+        return [b"no"]
+
+    bench.connection._handler = refuse
+    bench.send(body("a", 1), body("a", 2))
+    assert bench.transport.answers() == [b"no"]
+    assert not bench.transport.closed
+    [(at_ms, close)] = bench.listener.timers
+    assert at_ms == 1_100
+    close()
+    assert bench.transport.closed
+
+
 class TestSweep:
     """The sweep, in time made by hand."""
 

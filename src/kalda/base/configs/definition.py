@@ -242,15 +242,14 @@ class OffsetReset:
         )
 
 
-_DURATION = re.compile(
-    r"P(?:([0-9]{1,9})D)?(?:T(?=[0-9])(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12})(?:\.([0-9]{1,9}))?S)?)?",
-    re.IGNORECASE | re.ASCII,
+_DURATION = (
+    r"P(?:([0-9]{1,9})D)?(?:T(?=[0-9])(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12})(?:\.([0-9]{1,9}))?S)?)?"
 )
 
 
 def parse_duration_ms(text: str) -> int | None:
     """Milliseconds of an ISO 8601 duration of days and below, without signs; None where it is not one."""
-    found = _DURATION.fullmatch(text)
+    found = re.fullmatch(_DURATION, text, re.IGNORECASE | re.ASCII)
     if found is None or not any(found.groups()):
         return None
     days, hours, minutes, seconds, fraction = (group or "0" for group in found.groups())
