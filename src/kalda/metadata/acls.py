@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kalda.base.ids import Uuid, uuid_to_text
@@ -47,8 +46,7 @@ class StandardAcl(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AclsImage:
+class AclsImage(NamedTuple):
     """Entry by id."""
 
     acls: Mapping[Uuid, StandardAcl]

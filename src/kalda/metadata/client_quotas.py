@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import ClientQuotaRecord, ClientQuotaRecordEntityData
@@ -21,8 +20,7 @@ def quota_entity(parts: Mapping[str, str | None]) -> QuotaEntity:
     return tuple(sorted(parts.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class ClientQuotasImage:
+class ClientQuotasImage(NamedTuple):
     """Value by quota key, by entity; entities without any are left out."""
 
     entities: Mapping[QuotaEntity, Mapping[str, float]]

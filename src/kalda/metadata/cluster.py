@@ -183,8 +183,7 @@ def _features(features: Iterable[BrokerFeature | ControllerFeature]) -> dict[str
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterImage:
+class ClusterImage(NamedTuple):
     """Registrations by node id."""
 
     brokers: Mapping[int, BrokerRegistration]

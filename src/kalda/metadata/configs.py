@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -38,8 +37,7 @@ def broker_resource(broker_id: int | None) -> ConfigResource:
     return ConfigResource(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigsImage:
+class ConfigsImage(NamedTuple):
     """Value by key, by resource; resources without any are left out."""
 
     resources: Mapping[ConfigResource, Mapping[str, str]]

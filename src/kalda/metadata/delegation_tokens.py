@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import DelegationTokenRecord, RemoveDelegationTokenRecord
@@ -45,8 +46,7 @@ class DelegationToken:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DelegationTokensImage:
+class DelegationTokensImage(NamedTuple):
     """Token by id."""
 
     tokens: Mapping[str, DelegationToken]

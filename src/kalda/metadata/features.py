@@ -8,7 +8,6 @@ defaults to, but never in a `FeatureLevelRecord`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
@@ -42,8 +41,7 @@ class VersionRange(NamedTuple):
         return isinstance(level, int) and self.min <= level <= self.max
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureLevel:
+class FeatureLevel(NamedTuple):
     """One level: the metadata.version whose release makes it the default, and the levels that it needs."""
 
     level: int
@@ -51,8 +49,7 @@ class FeatureLevel:
     depends_on: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
+class Feature(NamedTuple):
     """A feature and its levels, from 0 upwards. All of them are fit for production."""
 
     name: str

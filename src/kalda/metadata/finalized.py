@@ -7,7 +7,7 @@ at level 0 is left out. kraft.version is finalized by the quorum in control reco
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, KRAFT_VERSION, feature_names
 from kalda.metadata.metadata_version import FEATURE_NAME, MINIMUM, MetadataVersion, from_level
@@ -15,8 +15,7 @@ from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord
 
 
-@dataclass(frozen=True, slots=True)
-class FeaturesImage:
+class FeaturesImage(NamedTuple):
     """Level by feature, without metadata.version, which is None only before the first record of a cluster."""
 
     levels: Mapping[str, int]

@@ -6,8 +6,7 @@ The batches and snapshots come from the quorum; here only their shape is named, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage, Provenance
@@ -52,8 +51,7 @@ class CommittedSnapshot(Protocol):
     def records(self) -> Iterable[VersionedRecord]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     """What an image was loaded from: some batches of the log, or a snapshot (then `num_batches` is 0)."""
 
     provenance: Provenance

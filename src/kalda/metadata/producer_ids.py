@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import ProducerIdsRecord
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerIdsImage:
+class ProducerIdsImage(NamedTuple):
     """The first id that no block holds; -1 until a block was given out."""
 
     next_producer_id: int

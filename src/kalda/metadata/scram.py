@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -49,8 +48,7 @@ ScramKey = tuple[int, str]
 """Mechanism id and user."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScramImage:
+class ScramImage(NamedTuple):
     """Credential by mechanism and user."""
 
     credentials: Mapping[ScramKey, ScramCredential]

@@ -22,8 +22,7 @@ from kalda.protocol.messages.metadata_records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TopicImage:
+class TopicImage(NamedTuple):
     """A topic and its partitions by number."""
 
     name: str
@@ -36,8 +35,7 @@ class TopicImage:
             self.partitions[partition_id].write(writer, self.id, partition_id)
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsImage:
+class TopicsImage(NamedTuple):
     """The same topics by id and by name."""
 
     by_id: Mapping[Uuid, TopicImage]
