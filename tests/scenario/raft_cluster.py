@@ -266,13 +266,22 @@ class Cluster:
             case fx.SaveSnapshotChunk(_, position, data):
                 node.partial = (node.partial if position else []) + [data]
             case fx.InstallSnapshot(snapshot):
-                self.later(node, self.flush_delay, ev.SnapshotInstalled(snapshot, self.install(node, snapshot)))
+                self.later_install(node, snapshot)
 
     def install(self, node: Node, snapshot: OffsetAndEpoch) -> tuple[rpc.Control, ...]:
         source = next(n for n in self.nodes.values() if snapshot in n.snapshots)
         node.snapshots = {snapshot: source.snapshots[snapshot]}
         node.entries, node.start_offset, node.flushed = [], snapshot.offset, snapshot.offset
         return tuple(rpc.Control(snapshot.offset - 1, record) for record in node.snapshots[snapshot])
+
+    def later_install(self, node: Node, snapshot: OffsetAndEpoch) -> None:
+        incarnation = node.incarnation
+
+        def installed() -> None:
+            if node.incarnation == incarnation and node.up:
+                self.step(node, ev.SnapshotInstalled(snapshot, self.install(node, snapshot)))
+
+        self.at(self.random.randint(*self.flush_delay), installed)
 
     def later_flush(self, node: Node, offset: int, generation: int) -> None:
         incarnation = node.incarnation

@@ -81,6 +81,7 @@ class RaftMachine:
         snapshot = log.latest_snapshot
         self.high_watermark = snapshot.offset if snapshot is not None else 0
         self.flush_generation = 0
+        self.installing = False
         self._persisted = (election, history.kraft_version)
         self._announced: tuple[int | None, int] = (None, 0)
         self._effects: list[fx.Effect] = []

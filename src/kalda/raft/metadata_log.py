@@ -111,7 +111,7 @@ class MetadataLog:
         return LogState(
             start_offset=self.log.log_start_offset,
             end_offset=self.log.log_end_offset,
-            epochs=self.log.leader_epochs.entries(),
+            epochs=list(self.log.leader_epochs.entries),
             snapshots=self.snapshots,
         )
 

@@ -212,7 +212,7 @@ def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
         else:
             machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
         return
-    if not machine.outbox.ready(role.leader, now) or role.installing:
+    if not machine.outbox.ready(role.leader, now) or machine.installing:
         return
     if role.snapshot is not None:
         config = machine.config
@@ -310,7 +310,8 @@ def snapshot_answered(machine: RaftMachine, answer: rpc.SnapshotAnswer, ask: rpc
     machine.emit(fx.SaveSnapshotChunk(ask.snapshot, role.snapshot_position, data))
     role.snapshot_position += size
     if role.snapshot_position >= answer.size:
-        role.installing = True
+        # Whoever leads meanwhile: what was fetched and acknowledged now would be lost when the log begins anew.
+        machine.installing = True
         machine.emit(fx.InstallSnapshot(ask.snapshot))
     return True
 
@@ -319,6 +320,7 @@ def snapshot_installed(
     machine: RaftMachine, snapshot: OffsetAndEpoch, controls: tuple[rpc.Control, ...], now: int
 ) -> None:
     """The log is the snapshot now, and goes on from there, whoever leads by this time."""
+    machine.installing = False
     machine.flush_generation += 1
     machine.log.restart_at(snapshot)
     machine.history.reset()
@@ -328,5 +330,5 @@ def snapshot_installed(
     machine.advance_high_watermark(snapshot.offset)
     role = machine.role
     if isinstance(role, Follower):
-        role.snapshot, role.snapshot_position, role.installing = None, 0, False
+        role.snapshot, role.snapshot_position = None, 0
         role.deadline = now + machine.config.fetch_timeout_ms

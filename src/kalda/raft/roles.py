@@ -112,7 +112,6 @@ class Follower:
         "deadline",
         "epoch",
         "has_fetched",
-        "installing",
         "leader",
         "leader_endpoints",
         "leader_id",
@@ -140,7 +139,6 @@ class Follower:
         self.has_fetched = False
         self.snapshot: OffsetAndEpoch | None = None
         self.snapshot_position = 0
-        self.installing = False
         self.update_voter_at = 0
 
 
