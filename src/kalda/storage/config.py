@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kalda.records.batch import TimestampType
+from kalda.records.validate import RecordRules, compression_of_config
 
 MAX_INT64 = 2**63 - 1
 DAY_MS = 86_400_000
@@ -55,6 +56,23 @@ class LogConfig:
     @property
     def deletes(self) -> bool:
         return "delete" in self.cleanup_policy
+
+    def record_rules(self) -> RecordRules:
+        """What bears on a produced batch."""
+        level = {
+            "gzip": self.compression_gzip_level,
+            "lz4": self.compression_lz4_level,
+            "zstd": self.compression_zstd_level,
+        }.get(self.compression_type)
+        return RecordRules(
+            compression=compression_of_config(self.compression_type),
+            compression_level=level,
+            timestamp_type=self.message_timestamp_type,
+            timestamp_before_max_ms=self.message_timestamp_before_max_ms,
+            timestamp_after_max_ms=self.message_timestamp_after_max_ms,
+            compacted=self.compacts,
+            max_message_bytes=self.max_message_bytes,
+        )
 
     @classmethod
     def from_dict(cls, config: Mapping[str, str]) -> LogConfig:

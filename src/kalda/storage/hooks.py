@@ -22,6 +22,10 @@ class LogHooks(Protocol):
         """Segments before the active one want to be flushed soon (`Log.flush_job`)."""
         ...
 
+    def on_recovery_point_lowered(self, log: Log) -> None:
+        """`log` is about to be cut below its recovery point: a checkpoint that says more must be replaced first."""
+        ...
+
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         """Run `remove` on some thread when the delay has passed: readers may still hold these files."""
         ...
@@ -37,6 +41,9 @@ class StandaloneHooks:
         pass
 
     def on_rolled(self, log: Log) -> None:
+        pass
+
+    def on_recovery_point_lowered(self, log: Log) -> None:
         pass
 
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:

@@ -8,7 +8,7 @@ result, or raises what went wrong. So nothing shared is ever locked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -17,28 +17,40 @@ W = TypeVar("W")
 class Job(Generic[T]):
     """Runs once, finishes once."""
 
-    __slots__ = ("_error", "_finish", "_outcome", "_work", "description")
+    __slots__ = ("_error", "_failed", "_finish", "_outcome", "_work", "description")
 
     def __init__(self, description: str, work: Callable[[], W], finish: Callable[[W], T]) -> None:
         self.description = description
         self._work: Callable[[], object] = work
         self._finish: Callable[[object], T] = finish  # type: ignore[assignment]
+        self._failed: Callable[[OSError], T] | None = None
         self._outcome: object = None
         self._error: BaseException | None = None
+
+    def on_failure(self, failed: Callable[[OSError], T]) -> Self:
+        """A failing disk is not raised any more: `finish` gives what `failed` makes of it, on the owner's thread."""
+        self._failed = failed
+        return self
 
     def run(self) -> None:
         """The half for another thread. What it raises, `finish` raises again."""
         try:
             self._outcome = self._work()
+        except OSError as error:
+            self._error = error
+            if self._failed is None:
+                raise
         except BaseException as error:
             self._error = error
             raise
 
     def finish(self) -> T:
-        """The owner's half. Raises what `run` met, `OSError` above all."""
-        if self._error is not None:
-            raise self._error
-        return self._finish(self._outcome)
+        """The owner's half. Raises what `run` met."""
+        if self._error is None:
+            return self._finish(self._outcome)
+        if self._failed is not None and isinstance(self._error, OSError):
+            return self._failed(self._error)
+        raise self._error
 
     def __call__(self) -> None:
         self.run()

@@ -43,6 +43,7 @@ class LeaderEpochs:
     def path(self) -> str:
         return f"{self.directory}/{LEADER_EPOCH_FILE}"
 
+    @property
     def entries(self) -> list[tuple[int, int]]:
         """(epoch, start offset), oldest first."""
         return list(zip(self._epochs, self._offsets, strict=True))
@@ -75,7 +76,7 @@ class LeaderEpochs:
         self._offsets.append(start_offset)
 
     def write(self) -> None:
-        write_epochs(self._disk, self.path, self.entries(), durable=False)
+        write_epochs(self._disk, self.path, self.entries, durable=False)
         self.unsynced = True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:

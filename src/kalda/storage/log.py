@@ -24,18 +24,19 @@ from kalda.base.disk import Buffer, Disk
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader, check_crc, iter_batches, stamp
-from kalda.records.validate import RecordRules, compression_of_config, validate_produced
+from kalda.records.validate import validate_produced
 from kalda.storage.checkpoints import PARTITION_METADATA_FILE, read_partition_metadata, write_partition_metadata
-from kalda.storage.config import DAY_MS, MAX_INT64, LogConfig
+from kalda.storage.config import DAY_MS, LogConfig
 from kalda.storage.flushing import Unsynced
 from kalda.storage.hooks import LogHooks, StandaloneHooks
 from kalda.storage.index import Reader, WouldWait, read_nowait, read_waiting
 from kalda.storage.job import Job
-from kalda.storage.loading import Loaded, Loading, replay_producers
+from kalda.storage.loading import Loaded, Loading
 from kalda.storage.producer_state import Marker, ProducerState, Verification, read_marker
-from kalda.storage.reading import ColdRead, find_max_timestamp, find_timestamp, read_segments
+from kalda.storage.reading import ColdRead, Search, max_timestamp_search, read_segments, timestamp_search
 from kalda.storage.segment import Placed, Segment
 from kalda.storage.segments import Segments
+from kalda.storage.truncating import cut, empty
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, TimestampOffset, UnexpectedAppendOffset
 
@@ -43,6 +44,7 @@ __all__ = ["AppendInfo", "AppendOrigin", "FetchInfo", "Log", "TimestampOffset", 
 
 _HOT_BYTES = 1 << 20
 _REMEMBERED_PLACES = 32
+_CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
 def _no_jitter(bound: int) -> int:
@@ -54,7 +56,6 @@ class Log:
 
     __slots__ = (
         "__weakref__",
-        "_disk",
         "_expiration_ms",
         "_first_unstable",
         "_hooks",
@@ -66,6 +67,7 @@ class Log:
         "_verify",
         "config",
         "directory",
+        "disk",
         "high_watermark",
         "last_flush_ms",
         "leader_epochs",
@@ -95,7 +97,7 @@ class Log:
         hooks: LogHooks,
         jitter: Callable[[int], int],
     ) -> None:
-        self._disk = disk
+        self.disk = disk
         self.directory = directory
         self.topic_partition = topic_partition
         self.topic_id = topic_id
@@ -211,15 +213,7 @@ class Log:
         self.config = config
         for segment in self.segments:
             segment.config = config
-        self._rules = RecordRules(
-            compression=compression_of_config(config.compression_type),
-            compression_level=_compression_level(config),
-            timestamp_type=config.message_timestamp_type,
-            timestamp_before_max_ms=config.message_timestamp_before_max_ms,
-            timestamp_after_max_ms=config.message_timestamp_after_max_ms,
-            compacted=config.compacts,
-            max_message_bytes=config.max_message_bytes,
-        )
+        self._rules = config.record_rules()
 
     def assign_topic_id(self, topic_id: Uuid) -> None:
         """Write `partition.metadata`. It is synced before the first append: a log with records always has its id."""
@@ -229,7 +223,7 @@ class Log:
                 raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID, f"{self.directory} has topic id {self.topic_id.hex()}")
             return
         try:
-            write_partition_metadata(self._disk, self._unsynced.metadata_path, topic_id, durable=False)
+            write_partition_metadata(self.disk, self._unsynced.metadata_path, topic_id, durable=False)
         except OSError as error:
             raise self._failed(error) from error
         self.topic_id = topic_id
@@ -258,7 +252,7 @@ class Log:
         if self.offline:
             self._online()
         first_offset = self.log_end_offset
-        if origin is AppendOrigin.RAFT_LEADER:
+        if origin is _RAFT_LEADER:
             return self._append_raft(records, leader_epoch, now_ms)
         buf, header, max_timestamp, _, append_time_ms, _ = validate_produced(
             records,
@@ -266,7 +260,7 @@ class Log:
             first_offset=first_offset,
             leader_epoch=leader_epoch,
             now_ms=now_ms,
-            from_client=origin is AppendOrigin.CLIENT,
+            from_client=origin is _CLIENT,
             zstd_allowed=zstd_allowed,
         )
         size = len(buf)
@@ -277,16 +271,39 @@ class Log:
             )
         marker = None
         if header.producer_id >= 0:
-            duplicate, marker = self._check_producer(buf, header, origin, verification, transaction_version)
-            if duplicate is not None:
-                return duplicate
-        last_offset = header.base_offset + header.last_offset_delta
-        self._write(buf, size, (Placed(last_offset, max_timestamp, size),), (header,), now_ms)
+            states = self.producer_states
+            if header.is_control:
+                marker = read_marker(buf, header)
+                if marker is not None:
+                    states.check_marker(header, marker, origin, transaction_version)
+            elif origin is not _CLIENT:
+                states.check_data(header, origin)
+            elif (duplicate := states.admit(header, verification, self._verify)) is not None:
+                first, last, timestamp = duplicate.first_offset, duplicate.last_offset, duplicate.timestamp
+                return AppendInfo(first, last, timestamp, timestamp, self.log_start_offset, size, duplicate=True)
+        last_offset = first_offset + header.last_offset_delta
+        try:
+            segment = self._segment_for(size, max_timestamp, first_offset, last_offset, now_ms)
+            if leader_epoch > self._latest_epoch:
+                self.assign_leader_epoch(leader_epoch, first_offset)
+            segment.append_one(buf, size, last_offset, max_timestamp)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
         if header.producer_id >= 0:
             self._apply_producer(header, marker)
         return AppendInfo(
             first_offset, last_offset, max_timestamp, append_time_ms, self.log_start_offset, size, leader_epoch
         )
+
+    def _segment_for(self, size: int, max_timestamp: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
+        """The active segment, rolled where the batches do not go into it any more."""
+        if self._unsynced.metadata:
+            self._unsynced.sync_metadata()
+        segment = self.segments.active
+        if segment.should_roll(size, max_timestamp, last_offset, now_ms):
+            return self._roll(now_ms, first_offset)
+        return segment
 
     def _append_raft(self, records: bytearray | memoryview, leader_epoch: int, now_ms: int) -> AppendInfo:
         offset = self.log_end_offset
@@ -342,7 +359,16 @@ class Log:
         if not headers:
             end = self.log_end_offset
             return AppendInfo(end, end - 1, -1, NO_TIMESTAMP, self.log_start_offset, 0)
-        self._write(data, len(data), placed, headers, now_ms)
+        first_offset, last_offset = headers[0].base_offset, placed[-1].last_offset
+        try:
+            segment = self._segment_for(len(data), max_timestamp, first_offset, last_offset, now_ms)
+            for header in headers:
+                if header.partition_leader_epoch > self._latest_epoch:
+                    self.assign_leader_epoch(header.partition_leader_epoch, header.base_offset)
+            segment.append(data, placed)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
         position = 0
         for header in headers:
             if header.producer_id >= 0:
@@ -359,59 +385,10 @@ class Log:
             headers[-1].partition_leader_epoch,
         )
 
-    def _write(
-        self, data: Buffer, size: int, placed: Sequence[Placed], headers: Sequence[BatchHeader], now_ms: int
-    ) -> None:
-        first_offset, last_offset = headers[0].base_offset, placed[-1].last_offset
-        try:
-            if self._unsynced.metadata:
-                self._unsynced.sync_metadata()
-            segment = self.segments.active
-            largest = placed[0].max_timestamp if len(placed) == 1 else max(batch.max_timestamp for batch in placed)
-            if segment.should_roll(size, largest, last_offset, now_ms):
-                segment = self._roll(now_ms, first_offset)
-            for header in headers:
-                epoch = header.partition_leader_epoch
-                if epoch > self._latest_epoch:
-                    self.leader_epochs.assign(epoch, header.base_offset)
-                    self._latest_epoch = epoch
-                    self._unsynced.names += 1
-            segment.append(data, placed)
-        except OSError as error:
-            raise self._failed(error) from error
-        self.log_end_offset = last_offset + 1
-        self.producer_states.map_end_offset = last_offset + 1
-
-    def _check_producer(
-        self,
-        buf: Buffer,
-        header: BatchHeader,
-        origin: AppendOrigin,
-        verification: Verification | None,
-        transaction_version: int,
-    ) -> tuple[AppendInfo | None, Marker | None]:
-        states = self.producer_states
-        if header.is_control:
-            marker = read_marker(buf, header)
-            if marker is not None:
-                states.check_marker(header, marker, origin, transaction_version)
-            return None, marker
-        if origin is AppendOrigin.CLIENT:
-            duplicate = states.find_duplicate(header)
-            if duplicate is not None:
-                start = self.log_start_offset
-                first, last, timestamp = duplicate.first_offset, duplicate.last_offset, duplicate.timestamp
-                return AppendInfo(first, last, timestamp, timestamp, start, len(buf), duplicate=True), None
-            if self._verify and header.is_transactional:
-                states.check_verified(header, verification)
-        states.check_data(header, origin)
-        return None, None
-
     def _apply_producer(self, header: BatchHeader, marker: Marker | None) -> None:
         states = self.producer_states
         if not header.is_control:
-            states.apply_data(header)
-            if header.is_transactional:
+            if states.apply_data(header):
                 self._first_unstable = states.first_unstable_offset
         elif marker is not None:
             completed = states.apply_marker(header, marker)
@@ -523,27 +500,21 @@ class Log:
 
     def timestamp_job(self, timestamp: int) -> Job[TimestampOffset | None]:
         """A job that finds the first record at or after `timestamp`."""
-        self._online()
-        try:
-            chosen = next((s for s in self.segments if s.largest_timestamp() >= timestamp), None)
-            view = None if chosen is None else chosen.view()
-        except OSError as error:
-            raise self._failed(error) from error
-        start = self.log_start_offset
-        return Job("find a timestamp", lambda: None if view is None else find_timestamp(view, timestamp, start), _same)
+        return self._search_job(lambda: timestamp_search(self.segments, timestamp, self.log_start_offset))
 
     def max_timestamp_offset(self) -> TimestampOffset | None:
         """The record with the largest timestamp; None in a log without any."""
         return self.max_timestamp_job().complete()
 
     def max_timestamp_job(self) -> Job[TimestampOffset | None]:
+        return self._search_job(lambda: max_timestamp_search(self.segments))
+
+    def _search_job(self, prepare: Callable[[], Search]) -> Job[TimestampOffset | None]:
         self._online()
         try:
-            chosen = max(self.segments, key=lambda segment: segment.max_timestamp[0])
-            view = None if chosen.max_timestamp[0] < 0 else chosen.view()
+            return Job(f"search {self.topic_partition}", prepare(), lambda found: found)
         except OSError as error:
             raise self._failed(error) from error
-        return Job("find the largest timestamp", lambda: None if view is None else find_max_timestamp(view), _same)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest epoch at most `epoch`, its end offset); (-1, -1) where unknown (KIP-101)."""
@@ -621,7 +592,7 @@ class Log:
         else:
             active.seal()
         jitter = self._jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
-        segment = Segment.create(self._disk, self.directory, base, self.config, now_ms, jitter)
+        segment = Segment.create(self.disk, self.directory, base, self.config, now_ms, jitter)
         self.segments.add(segment)
         self._unsynced.names += 1
         states = self.producer_states
@@ -678,64 +649,32 @@ class Log:
         self._forget_places()
         self._unsynced.names += 1
 
-    # Truncating
-
     def truncate_to(self, offset: int) -> bool:
         """Give up everything from `offset` on; False where the log ends before. For followers."""
-        self._online()
-        assert offset >= 0, f"truncating {self.topic_partition} to {offset}"
         if offset >= self.log_end_offset:
             return False
-        if self.segments.first.base_offset > offset:
-            self.truncate_fully_and_start_at(offset)
-            return True
-        try:
-            self._forget_places()
-            self._unsynced.names += 1
-            for segment in self.segments.above(offset):
-                self._remove_now(segment)
-            self.segments.active.truncate_to(offset)
-            self.log_end_offset = offset
-            self.recovery_point = min(self.recovery_point, offset)
-            self.log_start_offset = min(self.log_start_offset, offset)
-            self.leader_epochs.truncate_from_end(offset)
-            self._reload_producers()
-        except OSError as error:
-            raise self._failed(error) from error
-        self.high_watermark = min(self.high_watermark, offset)
-        self._refresh()
+        self._cut(lambda: cut(self, offset))
         return True
 
     def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
         """Empty the log; it goes on at `offset`."""
+        self._cut(lambda: empty(self, offset, log_start_offset))
+
+    def _cut(self, work: Callable[[], None]) -> None:
         self._online()
         try:
             self._forget_places()
             self._unsynced.names += 1
-            for segment in self.segments:
-                self._remove_now(segment)
-            self.segments.add(Segment.create(self._disk, self.directory, offset, self.config, 0))
-            self.leader_epochs.clear()
-            for taken in list(self.snapshots.offsets):
-                self.snapshots.remove(taken)
+            work()
         except OSError as error:
             raise self._failed(error) from error
-        self.log_end_offset = offset
-        self.recovery_point = min(self.recovery_point, offset)
-        self.log_start_offset = offset if log_start_offset is None else log_start_offset
-        self.high_watermark = max(self.log_start_offset, min(self.high_watermark, offset))
-        self.producer_states.clear(offset)
         self._refresh()
 
-    def _remove_now(self, segment: Segment) -> None:
-        self.segments.remove(segment)
-        segment.close()
-        segment.files()(self._disk)
-
-    def _reload_producers(self) -> None:
-        states, end = self.producer_states, self.log_end_offset
-        self.snapshots.load_latest(states, self.log_start_offset, end, 0, MAX_INT64)
-        replay_producers(states, self.segments, end)
+    def lower_recovery_point(self, offset: int) -> None:
+        """What is synced beyond `offset` is about to be cut off."""
+        if offset < self.recovery_point:
+            self.recovery_point = offset
+            self._hooks.on_recovery_point_lowered(self)
 
     # Flushing and closing
 
@@ -798,7 +737,7 @@ class Log:
         """Move the log; open files stay open."""
         self._online()
         try:
-            self._disk.rename(self.directory, directory)
+            self.disk.rename(self.directory, directory)
         except OSError as error:
             raise self._failed(error) from error
         self.directory = directory
@@ -846,18 +785,3 @@ def _stored_topic_id(disk: Disk, directory: str, clean: bool) -> Uuid | None:
             raise
         # Torn before its first sync, and so before the first record.
         return None
-
-
-def _compression_level(config: LogConfig) -> int | None:
-    match config.compression_type:
-        case "gzip":
-            return config.compression_gzip_level
-        case "lz4":
-            return config.compression_lz4_level
-        case "zstd":
-            return config.compression_zstd_level
-    return None
-
-
-def _same(found: TimestampOffset | None) -> TimestampOffset | None:
-    return found

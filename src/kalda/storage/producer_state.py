@@ -190,11 +190,25 @@ class ProducerStates:
 
     # Checking
 
-    def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
+    def admit(self, header: BatchHeader, guard: Verification | None, verify: bool) -> BatchMetadata | None:
+        """Check a client's batch; the batch that it repeats, if it does. Raises as `check_data`, `check_verified`."""
         state = self._states.get(header.producer_id)
-        if state is None or not state.batches:
-            return None
-        return state.duplicate_of(header.producer_epoch, header.base_sequence, header.last_sequence)
+        if state is not None and state.batches:
+            epoch, sequence = header.producer_epoch, header.base_sequence
+            if (
+                epoch == state.epoch
+                and sequence == state.batches[-1].last_sequence + 1
+                and not self._verifications
+                and header.is_transactional == (state.txn_first_offset >= 0)
+            ):
+                return None  # the usual case: the next batch of a known producer, in no transaction or an open one
+            duplicate = state.duplicate_of(epoch, sequence, header.last_sequence)
+            if duplicate is not None:
+                return duplicate
+        if verify and header.is_transactional:
+            self.check_verified(header, guard)
+        self.check_data(header, AppendOrigin.CLIENT)
+        return None
 
     def check_data(self, header: BatchHeader, origin: AppendOrigin) -> None:
         """Raise unless this batch may follow what its producer wrote before."""
@@ -275,8 +289,8 @@ class ProducerStates:
 
     # Applying
 
-    def apply_data(self, header: BatchHeader) -> None:
-        """A batch of records has been appended."""
+    def apply_data(self, header: BatchHeader) -> bool:
+        """A batch of records has been appended; True where it began a transaction."""
         producer_id = header.producer_id
         state = self._states.get(producer_id)
         if state is None:
@@ -286,10 +300,13 @@ class ProducerStates:
             header.producer_epoch,
             BatchMetadata(header.last_sequence, last_offset, header.last_offset_delta, header.max_timestamp),
         )
+        if self._verifications:
+            self._verifications.pop(producer_id, None)
         if header.is_transactional and state.txn_first_offset < 0:
             state.txn_first_offset = header.base_offset
             self._ongoing[header.base_offset] = producer_id
-        self._verifications.pop(producer_id, None)
+            return True
+        return False
 
     def apply_marker(self, header: BatchHeader, marker: Marker) -> CompletedTxn | None:
         """A marker has been appended; the transaction that it ended, where one with records was open."""

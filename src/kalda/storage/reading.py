@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
@@ -59,6 +60,28 @@ class ColdRead:
         finally:
             for view in self._views:
                 view.close()
+
+
+Search = Callable[[], TimestampOffset | None]
+"""A search for another thread, on a view of its own."""
+
+
+def timestamp_search(segments: Segments, timestamp: int, start_offset: int) -> Search:
+    """For the first record at or after `timestamp` and `start_offset`."""
+    chosen = next((segment for segment in segments if segment.largest_timestamp() >= timestamp), None)
+    if chosen is None:
+        return _nothing
+    return partial(find_timestamp, chosen.view(), timestamp, start_offset)
+
+
+def max_timestamp_search(segments: Segments) -> Search:
+    """For the record with the largest timestamp."""
+    chosen = max(segments, key=lambda segment: segment.max_timestamp[0])
+    return partial(find_max_timestamp, chosen.view()) if chosen.max_timestamp[0] >= 0 else _nothing
+
+
+def _nothing() -> None:
+    return None
 
 
 def find_timestamp(segment: Segment, timestamp: int, start_offset: int) -> TimestampOffset | None:

@@ -66,6 +66,7 @@ class Segment:
         "created_ms",
         "directory",
         "hot_from",
+        "indexes_full",
         "jitter_ms",
         "offset_index",
         "size",
@@ -98,6 +99,7 @@ class Segment:
         self.suffix = suffix
         self.hot_from = size  # what this process wrote itself is in the page cache
         self.bytes_since_index = 0
+        self.indexes_full = False
         self._file: File | None = None
         self._first_timestamp: int | None = None
         self._max_timestamp: tuple[int, int] | None = (-1, base_offset) if fresh else None
@@ -150,14 +152,34 @@ class Segment:
             if max_timestamp > largest[0]:
                 largest = (max_timestamp, last_offset)
             if since > interval:
-                self.offset_index.append(last_offset, position)
-                self.time_index.maybe_append(*largest)
+                self._index(last_offset, position, largest)
                 since = 0
             position += size
             since += size
         self.size = position
         self.bytes_since_index = since
         self._max_timestamp = largest
+
+    def append_one(self, data: Buffer, size: int, last_offset: int, max_timestamp: int) -> None:
+        """`append`, of one batch."""
+        position = self.size
+        (self._file or self.file()).write(position, data)
+        largest = self._max_timestamp or self.max_timestamp
+        if max_timestamp > largest[0]:
+            self._max_timestamp = largest = (max_timestamp, last_offset)
+        if not position:
+            self._first_timestamp = max_timestamp
+        since = self.bytes_since_index
+        if since > self.config.index_interval_bytes:
+            self._index(last_offset, position, largest)
+            since = 0
+        self.bytes_since_index = since + size
+        self.size = position + size
+
+    def _index(self, last_offset: int, position: int, largest: tuple[int, int]) -> None:
+        self.offset_index.append(last_offset, position)
+        self.time_index.maybe_append(*largest)
+        self.indexes_full = self.offset_index.is_full or self.time_index.is_full
 
     def should_roll(self, size_bytes: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
         """Whether a new segment must begin before batches of this size, time and last offset are appended."""
@@ -167,15 +189,11 @@ class Segment:
             return True
         if not self.size:
             return False
-        if self._waited_ms(now_ms, max_timestamp) > self.config.segment_ms - self.jitter_ms:
-            return True
-        return self.offset_index.is_full or self.time_index.is_full
-
-    def _waited_ms(self, now_ms: int, max_timestamp: int) -> int:
         first = self._first_timestamp
         if first is None:
             first = self.first_timestamp(read_waiting)
-        return max_timestamp - first if first >= 0 else now_ms - self.created_ms
+        waited_ms = max_timestamp - first if first >= 0 else now_ms - self.created_ms
+        return waited_ms > self.config.segment_ms - self.jitter_ms or self.indexes_full
 
     def first_timestamp(self, read: Reader) -> int:
         """The first batch's largest timestamp; -1 where the segment is empty."""
@@ -285,6 +303,7 @@ class Segment:
         self.time_index.truncate_to(offset)
         self.txn_index.truncate_to(offset)
         self.bytes_since_index = 0
+        self.indexes_full = False
         self._max_timestamp = None
         if position is None:
             return 0
@@ -306,6 +325,8 @@ class Segment:
 
     def seal(self) -> None:
         """No more appends: the last time index entry is made and the indexes go to their files."""
+        if not self.time_index.loaded and not self.offset_index.loaded:
+            return  # nothing was appended since it was sealed before
         largest = self.max_timestamp
         if largest[0] >= 0:
             self.time_index.maybe_append(*largest)

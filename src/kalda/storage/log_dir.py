@@ -1,0 +1,174 @@
+"""One log directory: its logs, its checkpoints, and whether it can be trusted.
+
+A directory goes offline with the first error of its disk and stays so until the node starts again. Its logs then fail
+every call; those of other directories go on.
+
+Checkpoints cover all logs of the directory and are rewritten only when they would say something new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kalda.base.disk import Disk, File
+from kalda.base.ids import TopicPartition, Uuid, uuid_from_text
+from kalda.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    HIGH_WATERMARK_FILE,
+    LOCK_FILE,
+    LOG_START_OFFSET_FILE,
+    META_PROPERTIES_FILE,
+    RECOVERY_POINT_FILE,
+    read_clean_shutdown,
+    read_meta_properties,
+    read_offsets,
+    write_clean_shutdown,
+    write_offsets,
+)
+from kalda.storage.job import Job
+from kalda.storage.log import Log
+
+
+class LogDirDescription(NamedTuple):
+    """For DescribeLogDirs."""
+
+    path: str
+    directory_id: Uuid | None
+    online: bool
+    total_bytes: int
+    usable_bytes: int
+    logs: list[Log]
+
+
+class LogDir:
+    """A directory on one disk. `directory_id` is None where `meta.properties` gives none."""
+
+    __slots__ = (
+        "_lock",
+        "_written",
+        "cleaner_offsets",
+        "directory_id",
+        "disk",
+        "had_clean_shutdown",
+        "high_watermarks",
+        "log_starts",
+        "logs",
+        "online",
+        "path",
+        "previous_broker_epoch",
+        "recovery_points",
+    )
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.disk = disk
+        self.path = path
+        self.online = True
+        self.directory_id: Uuid | None = None
+        self.logs: dict[TopicPartition, Log] = {}
+        self.had_clean_shutdown = False
+        self.previous_broker_epoch = -1
+        self.recovery_points: dict[TopicPartition, int] = {}
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        self.log_starts: dict[TopicPartition, int] = {}
+        self._written: dict[str, dict[TopicPartition, int]] = {}
+        self._lock: File | None = None
+
+    def prepare(self) -> list[str]:
+        """Lock the directory, take the marker of a clean stop away, read the checkpoints; the names that it holds.
+
+        Raises `OSError` where the disk fails, `BlockingIOError` where another process has the directory. A checkpoint
+        that cannot be read makes the stop count as unclean.
+        """
+        disk, path = self.disk, self.path
+        disk.make_dirs(path)
+        self._lock = disk.lock(f"{path}/{LOCK_FILE}")
+        if self._lock is None:
+            raise BlockingIOError(11, "another process holds this log directory; stop it or use another one", path)
+        properties = read_meta_properties(disk, f"{path}/{META_PROPERTIES_FILE}") or {}
+        if text := properties.get("directory.id"):
+            self.directory_id = uuid_from_text(text)
+        marker = f"{path}/{CLEAN_SHUTDOWN_FILE}"
+        broker_epoch = read_clean_shutdown(disk, marker)
+        if broker_epoch is not None:
+            self.had_clean_shutdown, self.previous_broker_epoch = True, broker_epoch
+            # Gone before anything is touched: a crash from now on is an unclean stop.
+            disk.remove(marker)
+            disk.sync_dir(path)
+        self.recovery_points = self._read(RECOVERY_POINT_FILE)
+        self.log_starts = self._read(LOG_START_OFFSET_FILE)
+        self.high_watermarks = self._read(HIGH_WATERMARK_FILE)
+        return disk.list_dir(path)
+
+    def _read(self, name: str) -> dict[TopicPartition, int]:
+        try:
+            offsets = read_offsets(self.disk, f"{self.path}/{name}")
+        except ValueError:
+            self.had_clean_shutdown = False
+            return {}
+        self._written[name] = offsets
+        return offsets
+
+    # Checkpoints
+
+    def recovery_point_job(self) -> Job[None] | None:
+        """A job that writes the recovery points; None where the file says them already."""
+        return self._job(RECOVERY_POINT_FILE, {tp: log.recovery_point for tp, log in self.logs.items()})
+
+    def high_watermark_job(self) -> Job[None] | None:
+        return self._job(HIGH_WATERMARK_FILE, {tp: log.high_watermark for tp, log in self.logs.items()})
+
+    def log_start_job(self) -> Job[None] | None:
+        """Only starts that the segments' names do not tell."""
+        starts = {
+            tp: log.log_start_offset
+            for tp, log in self.logs.items()
+            if log.log_start_offset > log.segments.first.base_offset
+        }
+        return self._job(LOG_START_OFFSET_FILE, starts)
+
+    def _job(self, name: str, offsets: dict[TopicPartition, int]) -> Job[None] | None:
+        if not self.online or self._written.get(name) == offsets:
+            return None
+        self._written[name] = offsets
+        path = f"{self.path}/{name}"
+
+        def failed(work: Callable[[], None]) -> Callable[[], None]:
+            def run() -> None:
+                try:
+                    work()
+                except OSError:
+                    self._written.pop(name, None)
+                    raise
+
+            return run
+
+        return Job(f"checkpoint {path}", failed(lambda: write_offsets(self.disk, path, offsets)), lambda _: None)
+
+    def write_marker(self, broker_epoch: int) -> None:
+        """Last of all: whoever finds it trusts everything else."""
+        write_clean_shutdown(self.disk, f"{self.path}/{CLEAN_SHUTDOWN_FILE}", broker_epoch)
+
+    # State
+
+    def describe(self) -> LogDirDescription:
+        total = usable = -1
+        if self.online:
+            with contextlib.suppress(OSError):
+                total, usable = self.disk.total_bytes(self.path), self.disk.usable_bytes(self.path)
+        return LogDirDescription(self.path, self.directory_id, self.online, total, usable, list(self.logs.values()))
+
+    def take_offline(self) -> list[Log]:
+        """Nothing here is used any more; the logs that were."""
+        self.online = False
+        logs = list(self.logs.values())
+        for log in logs:
+            log.close(clean=False)
+        self.unlock()
+        return logs
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

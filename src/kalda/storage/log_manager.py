@@ -1,0 +1,459 @@
+"""All logs of a node, over one or more log directories.
+
+Start: `load_jobs` opens every log (recovering it where the last stop was not clean); then `get` and
+`get_or_create_log`. While running, `poll` does what is due: retention, checkpoints, flushes, deletions. It hands out
+what waits for a device as jobs, and looks at a bounded number of logs in one call. Stop: `close_jobs`, then
+`marker_jobs`, so that the marker is written only over directories that are whole.
+
+The runner of a job calls `run` on any thread, then `finish` here. A failing disk takes its directory offline in
+`finish`; neither half raises for it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from kalda.base.disk import Disk
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
+from kalda.storage.config import DAY_MS, MAX_INT64, LogConfig
+from kalda.storage.job import Job
+from kalda.storage.log import Log
+from kalda.storage.log_dir import LogDir, LogDirDescription
+from kalda.storage.naming import (
+    DELETE_DIR_SUFFIX,
+    FUTURE_DIR_SUFFIX,
+    STRAY_DIR_SUFFIX,
+    dir_name,
+    marked_dir_name,
+    parse_dir_name,
+)
+
+T = TypeVar("T")
+_RESERVED_IDS = 100
+_LOGS_A_POLL = 64
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class LogManagerConfig:
+    """Broker settings, by Kafka's defaults; comments name the keys."""
+
+    retention_check_interval_ms: int = 300_000  # log.retention.check.interval.ms
+    flush_check_interval_ms: int = MAX_INT64  # log.flush.scheduler.interval.ms
+    recovery_point_interval_ms: int = 60_000  # log.flush.offset.checkpoint.interval.ms
+    log_start_interval_ms: int = 60_000  # log.flush.start.offset.checkpoint.interval.ms
+    high_watermark_interval_ms: int = 5_000  # replica.high.watermark.checkpoint.interval.ms
+    initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
+    producer_expiration_ms: int = DAY_MS  # producer.id.expiration.ms
+    producer_check_interval_ms: int = 600_000  # producer.id.expiration.check.interval.ms
+    verify_transactions: bool = True  # transaction.partition.verification.enable
+
+
+class LogManager:
+    """Belongs to one thread, as its logs do. Is also their hooks."""
+
+    def __init__(
+        self,
+        dirs: Mapping[str, Disk],
+        config_of: Callable[[str], LogConfig],
+        *,
+        config: LogManagerConfig | None = None,
+        unique: Callable[[], str],
+        now_ms: Callable[[], int],
+        jitter: Callable[[int], int] = lambda bound: 0,
+        on_dir_failed: Callable[[LogDir, OSError], None] = lambda directory, error: None,
+    ) -> None:
+        """`dirs`: paths with their disks, in the order of `log.dirs`; `config_of(topic)`: a topic's settings while the
+        metadata is not known yet; `unique`: fresh 32 hex digits; `jitter(bound)`: a random number below `bound`.
+        """
+        self.config = config or LogManagerConfig()
+        self.dirs = [LogDir(disk, path) for path, disk in dirs.items()]
+        self._config_of = config_of
+        self._unique = unique
+        self._now_ms = now_ms
+        self._jitter = jitter
+        self._on_dir_failed = on_dir_failed
+        self._logs: dict[TopicPartition, Log] = {}
+        self._home: dict[TopicPartition, LogDir] = {}
+        self._doomed: list[tuple[int, int, LogDir, Callable[[Disk], None]]] = []
+        self._doomed_count = 0
+        self._rolled: dict[TopicPartition, None] = {}
+        self._walks: dict[str, deque[TopicPartition]] = {}
+        self._due: dict[str, int] = {}
+        self.stray: list[TopicPartition] = []
+
+    # Start
+
+    def load_jobs(self) -> list[Job[None]]:
+        """Lock and read every directory; jobs that open its logs: one a directory after a clean stop, one a log after
+        any other. A directory that fails is taken offline. Raises `BlockingIOError` where one is another process's.
+        """
+        jobs: list[Job[None]] = []
+        now = self._now_ms()
+        for directory in self.dirs:
+            try:
+                names = directory.prepare()
+            except BlockingIOError:
+                raise
+            except (OSError, ValueError) as error:
+                self.fail_dir(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
+                continue
+            found = [tp for name in names if (tp := self._wanted(directory, name, now)) is not None]
+            if directory.had_clean_shutdown:
+                jobs.append(self._load_job(directory, found))
+            else:
+                jobs.extend(self._load_job(directory, [tp]) for tp in found)
+        first = now + self.config.initial_delay_ms
+        self._due = {task: first for task, _ in self._tasks()}
+        return jobs
+
+    def _wanted(self, directory: LogDir, name: str, now_ms: int) -> TopicPartition | None:
+        topic_partition = parse_dir_name(name)
+        if topic_partition is None or topic_partition.topic == METADATA_TOPIC_NAME:
+            return None
+        path = f"{directory.path}/{name}"
+        if name.endswith(DELETE_DIR_SUFFIX):
+            self._doom(directory, now_ms, lambda disk: disk.remove_tree(path))
+            return None
+        if name.endswith((FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX)) or name != dir_name(topic_partition):
+            return None
+        found = directory.disk.stat(path)
+        return topic_partition if found is not None and found.is_dir else None
+
+    def _load_job(self, directory: LogDir, partitions: list[TopicPartition]) -> Job[None]:
+        def work() -> list[Log]:
+            return [self._open(directory, tp, directory.had_clean_shutdown) for tp in partitions]
+
+        def finish(logs: list[Log]) -> None:
+            for log in logs:
+                if not directory.online:
+                    log.close(clean=False)
+                    continue
+                other = self._home.get(log.topic_partition)
+                if other is not None:
+                    raise RuntimeError(
+                        f"{log.topic_partition} is in two log directories, {other.path} and {directory.path}: "
+                        "move one of them away"
+                    )
+                log.update_high_watermark(directory.high_watermarks.get(log.topic_partition, 0))
+                self._add(directory, log)
+
+        return self._job(directory, f"open {len(partitions)} logs of {directory.path}", work, finish)
+
+    def _job(
+        self, directory: LogDir, description: str, work: Callable[[], T], finish: Callable[[T], None] = _nothing
+    ) -> Job[None]:
+        return Job(description, work, finish).on_failure(lambda error: self.fail_dir(directory, error))
+
+    def _open(self, directory: LogDir, topic_partition: TopicPartition, clean: bool) -> Log:
+        """On any thread. What a clean stop cannot have left is recovered."""
+        try:
+            return self._open_as(directory, topic_partition, clean)
+        except (CorruptRecord, ValueError) as error:
+            if not clean:
+                raise OSError(5, f"{topic_partition}: {error}", directory.path) from error
+        return self._open(directory, topic_partition, clean=False)
+
+    def _open_as(self, directory: LogDir, topic_partition: TopicPartition, clean: bool) -> Log:
+        return Log.open(
+            directory.disk,
+            f"{directory.path}/{dir_name(topic_partition)}",
+            self._config_of(topic_partition.topic),
+            topic_partition=topic_partition,
+            now_ms=self._now_ms(),
+            clean=clean,
+            recovery_point=directory.recovery_points.get(topic_partition, 0),
+            log_start_offset=directory.log_starts.get(topic_partition, 0),
+            producer_expiration_ms=self.config.producer_expiration_ms,
+            verify_transactions=self.config.verify_transactions,
+            hooks=self,
+            jitter=self._jitter,
+        )
+
+    @property
+    def previous_broker_epoch(self) -> int:
+        """The broker epoch of the last clean stop; -1 where it was not clean everywhere."""
+        epochs = {directory.previous_broker_epoch for directory in self.dirs if directory.online}
+        return epochs.pop() if len(epochs) == 1 else -1
+
+    # Logs
+
+    def __iter__(self) -> Iterator[Log]:
+        return iter(list(self._logs.values()))
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def get(self, topic_partition: TopicPartition) -> Log | None:
+        return self._logs.get(topic_partition)
+
+    def dir_of(self, topic_partition: TopicPartition) -> LogDir | None:
+        return self._home.get(topic_partition)
+
+    def get_or_create_log(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: Uuid | None,
+        config: LogConfig,
+        directory_id: Uuid | None,
+        now_ms: int,
+    ) -> Log:
+        """The partition's log with this config, made where there is none: in the directory of that id, or in the one
+        with the fewest logs where the id is none or reserved.
+
+        Raises KAFKA_STORAGE_ERROR where that directory is offline, INCONSISTENT_TOPIC_ID where the log is another
+        topic's.
+        """
+        log = self._logs.get(topic_partition)
+        if log is not None:
+            if log.offline:
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log directory of {topic_partition} is offline")
+            if topic_id is not None:
+                log.assign_topic_id(topic_id)
+            if log.config != config:
+                log.update_config(config)
+            return log
+        directory = self._choose(directory_id)
+        try:
+            log = Log.open(
+                directory.disk,
+                f"{directory.path}/{dir_name(topic_partition)}",
+                config,
+                topic_partition=topic_partition,
+                topic_id=topic_id,
+                now_ms=now_ms,
+                clean=True,
+                producer_expiration_ms=self.config.producer_expiration_ms,
+                verify_transactions=self.config.verify_transactions,
+                hooks=self,
+                jitter=self._jitter,
+            )
+        except OSError as error:
+            self.fail_dir(directory, error)
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory.path}: {error}") from error
+        self._add(directory, log)
+        return log
+
+    def _choose(self, directory_id: Uuid | None) -> LogDir:
+        online = [directory for directory in self.dirs if directory.online]
+        if directory_id is not None and int.from_bytes(directory_id, "big") >= _RESERVED_IDS:
+            for directory in online:
+                if directory.directory_id == directory_id:
+                    return directory
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory with id {directory_id.hex()} is online")
+        if not online:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "every log directory is offline")
+        return min(online, key=lambda directory: len(directory.logs))
+
+    def _add(self, directory: LogDir, log: Log) -> None:
+        self._logs[log.topic_partition] = log
+        self._home[log.topic_partition] = directory
+        directory.logs[log.topic_partition] = log
+
+    def _drop(self, topic_partition: TopicPartition) -> tuple[LogDir, Log] | None:
+        log = self._logs.pop(topic_partition, None)
+        if log is None:
+            return None
+        directory = self._home.pop(topic_partition)
+        del directory.logs[topic_partition]
+        self._rolled.pop(topic_partition, None)
+        return directory, log
+
+    def delete_log(self, topic_partition: TopicPartition) -> None:
+        """Forget a log at once; its directory is renamed, and removed after `file.delete.delay.ms`."""
+        self._retire(topic_partition, DELETE_DIR_SUFFIX)
+
+    def set_aside(self, topic_partition: TopicPartition) -> None:
+        """Forget a log that the metadata does not know; its directory is kept for a person to look at (`-stray`)."""
+        self._retire(topic_partition, STRAY_DIR_SUFFIX)
+        self.stray.append(topic_partition)
+
+    def _retire(self, topic_partition: TopicPartition, suffix: str) -> None:
+        dropped = self._drop(topic_partition)
+        if dropped is None:
+            return
+        directory, log = dropped
+        if log.offline:
+            return
+        path = f"{directory.path}/{marked_dir_name(topic_partition, self._unique(), suffix)}"
+        log.rename_dir(path)
+        log.close(clean=False)
+        if suffix == DELETE_DIR_SUFFIX:
+            due = self._now_ms() + log.config.file_delete_delay_ms
+            self._doom(directory, due, lambda disk: disk.remove_tree(path))
+        # A new log of this name must not inherit these offsets after a crash.
+        self._due["recovery points"] = self._due["log starts"] = self._now_ms()
+
+    def describe(self) -> list[LogDirDescription]:
+        return [directory.describe() for directory in self.dirs]
+
+    # Periodic work
+
+    def poll(self, now_ms: int) -> list[Job[None]]:
+        """What is due, bounded: call again at `next_deadline_ms`. The jobs may run in any order."""
+        jobs: list[Job[None]] = []
+        while self._doomed and self._doomed[0][0] <= now_ms:
+            _, _, directory, remove = heapq.heappop(self._doomed)
+            if directory.online:
+                jobs.append(self._removal_job(directory, remove))
+        for topic_partition in list(self._rolled)[:_LOGS_A_POLL]:
+            del self._rolled[topic_partition]
+            log = self._logs.get(topic_partition)
+            if log is not None and not log.offline:
+                self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.active_segment.base_offset)))
+        for task, interval in self._tasks():
+            if self._due.get(task, now_ms) <= now_ms:
+                self._due[task] = now_ms + interval
+                if task in self._log_tasks:
+                    self._walks[task] = deque(self._logs)
+                else:
+                    jobs.extend(self._checkpoint_jobs(task))
+        for task in list(self._walks):
+            jobs.extend(self._walk(task, now_ms))
+        return jobs
+
+    def next_deadline_ms(self, now_ms: int) -> int:
+        """When `poll` has something to do again."""
+        if self._walks or self._rolled:
+            return now_ms
+        deadlines = list(self._due.values())
+        if self._doomed:
+            deadlines.append(self._doomed[0][0])
+        return max(now_ms, min(deadlines, default=MAX_INT64))
+
+    _log_tasks = frozenset({"retention", "producers", "flushes"})
+
+    def _tasks(self) -> tuple[tuple[str, int], ...]:
+        config = self.config
+        return (
+            ("retention", config.retention_check_interval_ms),
+            ("producers", config.producer_check_interval_ms),
+            ("flushes", config.flush_check_interval_ms),
+            ("recovery points", config.recovery_point_interval_ms),
+            ("log starts", config.log_start_interval_ms),
+            ("high watermarks", config.high_watermark_interval_ms),
+        )
+
+    def _checkpoint_jobs(self, task: str) -> list[Job[None]]:
+        make = {
+            "recovery points": LogDir.recovery_point_job,
+            "log starts": LogDir.log_start_job,
+            "high watermarks": LogDir.high_watermark_job,
+        }[task]
+        return [
+            job.on_failure(partial(self.fail_dir, directory))
+            for directory in self.dirs
+            if (job := make(directory)) is not None
+        ]
+
+    def checkpoint_jobs(self) -> list[Job[None]]:
+        """All checkpoints, now."""
+        tasks = ("recovery points", "log starts", "high watermarks")
+        return [job for task in tasks for job in self._checkpoint_jobs(task)]
+
+    def _walk(self, task: str, now_ms: int) -> list[Job[None]]:
+        """A bounded number of logs of a walk over all."""
+        jobs: list[Job[None]] = []
+        left = self._walks[task]
+
+        def visit(log: Log) -> None:
+            if task == "retention":
+                log.delete_old_segments(now_ms)
+            elif task == "producers":
+                log.expire_producers(now_ms)
+            elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
+                jobs.append(self._flush(log, now_ms))
+
+        for _ in range(min(_LOGS_A_POLL, len(left))):
+            log = self._logs.get(left.popleft())
+            if log is not None and not log.offline:
+                self._guard(log, visit)
+        if not left:
+            del self._walks[task]
+        return jobs
+
+    def _flush(self, log: Log, now_ms: int, upto: int | None = None) -> Job[None]:
+        return log.flush_job(upto, now_ms).on_failure(log.on_io_error)
+
+    def _guard(self, log: Log, visit: Callable[[Log], object]) -> None:
+        """A disk that fails under one log has told the hooks; the others are still to be visited."""
+        try:
+            visit(log)
+        except ApiError as error:
+            if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                raise
+
+    def _removal_job(self, directory: LogDir, remove: Callable[[Disk], None]) -> Job[None]:
+        return self._job(directory, f"delete files of {directory.path}", lambda: remove(directory.disk))
+
+    # Stop
+
+    def close_jobs(self) -> list[Job[None]]:
+        """Jobs that close every log as a clean stop does. No log is used after this."""
+        jobs: list[Job[None]] = []
+        for log in self:
+            if not log.offline:
+                self._guard(log, lambda log: jobs.append(log.close_job().on_failure(log.on_io_error)))
+        return jobs
+
+    def marker_jobs(self, broker_epoch: int) -> list[Job[None]]:
+        """When all `close_jobs` are finished: the checkpoints and the marker of a clean stop, one job a directory."""
+        return [self._marker_job(directory, broker_epoch) for directory in self.dirs if directory.online]
+
+    def _marker_job(self, directory: LogDir, broker_epoch: int) -> Job[None]:
+        makers = (LogDir.recovery_point_job, LogDir.log_start_job, LogDir.high_watermark_job)
+        jobs = [job for make in makers if (job := make(directory)) is not None]
+
+        def work() -> None:
+            for job in jobs:
+                job.run()
+            directory.write_marker(broker_epoch)
+
+        return self._job(directory, f"mark {directory.path}", work, lambda _: directory.unlock())
+
+    def close(self, broker_epoch: int = -1) -> None:
+        """`close_jobs` and `marker_jobs`, here and now."""
+        for job in self.close_jobs():
+            job.complete()
+        for job in self.marker_jobs(broker_epoch):
+            job.complete()
+
+    # Failures, and the logs' hooks
+
+    def fail_dir(self, directory: LogDir, error: OSError) -> None:
+        """The disk failed: the directory is offline from now on, and whoever made this manager is told once."""
+        if directory.online:
+            directory.take_offline()
+            self._on_dir_failed(directory, error)
+
+    def on_io_error(self, log: Log, error: OSError) -> None:
+        for directory in self.dirs:
+            if log.directory.startswith(directory.path + "/"):
+                self.fail_dir(directory, error)
+
+    def on_rolled(self, log: Log) -> None:
+        self._rolled[log.topic_partition] = None
+
+    def on_recovery_point_lowered(self, log: Log) -> None:
+        directory = self._home.get(log.topic_partition)
+        job = None if directory is None else directory.recovery_point_job()
+        if job is not None:
+            job.complete()  # raises where it cannot be written: then nothing is cut
+
+    def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
+        directory = self._home.get(log.topic_partition)
+        if directory is not None:
+            self._doom(directory, self._now_ms() + delay_ms, remove)
+
+    def _doom(self, directory: LogDir, due_ms: int, remove: Callable[[Disk], None]) -> None:
+        self._doomed_count += 1
+        heapq.heappush(self._doomed, (due_ms, self._doomed_count, directory, remove))

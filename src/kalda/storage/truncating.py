@@ -1,0 +1,52 @@
+"""Taking back what was appended: a follower whose log has parted from its leader's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kalda.storage.config import MAX_INT64
+from kalda.storage.loading import replay_producers
+from kalda.storage.segment import Segment
+
+if TYPE_CHECKING:
+    from kalda.storage.log import Log
+
+
+def cut(log: Log, offset: int) -> None:
+    """Everything from `offset` on goes, files first: a crash in between leaves a longer log, never a hole."""
+    assert offset >= 0, f"truncating {log.topic_partition} to {offset}"
+    if log.segments.first.base_offset > offset:
+        empty(log, offset, None)
+        return
+    log.lower_recovery_point(offset)
+    for segment in reversed(log.segments.above(offset)):
+        _remove(log, segment)
+    log.segments.active.truncate_to(offset)
+    log.log_end_offset = offset
+    log.log_start_offset = min(log.log_start_offset, offset)
+    log.leader_epochs.truncate_from_end(offset)
+    # The producers as they were: the last snapshot below, and the batches after it. Nobody has expired meanwhile.
+    log.snapshots.load_latest(log.producer_states, log.log_start_offset, offset, 0, MAX_INT64)
+    replay_producers(log.producer_states, log.segments, offset)
+    log.high_watermark = min(log.high_watermark, offset)
+
+
+def empty(log: Log, offset: int, log_start_offset: int | None) -> None:
+    """Everything goes; the log goes on at `offset`."""
+    log.lower_recovery_point(offset)
+    for segment in reversed(list(log.segments)):
+        _remove(log, segment)
+    log.segments.add(Segment.create(log.disk, log.directory, offset, log.config, 0))
+    log.leader_epochs.clear()
+    for taken in list(log.snapshots.offsets):
+        log.snapshots.remove(taken)
+    log.producer_states.clear(offset)
+    log.log_end_offset = offset
+    log.log_start_offset = offset if log_start_offset is None else log_start_offset
+    log.high_watermark = max(log.log_start_offset, min(log.high_watermark, offset))
+
+
+def _remove(log: Log, segment: Segment) -> None:
+    log.segments.remove(segment)
+    segment.close()
+    segment.files()(log.disk)
