@@ -6,8 +6,9 @@ where in the log that was learnt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from kalda.metadata import (
@@ -22,7 +23,7 @@ from kalda.metadata import (
     topics,
 )
 from kalda.metadata.metadata_version import MetadataVersion
-from kalda.metadata.writing import ImageWriter
+from kalda.metadata.writing import ImageWriter, LossHandler, Writable, refuse
 from kalda.protocol.record_framing import VersionedRecord
 
 
@@ -84,32 +85,34 @@ class MetadataImage:
         return self.provenance.last_contained_epoch
 
     def write(
-        self,
-        metadata_version: MetadataVersion | None = None,
-        on_loss: Callable[[MetadataVersion, str], None] | None = None,
+        self, metadata_version: MetadataVersion | None = None, on_loss: LossHandler = refuse
     ) -> list[VersionedRecord]:
+        """All of `records`."""
+        return list(self.records(metadata_version, on_loss))
+
+    def records(
+        self, metadata_version: MetadataVersion | None = None, on_loss: LossHandler = refuse
+    ) -> Iterator[VersionedRecord]:
         """The records that make this image out of an empty one, at its own metadata.version or the given.
 
-        Features come first: they say how to read the rest. What a lower metadata.version cannot say is handed to
-        `on_loss`, which by default raises `UnwritableMetadata`. Raises `ValueError` for an image that holds anything
-        without a metadata.version.
+        They are made as they are drawn, from what never changes: any thread may draw them. Features come first, for
+        they say how to read the rest. What a lower metadata.version cannot say is handed to `on_loss`, which by
+        default raises `UnwritableMetadata`. Raises `ValueError` for an image that holds anything without a
+        metadata.version.
         """
         if self.is_empty:
-            return []
+            return
         version = metadata_version or self.features.metadata_version_or_raise()
-        writer = ImageWriter(version, elr_enabled=self.features.is_elr_enabled)
-        if on_loss is not None:
-            writer.on_loss = on_loss
-        self.features.write(writer)
-        self.cluster.write(writer)
-        self.topics.write(writer)
-        self.configs.write(writer)
-        self.client_quotas.write(writer)
-        self.producer_ids.write(writer)
-        self.acls.write(writer)
-        self.scram.write(writer)
-        self.delegation_tokens.write(writer)
-        return writer.records
+        writer = ImageWriter(version, self.features.is_elr_enabled, on_loss)
+        parts: Iterable[Writable] = chain(
+            (self.features, self.cluster),
+            self.topics.by_id.values(),
+            (self.configs, self.client_quotas, self.producer_ids, self.acls, self.scram, self.delegation_tokens),
+        )
+        for part in parts:
+            part.write(writer)
+            yield from writer.records
+            writer.records.clear()
 
 
 EMPTY = MetadataImage()

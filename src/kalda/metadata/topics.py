@@ -57,10 +57,6 @@ class TopicsImage(NamedTuple):
         topic = self.by_id.get(topic_id)
         return None if topic is None else topic.name
 
-    def write(self, writer: ImageWriter) -> None:
-        for topic in self.by_id.values():
-            topic.write(writer)
-
 
 EMPTY = TopicsImage({}, {})
 

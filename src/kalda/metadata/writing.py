@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kalda.metadata.metadata_version import MetadataVersion
 from kalda.protocol.notation import RecordBody
@@ -18,7 +19,10 @@ class UnwritableMetadata(Exception):
     """The image holds something that the records of this metadata.version cannot."""
 
 
-def _refuse(metadata_version: MetadataVersion, loss: str) -> None:
+LossHandler = Callable[[MetadataVersion, str], None]
+
+
+def refuse(metadata_version: MetadataVersion, loss: str) -> None:
     raise UnwritableMetadata(
         f"Metadata has been lost because the following could not be represented in metadata.version "
         f"{metadata_version}: {loss}"
@@ -31,7 +35,7 @@ class ImageWriter:
 
     metadata_version: MetadataVersion
     elr_enabled: bool = False
-    on_loss: Callable[[MetadataVersion, str], None] = _refuse
+    on_loss: LossHandler = refuse
     records: list[VersionedRecord] = field(default_factory=list)
 
     def write(self, record: RecordBody, version: int = 0) -> None:
@@ -40,3 +44,9 @@ class ImageWriter:
     def lose(self, loss: str) -> None:
         """`loss` names, as the end of a sentence, what is left out."""
         self.on_loss(self.metadata_version, loss)
+
+
+class Writable(Protocol):
+    """An image, or a part of one, that can write itself."""
+
+    def write(self, writer: ImageWriter) -> None: ...
