@@ -6,6 +6,7 @@ It knows no socket, file, clock or random source; it only names their interfaces
 - `ids`: UUIDs in Kafka's text form, topic partitions
 - `pending`: an answer that comes later, without asyncio
 - `clock`: the clock's interface
+- `scheduling`: the interfaces of timers and of jobs that may block
 - `disk`: the disk's interface
 - `configs`: Kafka's config keys, types, defaults and synonyms
 """

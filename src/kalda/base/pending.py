@@ -37,6 +37,10 @@ class Pending(Generic[T]):
         """Settle with an error. Settling twice is a broken invariant."""
         self._settle(None, error)
 
+    def settle(self, value: T | None, error: ApiError | None) -> None:
+        """Settle as another one did: `other.then(self.settle)`."""
+        self._settle(value, error)
+
     def then(self, callback: Callback[T]) -> None:
         """Call `callback(value, error)` once settled; now, where it already is."""
         if self.done:

@@ -1,0 +1,96 @@
+"""Topics that come into being when somebody asks for them.
+
+Metadata requests name topics that are not there yet (`auto.create.topics.enable`), and the first group needs
+`__consumer_offsets`. The first request starts the creation and is told that there is no such topic; a retry finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.dispatch import RequestContext
+from kalda.protocol.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+log = logging.getLogger("kalda.auto_topics")
+
+_LEGAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_MAX_NAME = 249
+_MAX_UNDER_WAY = 1000
+
+
+class TopicPlan(NamedTuple):
+    """How an internal topic is made."""
+
+    partitions: int
+    replication_factor: int
+    configs: dict[str, str]
+
+
+class AutoTopics:
+    """Creates missing topics through the controller, each once at a time."""
+
+    def __init__(self, channel: ControllerChannel, enabled: bool, plans: dict[str, TopicPlan], timeout_ms: int) -> None:
+        """`plans` are the internal topics that this broker may create, by name."""
+        self._channel = channel
+        self._enabled = enabled
+        self._plans = plans
+        self._timeout_ms = timeout_ms
+        self._under_way: set[str] = set()
+
+    def name_error(self, name: str) -> ErrorCode:
+        """INVALID_TOPIC_EXCEPTION for a name that no topic may have."""
+        if not name or len(name) > _MAX_NAME or name in (".", "..") or not _LEGAL.issuperset(name):
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        return ErrorCode.NONE
+
+    def create(self, names: list[str], context: RequestContext | None) -> None:
+        """Start the creation of those that may be created and are not under way."""
+        topics = []
+        for name in names:
+            plan = self._plans.get(name)
+            if (
+                name in self._under_way
+                or len(self._under_way) >= _MAX_UNDER_WAY
+                or (plan is None and not self._enabled)
+            ):
+                continue
+            if plan is None:
+                plan = TopicPlan(-1, -1, {})
+            topics.append(
+                CreatableTopic(
+                    name=name,
+                    num_partitions=plan.partitions,
+                    replication_factor=plan.replication_factor,
+                    configs=[CreatableTopicConfig(name=key, value=value) for key, value in plan.configs.items()],
+                )
+            )
+            self._under_way.add(name)
+        if topics:
+            request = CreateTopicsRequest(topics=topics, timeout_ms=self._timeout_ms)
+            created = [topic.name for topic in topics]
+            self._channel.send(request, self._timeout_ms).then(lambda *answer: self._created(created, *answer))
+
+    def _created(self, names: list[str], response: Any, error: ApiError | None) -> None:
+        self._under_way.difference_update(names)
+        if error is not None:
+            log.warning("automatic creation of %s failed: %s", ", ".join(names), error)
+            return
+        assert isinstance(response, CreateTopicsResponse)
+        for result in response.topics:
+            if result.error_code == ErrorCode.NONE:
+                log.info("created topic %s, which a client asked for", result.name)
+            elif result.error_code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                log.warning(
+                    "automatic creation of %s failed: %s %s",
+                    result.name,
+                    ErrorCode(result.error_code).name,
+                    result.error_message or "",
+                )

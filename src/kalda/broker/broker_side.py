@@ -1,0 +1,182 @@
+"""The half of a node with the broker role: logs, replicas, coordinator, lifecycle, and the handlers over them.
+
+Coming up: register; catch up with the metadata; recover the logs on threads; apply the first image, which opens every
+partition; become unfenced; serve. Going down: hand leadership over; stop serving; close the logs; leave the marker
+of a clean stop as the very last thing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+
+from kalda.base.configs.definition import to_text
+from kalda.base.configs.dynamic import Layers, effective
+from kalda.base.configs.server import ServerConfig
+from kalda.base.ids import Uuid
+from kalda.base.scheduling import Jobs, Timers
+from kalda.broker.auto_topics import AutoTopics, TopicPlan
+from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
+from kalda.broker.dispatch import Dispatcher, Features
+from kalda.broker.forwarding import Forwarding
+from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.handlers.data import DataHandlers
+from kalda.broker.handlers.describe import DescribeHandlers
+from kalda.broker.handlers.groups import GroupHandlers
+from kalda.broker.handlers.metadata import OFFSETS_TOPIC, MetadataHandlers
+from kalda.broker.handlers.offsets import OffsetHandlers
+from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
+from kalda.broker.handlers.table import handler_table
+from kalda.broker.lifecycle import BrokerLifecycle
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.publisher import BrokerPublisher
+from kalda.broker.shell import SystemClock, new_uuid
+from kalda.coordinator.config import GroupCoordinatorConfig
+from kalda.coordinator.group_coordinator import GroupCoordinator
+from kalda.coordinator.routing import coordinator_partition
+from kalda.metadata.configs import broker_resource
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import MetadataImage
+from kalda.replication.fetch_session import FetchSessionCache
+from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.config import LogConfig
+from kalda.storage.log_manager import LogManager
+
+log = logging.getLogger("kalda.broker")
+
+_INTERNAL = {"cleanup.policy": "compact", "compression.type": "producer"}
+
+
+class TopicNames:
+    """Topic ids and names, as the coordinator asks for them."""
+
+    def __init__(self, cache: MetadataCache) -> None:
+        self._cache = cache
+
+    def id_of(self, name: str) -> Uuid | None:
+        """The id of a topic that exists."""
+        return self._cache.topic_id(name)
+
+    def name_of(self, topic_id: Uuid) -> str | None:
+        """The name of a topic that exists."""
+        return self._cache.topic_name(topic_id)
+
+    def has_partition(self, name: str, partition: int) -> bool:
+        """Whether the topic exists and has that partition."""
+        topic = self._cache.topic(name)
+        return topic is not None and partition in topic.partitions
+
+
+class BrokerSide:
+    """Everything that serves clients."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        cluster_id: str,
+        channel: ControllerChannel,
+        lifecycle: BrokerLifecycle,
+        logs: LogManager,
+        clock: SystemClock,
+        timers: Timers,
+        jobs: Jobs,
+        features: Callable[[], Features],
+    ) -> None:
+        self._config = config
+        self.logs = logs
+        self.cache = MetadataCache()
+        self.replicas = ReplicaManager(config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists)
+        coordinator = GroupCoordinator(
+            GroupCoordinatorConfig.from_properties(config.values),
+            GroupLog(self.replicas),
+            TopicNames(self.cache),
+            new_uuid,
+            self._offsets_partitions,
+            clock.wall_ms,
+        )
+        self.groups = GroupCoordinatorShell(coordinator, self.replicas, clock, timers, jobs)
+        auto_topics = AutoTopics(
+            channel,
+            config["auto.create.topics.enable"],
+            {
+                OFFSETS_TOPIC: TopicPlan(
+                    config["offsets.topic.num.partitions"],
+                    config["offsets.topic.replication.factor"],
+                    {**_INTERNAL, "segment.bytes": str(config["offsets.topic.segment.bytes"])},
+                )
+            },
+            config["request.timeout.ms"],
+        )
+        self.configs = ConfigHandlers(config.node_id, config, self.cache, auto_topics)
+        rng = random.Random()
+        sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], rng.randint)
+        producer_ids = ProducerIds(config.node_id, lambda: lifecycle.broker_epoch, channel.send)
+        self.dispatcher = Dispatcher(
+            handler_table(
+                DataHandlers(self.replicas, self.cache, sessions, clock),
+                OffsetHandlers(self.replicas),
+                MetadataHandlers(
+                    self.cache,
+                    cluster_id,
+                    auto_topics,
+                    coordinator_partition,
+                    config["max.request.partition.size.limit"],
+                ),
+                GroupHandlers(coordinator, clock, self.groups.arm),
+                self.configs,
+                DescribeHandlers(self.replicas, logs, self.cache),
+                ProducerHandlers(producer_ids),
+                Forwarding(channel),
+            ),
+            features,
+            config["unstable.api.versions.enable"],
+        )
+        self.publisher = BrokerPublisher(
+            config.node_id,
+            self.cache,
+            self.replicas,
+            logs,
+            self.log_config,
+            self._on_configs,
+            self.groups,
+            clock.wall_ms,
+        )
+        self._defaults: dict[str, str] | None = None
+
+    def _offsets_partitions(self) -> int:
+        topic = self.cache.topic(OFFSETS_TOPIC)
+        return 0 if topic is None else len(topic.partitions)
+
+    # -- configs
+
+    def log_config(self, topic: str, image: MetadataImage) -> LogConfig:
+        """A topic's effective config: its own, over the cluster's and this broker's defaults."""
+        if self._defaults is None:
+            configs = image.configs
+            layers = Layers(
+                self._config.properties, configs.of(broker_resource(None)), configs.of_broker(self._config.node_id)
+            )
+            current, faults = effective(layers)
+            for fault in faults:
+                log.warning("a dynamic config is left out: %s", fault.message)
+            self._defaults = {
+                name: text for name, value in current.topic_defaults().items() if (text := to_text(value)) is not None
+            }
+        overrides = image.configs.of_topic(topic)
+        return _parsed_log_config(tuple(sorted(overrides.items())), self._defaults)
+
+    def _on_configs(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Dynamic broker configs may change every topic's defaults."""
+        self._defaults = None
+
+    # -- the end
+
+    def close(self) -> None:
+        """Stop what runs by itself; the logs are closed by their manager."""
+        self.groups.close()
+
+
+def _parsed_log_config(overrides: tuple[tuple[str, str], ...], defaults: dict[str, str]) -> LogConfig:
+    return LogConfig.from_dict({**defaults, **dict(overrides)})

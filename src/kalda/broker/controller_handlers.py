@@ -1,0 +1,124 @@
+"""What a controller's listener answers: the quorum's APIs, the controller's, and envelopes from brokers.
+
+Every admin API that changes the cluster ends here, whether a broker forwarded it or a tool came directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kalda.base.clock import Clock
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.dispatch import Dispatcher, Features, Handler, Reply, RequestContext
+from kalda.broker.forwarding import Unwrapping
+from kalda.broker.raft_driver import RaftDriver
+from kalda.controller import context as controller_context
+from kalda.controller.quorum_controller import QuorumController
+from kalda.metadata.loader import MetadataLoader
+from kalda.protocol.apis import API, ApiKey, Listener
+from kalda.protocol.messages.metadata import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+
+_CONTROLLERS = 2
+_QUORUM = (
+    ApiKey.FETCH,
+    ApiKey.VOTE,
+    ApiKey.BEGIN_QUORUM_EPOCH,
+    ApiKey.END_QUORUM_EPOCH,
+    ApiKey.DESCRIBE_QUORUM,
+    ApiKey.FETCH_SNAPSHOT,
+    ApiKey.ADD_RAFT_VOTER,
+    ApiKey.REMOVE_RAFT_VOTER,
+    ApiKey.UPDATE_RAFT_VOTER,
+)
+
+
+class ControllerHandlers:
+    """Hands requests to the quorum and to the controller of this node."""
+
+    def __init__(
+        self,
+        raft: RaftDriver,
+        controller: QuorumController,
+        loader: MetadataLoader,
+        clock: Clock,
+        cluster_id: str,
+        on_handled: Callable[[], None],
+    ) -> None:
+        """`on_handled` is told after each request that the controller handled: its deadlines may have moved."""
+        self._raft = raft
+        self._controller = controller
+        self._loader = loader
+        self._clock = clock
+        self._cluster_id = cluster_id
+        self._on_handled = on_handled
+
+    def dispatcher(self, features: Callable[[], Features], unstable_versions: bool) -> Dispatcher:
+        """The dispatcher of controller listeners."""
+        controller = self._controller
+        handlers: dict[ApiKey, Handler] = dict.fromkeys(_QUORUM, self._quorum)
+        for key, handle in (
+            (ApiKey.CREATE_TOPICS, controller.handle_create_topics),
+            (ApiKey.DELETE_TOPICS, controller.handle_delete_topics),
+            (ApiKey.CREATE_PARTITIONS, controller.handle_create_partitions),
+            (ApiKey.ALTER_CONFIGS, controller.handle_alter_configs),
+            (ApiKey.INCREMENTAL_ALTER_CONFIGS, controller.handle_incremental_alter_configs),
+            (ApiKey.ALTER_CLIENT_QUOTAS, controller.handle_alter_client_quotas),
+            (ApiKey.ALTER_USER_SCRAM_CREDENTIALS, controller.handle_alter_user_scram_credentials),
+            (ApiKey.UPDATE_FEATURES, controller.handle_update_features),
+            (ApiKey.ELECT_LEADERS, controller.handle_elect_leaders),
+            (ApiKey.ALTER_PARTITION_REASSIGNMENTS, controller.handle_alter_partition_reassignments),
+            (ApiKey.LIST_PARTITION_REASSIGNMENTS, controller.handle_list_partition_reassignments),
+            (ApiKey.UNREGISTER_BROKER, controller.handle_unregister_broker),
+            (ApiKey.BROKER_REGISTRATION, controller.handle_broker_registration),
+            (ApiKey.BROKER_HEARTBEAT, controller.handle_broker_heartbeat),
+            (ApiKey.CONTROLLER_REGISTRATION, controller.handle_controller_registration),
+            (ApiKey.ALTER_PARTITION, controller.handle_alter_partition),
+            (ApiKey.ALLOCATE_PRODUCER_IDS, controller.handle_allocate_producer_ids),
+            (ApiKey.ASSIGN_REPLICAS_TO_DIRS, controller.handle_assign_replicas_to_dirs),
+        ):
+            assert API[key].listeners & Listener.CONTROLLER
+            handlers[key] = self._controlled(handle)
+        handlers[ApiKey.DESCRIBE_CLUSTER] = self._describe_cluster
+        dispatcher: Dispatcher
+        unwrapping = Unwrapping(lambda context: dispatcher.answer(context))
+        handlers[ApiKey.ENVELOPE] = unwrapping.unwrap
+        dispatcher = Dispatcher(handlers, features, unstable_versions)
+        return dispatcher
+
+    def _quorum(self, context: RequestContext, request: Any) -> Reply:
+        return self._raft.handle(request, context.api_version)
+
+    def _controlled(self, handle: Callable[[Any, controller_context.RequestContext, int], Reply]) -> Handler:
+        def handler(context: RequestContext, request: Any) -> Reply:
+            caller = controller_context.RequestContext(principal=context.principal, api_version=context.api_version)
+            reply = handle(request, caller, self._clock.mono_ms())
+            self._on_handled()
+            return reply
+
+        return handler
+
+    def _describe_cluster(self, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
+        """The controllers, for tools that bootstrap from them (KIP-919)."""
+        if request.endpoint_type != _CONTROLLERS:
+            raise ApiError(
+                ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+                "The request was sent to a controller's endpoint",
+            )
+        response = DescribeClusterResponse(
+            cluster_id=self._cluster_id,
+            endpoint_type=_CONTROLLERS,
+            controller_id=-1 if self._controller.leader_id is None else self._controller.leader_id,
+        )
+        controllers = self._loader.image.cluster.controllers
+        for controller_id in sorted(controllers):
+            endpoint = controllers[controller_id].listeners.get(context.listener_name)
+            if endpoint is not None:
+                response.brokers.append(
+                    DescribeClusterBroker(broker_id=controller_id, host=endpoint.host, port=endpoint.port)
+                )
+        return response

@@ -1,0 +1,14 @@
+"""What a broker's listener answers, one file a domain.
+
+A handler is `(context, request) -> response`, or a `Pending` of one where it must wait. It decides nothing itself: it
+asks the floor that knows, and says the result in the words of the API.
+
+- `data`: Produce, Fetch
+- `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
+- `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
+- `groups`: the group APIs, handed to the coordinator
+- `configs`: DescribeConfigs, ListConfigResources
+- `describe`: DescribeLogDirs, DescribeProducers, client quotas, SCRAM credentials
+- `producers`: InitProducerId
+- `table`: which of these a listener serves
+"""

@@ -1,0 +1,242 @@
+"""DescribeConfigs (32), ListConfigResources (74), and a broker's say in altering its own dynamic configs.
+
+The values come from the image's overrides over this node's properties; what each key means, where its value comes
+from and what it falls back to is the business of the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from kalda.base.configs import describe
+from kalda.base.configs.dynamic import Layers, check_alteration, effective
+from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.auto_topics import AutoTopics
+from kalda.broker.dispatch import Handler, Reply, RequestContext
+from kalda.broker.forwarding import Forwarding
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.metadata.configs import ConfigResource, ConfigResourceType, broker_resource
+from kalda.protocol.messages import configs as messages
+from kalda.protocol.messages.configs import (
+    AlterConfigsResponse,
+    AlterConfigsResponseAlterConfigsResourceResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+
+_DOCUMENTED_AS = {
+    ConfigResourceType.TOPIC: "topic",
+    ConfigResourceType.BROKER: "broker",
+    ConfigResourceType.GROUP: "group",
+    ConfigResourceType.CLIENT_METRICS: "client_metrics",
+}
+_LOGGERS = 8
+_SET, _DELETE = 0, 1
+
+
+class ConfigHandlers:
+    """Configs as this broker sees them."""
+
+    def __init__(self, broker_id: int, static: ServerConfig, metadata: MetadataCache, auto_topics: AutoTopics) -> None:
+        self._broker_id = broker_id
+        self._static = static
+        self._metadata = metadata
+        self._auto_topics = auto_topics
+
+    def layers(self) -> Layers:
+        """This broker's configuration, layer by layer."""
+        configs = self._metadata.image.configs
+        return Layers(self._static.properties, configs.of(broker_resource(None)), configs.of_broker(self._broker_id))
+
+    def effective(self) -> ServerConfig:
+        """What the layers give."""
+        return effective(self.layers())[0]
+
+    # -- DescribeConfigs
+
+    def describe_configs(self, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+        """Values with their sources; on demand with all synonyms and documentation."""
+        response = DescribeConfigsResponse()
+        for resource in request.resources:
+            result = DescribeConfigsResult(
+                resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=""
+            )
+            response.results.append(result)
+            try:
+                kind = _kind(resource.resource_type)
+                for entry in self._entries(kind, resource):
+                    result.configs.append(_described(entry, kind, request))
+            except ApiError as error:
+                result.error_code = error.code
+                result.error_message = error.message
+        return response
+
+    def _entries(self, kind: ConfigResourceType, resource: DescribeConfigsResource) -> list[describe.Entry]:
+        name = resource.resource_name
+        keys: Collection[str] | None = resource.configuration_keys
+        if kind is ConfigResourceType.TOPIC:
+            return self._topic(name, keys)
+        layers = self.layers()
+        if kind is ConfigResourceType.BROKER:
+            if not name:
+                return describe.describe_cluster_default(layers, keys)
+            self._check_broker(name)
+            return describe.describe_broker(layers, self.effective(), keys)
+        overrides = self._metadata.image.configs.of(ConfigResource(kind, name))
+        if kind is ConfigResourceType.GROUP:
+            if not name:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+            return describe.describe_group(layers, self.effective(), overrides, keys)
+        if not name:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
+        return describe.describe_client_metrics(overrides, keys)
+
+    def _topic(self, name: str, keys: Collection[str] | None) -> list[describe.Entry]:
+        if self._auto_topics.name_error(name) is not ErrorCode.NONE:
+            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {name!r}")
+        if self._metadata.topic(name) is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        overrides = self._metadata.image.configs.of_topic(name)
+        return describe.describe_topic(self.layers(), self.effective(), overrides, keys)
+
+    def _check_broker(self, name: str) -> None:
+        if name != str(self._broker_id):
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Unexpected broker id, expected {self._broker_id} or empty string, but received {name}",
+            )
+
+    # -- altering
+
+    def alter_configs(self, forwarding: Forwarding) -> Handler:
+        """Checks what only this broker can check of its own configs, then lets the controller decide."""
+        return lambda context, request: self._check_then_forward(context, request, forwarding)
+
+    def incremental_alter_configs(self, forwarding: Forwarding) -> Handler:
+        """As `alter_configs`, key by key (KIP-339)."""
+        return lambda context, request: self._check_then_forward(context, request, forwarding)
+
+    def _check_then_forward(self, context: RequestContext, request: Any, forwarding: Forwarding) -> Reply:
+        """A broker's dynamic configs must fit its static ones, which the controller does not know.
+
+        A request is refused here only when all its resources are: otherwise the controller answers for the rest, and
+        its own tables refuse what no broker could take.
+        """
+        refused: list[tuple[Any, ApiError]] = []
+        for resource in request.resources:
+            if resource.resource_type == ConfigResourceType.BROKER:
+                try:
+                    self._check_alteration(resource, isinstance(request, IncrementalAlterConfigsRequest))
+                except ApiError as error:
+                    refused.append((resource, error))
+        if not refused or len(refused) < len(request.resources):
+            return forwarding.forward(context, request)
+        if isinstance(request, IncrementalAlterConfigsRequest):
+            return IncrementalAlterConfigsResponse(
+                responses=[
+                    IncrementalAlterConfigsResponseAlterConfigsResourceResponse(**_refusal(resource, error))
+                    for resource, error in refused
+                ]
+            )
+        return AlterConfigsResponse(
+            responses=[
+                AlterConfigsResponseAlterConfigsResourceResponse(**_refusal(resource, error))
+                for resource, error in refused
+            ]
+        )
+
+    def _check_alteration(self, resource: Any, incremental: bool) -> None:
+        name = resource.resource_name
+        if name:
+            self._check_broker(name)
+        layers = self.layers()
+        altered = dict(layers.broker if name else layers.cluster) if incremental else {}
+        for config in resource.configs:
+            operation = config.config_operation if incremental else _SET
+            if operation == _SET and config.value is not None:
+                altered[config.name] = config.value
+            elif operation == _DELETE:
+                altered.pop(config.name, None)
+        check_alteration(layers, altered, per_broker=bool(name))
+
+    # -- ListConfigResources
+
+    def list_config_resources(
+        self, context: RequestContext, request: ListConfigResourcesRequest
+    ) -> ListConfigResourcesResponse:
+        """Names of what can have configs (KIP-1142); version 0 knew client metrics only."""
+        everything = (
+            ConfigResourceType.TOPIC,
+            ConfigResourceType.BROKER,
+            _LOGGERS,
+            ConfigResourceType.CLIENT_METRICS,
+            ConfigResourceType.GROUP,
+        )
+        wanted: Collection[int] = request.resource_types or everything
+        if context.api_version == 0:
+            wanted = (ConfigResourceType.CLIENT_METRICS,)
+        for kind in wanted:
+            if kind not in everything:
+                raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"Resource type {kind} is not supported")
+        image = self._metadata.image
+        response = ListConfigResourcesResponse()
+        for kind in wanted:
+            if kind == ConfigResourceType.TOPIC:
+                names = sorted(image.topics.by_name)
+            elif kind in (ConfigResourceType.BROKER, _LOGGERS):
+                names = [str(broker_id) for broker_id in sorted(image.cluster.brokers)]
+            else:
+                names = sorted(resource.name for resource in image.configs.resources if resource.type == kind)
+            response.config_resources.extend(
+                messages.ConfigResource(resource_name=name, resource_type=kind) for name in names
+            )
+        return response
+
+
+def _kind(resource_type: int) -> ConfigResourceType:
+    if resource_type not in _DOCUMENTED_AS:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource_type}")
+    return ConfigResourceType(resource_type)
+
+
+def _refusal(resource: Any, error: ApiError) -> dict[str, Any]:
+    return {
+        "error_code": error.code,
+        "error_message": error.message,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+    }
+
+
+def _described(
+    entry: describe.Entry, kind: ConfigResourceType, request: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    documentation = None
+    if request.include_documentation:
+        documentation = describe.documentation(_DOCUMENTED_AS[kind], entry.name)
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        is_sensitive=entry.sensitive,
+        synonyms=[
+            DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
+            for synonym in entry.synonyms
+        ]
+        if request.include_synonyms
+        else [],
+        config_type=entry.type,
+        documentation=documentation,
+    )

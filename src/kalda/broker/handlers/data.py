@@ -1,0 +1,73 @@
+"""Produce (0) and Fetch (1): the data path's two ends.
+
+Nothing here touches a record: a produce hands views of the request's frame to the log, a fetch hands the log's
+buffers to the response.
+"""
+
+from __future__ import annotations
+
+from kalda.base.clock import Clock
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.broker.dispatch import RequestContext
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
+from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse
+from kalda.replication import produce
+from kalda.replication.fetch import Fetch
+from kalda.replication.fetch_session import FetchSessionCache
+from kalda.replication.replica_manager import ReplicaManager
+
+_FIRST_PRODUCE_WITH_IDS = 13
+_FIRST_FETCH_WITH_IDS = 13
+
+
+class DataHandlers:
+    """Produce and Fetch over the broker's replicas."""
+
+    def __init__(
+        self,
+        replicas: ReplicaManager,
+        metadata: MetadataCache,
+        sessions: FetchSessionCache,
+        clock: Clock,
+    ) -> None:
+        self._replicas = replicas
+        self._metadata = metadata
+        self._sessions = sessions
+        self._clock = clock
+
+    def produce(
+        self, context: RequestContext, request: ProduceRequest
+    ) -> ProduceResponse | Pending[ProduceResponse] | None:
+        """Append and answer; with acks=0 there is no answer, and a failure closes the connection instead."""
+        if request.acks not in (-1, 0, 1):
+            raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
+        if request.transactional_id is not None:
+            raise ApiError(
+                ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+                f"Transactional id {request.transactional_id} is unknown: this broker serves no transactions",
+            )
+        if context.api_version >= _FIRST_PRODUCE_WITH_IDS:
+            names = [self._metadata.topic_name(topic.topic_id) or "" for topic in request.topic_data]
+        else:
+            names = [topic.name for topic in request.topic_data]
+        done = produce.run(self._replicas, request, names, self._clock.wall_ms())
+        if request.acks == 0:
+            if done.failed:
+                context.connection.close()
+            return None
+        return done.finish(max(0, request.timeout_ms))
+
+    def fetch(self, context: RequestContext, request: FetchRequest) -> FetchResponse | Pending[FetchResponse]:
+        """Read what is there, or wait for it."""
+        try:
+            fetch_context = self._sessions.context(
+                request,
+                context.api_version >= _FIRST_FETCH_WITH_IDS,
+                self._metadata.topic_name,
+                self._clock.mono_ms(),
+            )
+        except ApiError as error:
+            return FetchResponse(error_code=error.code)
+        return Fetch(self._replicas, request, fetch_context).run()

@@ -1,0 +1,203 @@
+"""What a broker tells of itself and of what is stored: log dirs, producers, quotas, SCRAM users.
+
+DescribeLogDirs (35), DescribeProducers (61), DescribeClientQuotas (48), DescribeUserScramCredentials (50).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.dispatch import RequestContext
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.protocol.messages.admin import (
+    ComponentData,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+    DescribeClientQuotasResponseEntityData,
+    DescribeClientQuotasResponseEntryData,
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+    ValueData,
+)
+from kalda.protocol.messages.security import (
+    CredentialInfo,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+    DescribeUserScramCredentialsResult,
+)
+from kalda.protocol.messages.transactions import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.log_manager import LogManager
+
+_EXACT, _DEFAULT, _SPECIFIED = 0, 1, 2
+_ENTITY_TYPES = ("user", "client-id", "ip")
+
+
+class DescribeHandlers:
+    """Answers from the logs at hand and from the metadata image."""
+
+    def __init__(self, replicas: ReplicaManager, logs: LogManager, metadata: MetadataCache) -> None:
+        self._replicas = replicas
+        self._logs = logs
+        self._metadata = metadata
+
+    # -- DescribeLogDirs
+
+    def describe_log_dirs(self, context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+        """Sizes of the replicas in each log directory; a failed one says so."""
+        wanted = None
+        if request.topics is not None:
+            wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
+        response = DescribeLogDirsResponse()
+        for directory in self._logs.describe():
+            result = DescribeLogDirsResult(log_dir=directory.path)
+            response.results.append(result)
+            if not directory.online:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
+            result.total_bytes, result.usable_bytes = directory.total_bytes, directory.usable_bytes
+            topics: dict[str, DescribeLogDirsTopic] = {}
+            for log in directory.logs:
+                name, index = log.topic_partition
+                if wanted is not None and (name, index) not in wanted:
+                    continue
+                topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
+                lag = max(0, log.high_watermark - log.log_end_offset)
+                topic.partitions.append(
+                    DescribeLogDirsPartition(partition_index=index, partition_size=log.size_bytes, offset_lag=lag)
+                )
+            result.topics = list(topics.values())
+        return response
+
+    # -- DescribeProducers
+
+    def describe_producers(
+        self, context: RequestContext, request: DescribeProducersRequest
+    ) -> DescribeProducersResponse:
+        """The producers that a partition's leader remembers (KIP-664)."""
+        response = DescribeProducersResponse()
+        for topic in request.topics:
+            answer = TopicResponse(name=topic.name)
+            response.topics.append(answer)
+            for index in topic.partition_indexes:
+                result = PartitionResponse(partition_index=index)
+                answer.partitions.append(result)
+                try:
+                    partition = self._replicas.get(topic.name, index)
+                    partition.check_leader(-1)
+                except ApiError as error:
+                    result.error_code = error.code
+                    result.error_message = error.message or None
+                    continue
+                result.active_producers = [
+                    ProducerState(
+                        producer_id=producer.producer_id,
+                        producer_epoch=producer.epoch,
+                        last_sequence=producer.last_sequence,
+                        last_timestamp=producer.last_timestamp,
+                        coordinator_epoch=producer.coordinator_epoch,
+                        current_txn_start_offset=-1 if producer.txn_first_offset is None else producer.txn_first_offset,
+                    )
+                    for producer in partition.log.producers()
+                ]
+        return response
+
+    # -- DescribeClientQuotas
+
+    def describe_client_quotas(
+        self, context: RequestContext, request: DescribeClientQuotasRequest
+    ) -> DescribeClientQuotasResponse:
+        """Quotas of the entities that match every component; `strict`: and have no other (KIP-546)."""
+        self._check_components(request.components)
+        entries = []
+        for entity, quotas in self._metadata.image.client_quotas.entities.items():
+            parts = dict(entity)
+            if _matches(parts, request.components, request.strict):
+                entries.append(_quota_entry(parts, quotas))
+        return DescribeClientQuotasResponse(entries=entries, error_message=None)
+
+    def _check_components(self, components: Iterable[ComponentData]) -> None:
+        seen: set[str] = set()
+        for component in components:
+            if component.entity_type not in _ENTITY_TYPES:
+                raise ApiError(
+                    ErrorCode.UNSUPPORTED_VERSION, f"Custom entity type '{component.entity_type}' not supported"
+                )
+            if component.entity_type in seen:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"Duplicate {component.entity_type} filter")
+            seen.add(component.entity_type)
+            if component.match_type not in (_EXACT, _DEFAULT, _SPECIFIED):
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}")
+            if component.match_type == _EXACT and component.match is None:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match to null.")
+            if component.match_type != _EXACT and component.match is not None:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Request set match for a match type that takes none.")
+        if "ip" in seen and len(seen) > 1:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                "Invalid entity filter component combination, IP filter component should not be used with user or "
+                "clientId filter component.",
+            )
+
+    # -- DescribeUserScramCredentials
+
+    def describe_user_scram_credentials(
+        self, context: RequestContext, request: DescribeUserScramCredentialsRequest
+    ) -> DescribeUserScramCredentialsResponse:
+        """Mechanisms and iterations of some users, or of all; never the keys."""
+        scram = self._metadata.image.scram
+        names = [user.name for user in request.users] if request.users else []
+        response = DescribeUserScramCredentialsResponse(error_message=None)
+        for name in dict.fromkeys(names) if names else scram.users():
+            result = DescribeUserScramCredentialsResult(user=name, error_message=None)
+            response.results.append(result)
+            mechanisms = scram.mechanisms_of(name)
+            if names.count(name) > 1:
+                result.error_code = ErrorCode.DUPLICATE_RESOURCE
+                result.error_message = (
+                    f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
+                )
+            elif not mechanisms:
+                result.error_code = ErrorCode.RESOURCE_NOT_FOUND
+                result.error_message = f"Attempt to describe a user credential that does not exist: {name}"
+            for mechanism in mechanisms:
+                credential = scram.get(mechanism, name)
+                assert credential is not None
+                if not result.error_code:
+                    result.credential_infos.append(
+                        CredentialInfo(mechanism=mechanism, iterations=credential.iterations)
+                    )
+        return response
+
+
+def _matches(parts: Mapping[str, str | None], components: Iterable[ComponentData], strict: bool) -> bool:
+    wanted = 0
+    for component in components:
+        wanted += 1
+        if component.entity_type not in parts:
+            return False
+        name = parts[component.entity_type]
+        if component.match_type == _EXACT and name != component.match:
+            return False
+        if component.match_type == _DEFAULT and name is not None:
+            return False
+    return not strict or len(parts) == wanted
+
+
+def _quota_entry(parts: Mapping[str, str | None], quotas: Mapping[str, float]) -> DescribeClientQuotasResponseEntryData:
+    return DescribeClientQuotasResponseEntryData(
+        entity=[
+            DescribeClientQuotasResponseEntityData(entity_type=kind, entity_name=name) for kind, name in parts.items()
+        ],
+        values=[ValueData(key=key, value=value) for key, value in quotas.items()],
+    )

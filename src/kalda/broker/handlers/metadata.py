@@ -1,0 +1,259 @@
+"""Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75), FindCoordinator (10): where things are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import ZERO_UUID
+from kalda.broker.auto_topics import AutoTopics
+from kalda.broker.dispatch import Encoded, RequestContext
+from kalda.broker.metadata_cache import INTERNAL_TOPICS, MetadataCache
+from kalda.metadata.topics import TopicImage
+from kalda.protocol.framing import encode_response
+from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from kalda.protocol.messages.metadata import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponseCursor,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
+
+# Without an authorizer everybody may do everything: the bits of all operations that a resource knows.
+TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+GROUP_COORDINATOR = 0
+OFFSETS_TOPIC = "__consumer_offsets"
+_UNASKED = -(2**31)
+_BROKERS = 1
+_CONTROLLERS = 2
+
+
+class MetadataHandlers:
+    """What the metadata cache knows, in the words of each API."""
+
+    def __init__(
+        self,
+        cache: MetadataCache,
+        cluster_id: str,
+        auto_topics: AutoTopics,
+        coordinator_partition: Callable[[str, int], int],
+        max_partitions: int,
+    ) -> None:
+        """`coordinator_partition(group, partitions)` is the hash that assigns a group its partition; `max_partitions`
+        is `max.request.partition.size.limit`."""
+        self._cache = cache
+        self._cluster_id = cluster_id
+        self._auto_topics = auto_topics
+        self._coordinator_partition = coordinator_partition
+        self._max_partitions = max_partitions
+
+    # -- Metadata
+
+    def metadata(self, context: RequestContext, request: MetadataRequest) -> MetadataResponse | Encoded:
+        """Brokers and topics. An answer that names no missing topic is kept for the next equal request."""
+        header = context.header
+        key = (context.api_version, context.listener_name, bytes(context.frame[header.body_at :]))
+        kept = self._cache.kept(key)
+        if kept is None:
+            response, complete = self._metadata(context, request)
+            buffers = encode_response(0, response, context.api_version)
+            kept = [bytes(buffers[0])[4:]]
+            if complete:
+                self._cache.keep(key, kept)
+        return Encoded([header.correlation_id.to_bytes(4, "big", signed=True) + kept[0]])
+
+    def _metadata(self, context: RequestContext, request: MetadataRequest) -> tuple[MetadataResponse, bool]:
+        version = context.api_version
+        cache = self._cache
+        alive = cache.alive_brokers(context.listener_name)
+        response = MetadataResponse(
+            brokers=cache.broker_entries(context.listener_name),
+            cluster_id=self._cluster_id,
+            controller_id=alive[0].id if alive else -1,
+            cluster_authorized_operations=CLUSTER_OPERATIONS
+            if request.include_cluster_authorized_operations
+            else _UNASKED,
+        )
+        complete = True
+        if request.topics is None or (version == 0 and not request.topics):
+            topics = cache.image.topics.by_name
+            response.topics = [self._topic_entry(context, request, topics[name]) for name in sorted(topics)]
+            return response, complete
+        missing: list[str] = []
+        for asked in _distinct(request.topics):
+            topic = cache.topic_by_id(asked.topic_id) if asked.topic_id != ZERO_UUID else cache.topic(asked.name or "")
+            if topic is not None:
+                response.topics.append(self._topic_entry(context, request, topic))
+            else:
+                complete = False
+                response.topics.append(self._missing_entry(asked, version, missing))
+        if missing and request.allow_auto_topic_creation:
+            self._auto_topics.create(missing, context)
+        return response, complete
+
+    def _topic_entry(
+        self, context: RequestContext, request: MetadataRequest, topic: TopicImage
+    ) -> MetadataResponseTopic:
+        return MetadataResponseTopic(
+            name=topic.name,
+            topic_id=topic.id,
+            is_internal=topic.name in INTERNAL_TOPICS,
+            partitions=list(self._cache.partition_entries(topic, context.listener_name, context.api_version)),
+            topic_authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else _UNASKED,
+        )
+
+    def _missing_entry(self, asked: MetadataRequestTopic, version: int, missing: list[str]) -> MetadataResponseTopic:
+        """A topic that is not there; its name goes to `missing` where it could be created."""
+        if asked.topic_id != ZERO_UUID:
+            name = None if version >= 12 else ""
+            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=asked.topic_id)
+        name = asked.name or ""
+        code = self._auto_topics.name_error(name)
+        if code is ErrorCode.NONE:
+            missing.append(name)
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return MetadataResponseTopic(error_code=code, name=name, is_internal=name in INTERNAL_TOPICS)
+
+    # -- DescribeCluster
+
+    def describe_cluster(self, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
+        """The brokers; the controllers are described by the controllers themselves."""
+        if request.endpoint_type != _BROKERS:
+            code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            if request.endpoint_type != _CONTROLLERS:
+                code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+            raise ApiError(code, f"Unsupported endpoint type {request.endpoint_type}: this is a broker's listener")
+        alive = self._cache.alive_brokers(context.listener_name)
+        response = DescribeClusterResponse(
+            cluster_id=self._cluster_id,
+            controller_id=alive[0].id if alive else -1,
+            endpoint_type=_BROKERS,
+            cluster_authorized_operations=CLUSTER_OPERATIONS
+            if request.include_cluster_authorized_operations
+            else _UNASKED,
+        )
+        brokers = self._cache.image.cluster.brokers
+        for broker_id in sorted(brokers):
+            broker = brokers[broker_id]
+            endpoint = broker.listeners.get(context.listener_name)
+            if endpoint is None or (broker.fenced and not request.include_fenced_brokers):
+                continue
+            response.brokers.append(
+                DescribeClusterBroker(
+                    broker_id=broker.id,
+                    host=endpoint.host,
+                    port=endpoint.port,
+                    rack=broker.rack,
+                    is_fenced=broker.fenced,
+                )
+            )
+        return response
+
+    # -- DescribeTopicPartitions
+
+    def describe_topic_partitions(
+        self, context: RequestContext, request: DescribeTopicPartitionsRequest
+    ) -> DescribeTopicPartitionsResponse:
+        """Partitions with their eligible leaders, a page at a time (KIP-966)."""
+        cursor = request.cursor
+        if cursor is not None and cursor.partition_index < 0:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Cursor partition index {cursor.partition_index} is negative")
+        cache = self._cache
+        fetch_all = not request.topics
+        names = sorted(cache.image.topics.by_name) if fetch_all else sorted({topic.name for topic in request.topics})
+        if cursor is not None:
+            names = [name for name in names if name >= cursor.topic_name]
+        alive = {broker.id for broker in cache.alive_brokers(context.listener_name)}
+        limit = max(1, min(request.response_partition_limit, self._max_partitions))
+        response = DescribeTopicPartitionsResponse()
+        for name in names:
+            first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
+            topic = cache.topic(name)
+            if topic is None:
+                code = self._auto_topics.name_error(name)
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if code is ErrorCode.NONE else code
+                response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
+                continue
+            entry = DescribeTopicPartitionsResponseTopic(
+                name=name,
+                topic_id=topic.id,
+                is_internal=name in INTERNAL_TOPICS,
+                topic_authorized_operations=TOPIC_OPERATIONS,
+            )
+            response.topics.append(entry)
+            for index in sorted(topic.partitions):
+                if index < first:
+                    continue
+                if limit == 0:
+                    response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=index)
+                    return response
+                entry.partitions.append(self._described_partition(topic, index, alive))
+                limit -= 1
+        return response
+
+    def _described_partition(
+        self, topic: TopicImage, index: int, alive: set[int]
+    ) -> DescribeTopicPartitionsResponsePartition:
+        partition = topic.partitions[index]
+        has_leader = partition.leader in alive
+        return DescribeTopicPartitionsResponsePartition(
+            error_code=ErrorCode.NONE if has_leader else ErrorCode.LEADER_NOT_AVAILABLE,
+            partition_index=index,
+            leader_id=partition.leader if has_leader else -1,
+            leader_epoch=partition.leader_epoch,
+            replica_nodes=list(partition.replicas),
+            isr_nodes=list(partition.isr),
+            eligible_leader_replicas=list(partition.elr),
+            last_known_elr=list(partition.last_known_elr),
+            offline_replicas=self._cache.offline_replicas(partition, alive),
+        )
+
+    # -- FindCoordinator
+
+    def find_coordinator(self, context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+        """Which broker coordinates a group. Its topic is made when the first group asks."""
+        keys = request.coordinator_keys if context.api_version >= 4 else [request.key]
+        found = [self._find(context, request.key_type, key) for key in keys]
+        if context.api_version >= 4:
+            return FindCoordinatorResponse(coordinators=found)
+        first = found[0]
+        return FindCoordinatorResponse(
+            error_code=first.error_code,
+            error_message=first.error_message,
+            node_id=first.node_id,
+            host=first.host,
+            port=first.port,
+        )
+
+    def _find(self, context: RequestContext, key_type: int, key: str) -> Coordinator:
+        if key_type != GROUP_COORDINATOR:
+            return _no_coordinator(
+                key, ErrorCode.INVALID_REQUEST, f"Coordinators of type {key_type} are not served by this broker"
+            )
+        topic = self._cache.topic(OFFSETS_TOPIC)
+        if topic is None:
+            self._auto_topics.create([OFFSETS_TOPIC], context)
+            return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
+        partition = topic.partitions.get(self._coordinator_partition(key, len(topic.partitions)))
+        for broker in self._cache.alive_brokers(context.listener_name):
+            if partition is not None and broker.id == partition.leader:
+                endpoint = broker.listeners[context.listener_name]
+                return Coordinator(key=key, node_id=broker.id, host=endpoint.host, port=endpoint.port, error_message="")
+        return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
+
+
+def _no_coordinator(key: str, code: ErrorCode, message: str) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
+
+
+def _distinct(topics: list[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
+    return list({(topic.name, topic.topic_id): topic for topic in topics}.values())

@@ -1,0 +1,200 @@
+"""ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): where a partition begins, ends, and may be cut."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.broker.dispatch import RequestContext
+from kalda.protocol.messages.fetch import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderEpochResponseEpochEndOffset,
+    OffsetForLeaderTopicResult,
+)
+from kalda.replication.fetch import READ_COMMITTED
+from kalda.replication.partition import Partition
+from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.job import Job
+from kalda.storage.values import TimestampOffset
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+_OLDEST_VERSION_OF = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+
+class Found(NamedTuple):
+    """An offset, the timestamp of its record where that was asked for, and its leader epoch."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+_NOTHING = Found(-1, -1, -1)
+
+
+class _Search:
+    """A search by time in a log, bounded by what its asker may see."""
+
+    __slots__ = ("_end", "_job", "run")
+
+    def __init__(self, job: Job[TimestampOffset | None], end: int) -> None:
+        self._job = job
+        self._end = end
+        self.run = job.run
+
+    def finish(self) -> Found:
+        found = self._job.finish()
+        if found is None or found.offset >= self._end:
+            return _NOTHING
+        return Found(found.timestamp, found.offset, found.leader_epoch)
+
+
+class OffsetHandlers:
+    """Offsets of the partitions that this broker leads."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+
+    # -- ListOffsets
+
+    def list_offsets(
+        self, context: RequestContext, request: ListOffsetsRequest
+    ) -> ListOffsetsResponse | Pending[ListOffsetsResponse]:
+        """Offsets by special value at once; by time in a job, because the search may have to read the disk."""
+        response = ListOffsetsResponse()
+        searches: list[tuple[ListOffsetsPartitionResponse, _Search]] = []
+        seen: set[tuple[str, int]] = set()
+        for topic in request.topics:
+            answer = ListOffsetsTopicResponse(name=topic.name)
+            response.topics.append(answer)
+            for asked in topic.partitions:
+                result = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
+                answer.partitions.append(result)
+                try:
+                    if (topic.name, asked.partition_index) in seen:
+                        raise ApiError(ErrorCode.INVALID_REQUEST)
+                    seen.add((topic.name, asked.partition_index))
+                    if context.api_version < _OLDEST_VERSION_OF.get(asked.timestamp, 0):
+                        raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
+                    partition = self._replicas.get(topic.name, asked.partition_index)
+                    partition.check_leader(asked.current_leader_epoch)
+                    found = self._find(partition, request, asked)
+                except ApiError as error:
+                    result.error_code = error.code
+                    continue
+                if isinstance(found, _Search):
+                    searches.append((result, found))
+                else:
+                    _fill(result, found)
+        return self._search(response, searches) if searches else response
+
+    def _find(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> Found | _Search:
+        """The offset, or the search for it."""
+        log = partition.log
+        epochs = log.leader_epochs
+        end = self._visible_end(partition, request)
+        match asked.timestamp:
+            case -1:
+                return Found(-1, end, partition.leader_epoch)
+            case -2 | -4 | -6:
+                epoch = epochs.epoch_for_offset(log.log_start_offset)
+                return Found(-1, log.log_start_offset, -1 if epoch is None else epoch)
+            case -5:
+                return _NOTHING
+            case -3:
+                search = log.max_timestamp_job()
+            case timestamp:
+                if timestamp < 0:
+                    raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
+                search = log.timestamp_job(timestamp)
+        return _Search(search, end)
+
+    def _visible_end(self, partition: Partition, request: ListOffsetsRequest) -> int:
+        if request.replica_id >= 0 or request.replica_id == -2:
+            return partition.log.log_end_offset
+        return partition.readable_end(request.isolation_level == READ_COMMITTED)
+
+    def _search(
+        self,
+        response: ListOffsetsResponse,
+        searches: list[tuple[ListOffsetsPartitionResponse, _Search]],
+    ) -> Pending[ListOffsetsResponse]:
+        pending: Pending[ListOffsetsResponse] = Pending()
+
+        def job() -> None:
+            for _, search in searches:
+                search.run()
+
+        def finish(_: None, error: BaseException | None) -> None:
+            for result, search in searches:
+                try:
+                    _fill(result, search.finish())
+                except ApiError as failure:
+                    result.error_code = failure.code
+                except OSError:
+                    result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            pending.complete(response)
+
+        self._replicas.jobs.run(job, finish)
+        return pending
+
+    # -- OffsetForLeaderEpoch
+
+    def offset_for_leader_epoch(
+        self, context: RequestContext, request: OffsetForLeaderEpochRequest
+    ) -> OffsetForLeaderEpochResponse:
+        """Where an epoch ended: what a follower or consumer truncates to (KIP-101, KIP-320)."""
+        response = OffsetForLeaderEpochResponse()
+        for topic in request.topics:
+            answer = OffsetForLeaderTopicResult(topic=topic.topic)
+            response.topics.append(answer)
+            for asked in topic.partitions:
+                result = OffsetForLeaderEpochResponseEpochEndOffset(partition=asked.partition)
+                answer.partitions.append(result)
+                try:
+                    partition = self._replicas.get(topic.topic, asked.partition)
+                    partition.check_leader(asked.current_leader_epoch)
+                    result.leader_epoch, result.end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+                except ApiError as error:
+                    result.error_code = error.code
+        return response
+
+    # -- DeleteRecords
+
+    def delete_records(self, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+        """Move log start offsets up. With replicas elsewhere their low watermarks follow on their next fetch."""
+        response = DeleteRecordsResponse()
+        for topic in request.topics:
+            answer = DeleteRecordsTopicResult(name=topic.name)
+            response.topics.append(answer)
+            for asked in topic.partitions:
+                result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
+                answer.partitions.append(result)
+                try:
+                    if topic.name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
+                        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+                    partition = self._replicas.get(topic.name, asked.partition_index)
+                    result.low_watermark = partition.delete_records(asked.offset)
+                except ApiError as error:
+                    result.error_code = error.code
+        return response
+
+
+def _fill(result: ListOffsetsPartitionResponse, found: Found) -> None:
+    result.timestamp, result.offset, result.leader_epoch = found

@@ -1,0 +1,55 @@
+"""Log lines: what happened, when, where; as text for people or as JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+
+class TextFormatter(logging.Formatter):
+    """`[2026-01-31 12:00:00,123] INFO message (logger)`, as Kafka's default layout has it."""
+
+    def __init__(self) -> None:
+        super().__init__("[%(asctime)s] %(levelname)s %(message)s (%(name)s)")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (seconds since the epoch), level, logger, message, and `error` with a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up(level: str, as_json: bool) -> None:
+    """Send all of Kalda's log lines to standard output."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    root = logging.getLogger("kalda")
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    root.propagate = False
+
+
+def started_ms_ago() -> int:
+    """How long this process has been running, by its CPU-independent start where the system tells it."""
+    try:
+        with open("/proc/self/stat", encoding="ascii") as stat:
+            ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
+        with open("/proc/uptime", encoding="ascii") as uptime:
+            up = float(uptime.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return int(time.process_time() * 1000)
+    import os
+
+    return int((up - ticks / os.sysconf("SC_CLK_TCK")) * 1000)

@@ -1,0 +1,146 @@
+"""What clients are told of the cluster, read from the newest image.
+
+One image is one consistent view: a reader takes `image` once and stays with it. Answers to equal requests are equal
+until the image changes, so whole encoded responses are kept by their request bytes: a thousand clients that ask for
+the same thousand partitions cost one encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import Uuid
+from kalda.metadata.cluster import BrokerRegistration
+from kalda.metadata.image import EMPTY, MetadataImage
+from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.topics import TopicImage
+from kalda.network.connection import Buffer
+from kalda.protocol.messages.metadata import MetadataResponseBroker, MetadataResponsePartition
+
+INTERNAL_TOPICS = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
+_MAX_KEPT = 128
+_MAX_KEPT_BYTES = 16 * 1024 * 1024
+
+AnswerKey = tuple[int, str, bytes]
+
+
+class MetadataCache:
+    """The newest image, and the answers made from it."""
+
+    def __init__(self) -> None:
+        self.image: MetadataImage = EMPTY
+        self._kept: dict[AnswerKey, list[Buffer]] = {}
+        self._kept_bytes = 0
+
+    def set_image(self, image: MetadataImage) -> None:
+        """Show a newer image to all readers."""
+        self.image = image
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    # -- encoded answers
+
+    def kept(self, key: AnswerKey) -> list[Buffer] | None:
+        """The encoded answer to an equal request on this image, without its correlation id."""
+        return self._kept.get(key)
+
+    def keep(self, key: AnswerKey, buffers: list[Buffer]) -> None:
+        """Keep an answer until the image changes, within bounds."""
+        size = sum(len(buffer) for buffer in buffers) + len(key[2])
+        if len(self._kept) < _MAX_KEPT and self._kept_bytes + size <= _MAX_KEPT_BYTES:
+            self._kept[key] = buffers
+            self._kept_bytes += size
+
+    # -- topics
+
+    def topic(self, name: str) -> TopicImage | None:
+        """A topic by name."""
+        return self.image.topics.by_name.get(name)
+
+    def topic_by_id(self, topic_id: Uuid) -> TopicImage | None:
+        """A topic by id."""
+        return self.image.topics.by_id.get(topic_id)
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        """The name of a topic id."""
+        topic = self.image.topics.by_id.get(topic_id)
+        return None if topic is None else topic.name
+
+    def topic_id(self, name: str) -> Uuid | None:
+        """The id of a topic name."""
+        topic = self.image.topics.by_name.get(name)
+        return None if topic is None else topic.id
+
+    def topic_exists(self, name: str, topic_id: Uuid, partition: int) -> bool:
+        """Whether the cluster has this partition, by name, or by id where there is no name."""
+        topic = self.topic(name) if name else self.topic_by_id(topic_id)
+        return topic is not None and partition in topic.partitions
+
+    # -- brokers
+
+    def alive_brokers(self, listener: str) -> list[BrokerRegistration]:
+        """Brokers that are not fenced and have that listener, by id."""
+        brokers = self.image.cluster.brokers
+        return [
+            brokers[broker_id]
+            for broker_id in sorted(brokers)
+            if not brokers[broker_id].fenced and listener in brokers[broker_id].listeners
+        ]
+
+    def broker_entries(self, listener: str) -> list[MetadataResponseBroker]:
+        """The brokers as a Metadata response lists them."""
+        return [
+            MetadataResponseBroker(
+                node_id=broker.id,
+                host=broker.listeners[listener].host,
+                port=broker.listeners[listener].port,
+                rack=broker.rack,
+            )
+            for broker in self.alive_brokers(listener)
+        ]
+
+    def partition_entries(self, topic: TopicImage, listener: str, version: int) -> Iterable[MetadataResponsePartition]:
+        """A topic's partitions as a Metadata response lists them."""
+        alive = {broker.id for broker in self.alive_brokers(listener)}
+        for index in sorted(topic.partitions):
+            yield self._partition_entry(index, topic.partitions[index], alive, listener, version)
+
+    def _partition_entry(
+        self, index: int, partition: PartitionRegistration, alive: set[int], listener: str, version: int
+    ) -> MetadataResponsePartition:
+        replicas: Iterable[int] = partition.replicas
+        isr: Iterable[int] = partition.isr
+        leader = partition.leader
+        error = ErrorCode.NONE
+        if version == 0:
+            # The first version knew no offline replicas: it leaves them out, and says so.
+            replicas = [each for each in replicas if each in alive]
+            isr = [each for each in isr if each in alive]
+            if len(replicas) < len(partition.replicas) or len(isr) < len(partition.isr):
+                error = ErrorCode.REPLICA_NOT_AVAILABLE
+        if leader not in alive:
+            registered = self.image.cluster.brokers.get(leader)
+            missing_listener = registered is not None and not registered.fenced
+            error = (
+                ErrorCode.LISTENER_NOT_FOUND if missing_listener and version >= 6 else ErrorCode.LEADER_NOT_AVAILABLE
+            )
+            leader = -1
+        return MetadataResponsePartition(
+            error_code=error,
+            partition_index=index,
+            leader_id=leader,
+            leader_epoch=partition.leader_epoch,
+            replica_nodes=list(replicas),
+            isr_nodes=list(isr),
+            offline_replicas=self.offline_replicas(partition, alive),
+        )
+
+    def offline_replicas(self, partition: PartitionRegistration, alive: set[int]) -> list[int]:
+        """Replicas on brokers that are not there, or in directories that failed."""
+        brokers = self.image.cluster.brokers
+        offline: list[int] = []
+        for replica, directory in zip(partition.replicas, partition.directories, strict=True):
+            if replica not in alive or not brokers[replica].has_online_dir(directory):
+                offline.append(replica)
+        return offline

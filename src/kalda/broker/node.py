@@ -1,0 +1,482 @@
+"""A node: the floors, wired.
+
+`Node(config)` reads nothing and opens nothing; `start` does, in this order: the directories' identity; the listeners'
+sockets, whose connections wait until there is something to serve; the metadata log and the controller; with the
+broker role the registration, the logs, the first image, and at last the answers. `stop` undoes it in reverse.
+A start that fails raises `StartError` with what to do about it, and leaves nothing open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from kalda.base.configs.server import ServerConfig
+from kalda.base.disk import Disk
+from kalda.base.errors import ApiError
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.disk import RealDisk
+from kalda.broker.dispatch import Features
+from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
+from kalda.broker.logs import started_ms_ago
+from kalda.broker.quorum_side import QuorumSide
+from kalda.broker.rpc_sender import RpcSender
+from kalda.broker.shell import LoopTimers, SystemClock, ThreadJobs, new_uuid
+from kalda.metadata.features import supported_ranges
+from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
+from kalda.network.connection import Answer, Connection
+from kalda.network.limits import Limits, NodeLimits
+from kalda.network.server import Server
+from kalda.protocol.messages.brokers import (
+    BrokerRegistrationRequestFeature,
+    BrokerRegistrationRequestListener,
+    ControllerRegistrationRequest,
+    ControllerRegistrationRequestFeature,
+    ControllerRegistrationRequestListener,
+)
+from kalda.raft.values import Endpoint as QuorumEndpoint
+from kalda.storage.job import Job
+
+log = logging.getLogger("kalda.node")
+T = TypeVar("T")
+
+PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+_START_TIMEOUT_S = 300
+
+
+class StartError(Exception):
+    """Why the node cannot start, and what to do."""
+
+
+class Gate:
+    """A listener's handler until there is one: requests wait, in order, and are answered when it opens."""
+
+    def __init__(self) -> None:
+        self._handler: Callable[[Connection, memoryview], Answer] | None = None
+        self._waiting: list[tuple[Connection, memoryview, Pending[Any]]] = []
+
+    def __call__(self, connection: Connection, frame: memoryview) -> Answer:
+        if self._handler is not None:
+            return self._handler(connection, frame)
+        pending: Pending[Any] = Pending()
+        self._waiting.append((connection, frame, pending))
+        return pending
+
+    def open(self, handler: Callable[[Connection, memoryview], Answer]) -> None:
+        """Answer what has come, and from now on everything at once."""
+        self._handler = handler
+        waiting, self._waiting = self._waiting, []
+        for connection, frame, pending in waiting:
+            try:
+                answer = handler(connection, frame)
+            except ApiError as error:
+                pending.fail(error)
+                continue
+            if isinstance(answer, Pending):
+                answer.then(pending.settle)
+            else:
+                pending.complete(answer)
+
+
+class Node:
+    """One process of a cluster: broker, controller, or both."""
+
+    def __init__(self, config: ServerConfig, disk: Disk | None = None) -> None:
+        self.config = config
+        self.failed = False
+        self.on_fatal: Callable[[str], object] = lambda why: None
+        """Told once when the node cannot go on; whoever runs it should stop it."""
+        self._disk: Disk = disk if disk is not None else RealDisk()
+        self._clock = SystemClock()
+        self._gates: dict[str, Gate] = {}
+        self._ports: dict[str, int] = {}
+        self._incarnation = new_uuid()
+        self._server: Server | None = None
+        self._quorum: QuorumSide | None = None
+        self._channel: ControllerChannel | None = None
+        self._sender: RpcSender | None = None
+        self._lifecycle: BrokerLifecycle | None = None
+        self._logs: Any = None
+        self._broker: Any = None
+        self._jobs: ThreadJobs | None = None
+        self._log_timer: asyncio.TimerHandle | None = None
+        self._stopping = False
+
+    def port(self, listener: str) -> int:
+        """The port that a listener is bound to."""
+        return self._ports[listener]
+
+    # -- start
+
+    async def start(self) -> None:
+        """Serve. Raises `StartError`."""
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._start()
+        except (MetaPropertiesError, BlockingIOError, ValueError) as error:
+            raise StartError(str(error)) from error
+        except OSError as error:
+            raise StartError(f"{error.filename or 'the node'}: {error.strerror or error}") from error
+        except TimeoutError:
+            raise StartError(f"the node did not come up within {_START_TIMEOUT_S} s; see the lines above") from None
+
+    async def _start(self) -> None:
+        config = self.config
+        loop = asyncio.get_running_loop()
+        timers = LoopTimers(loop)
+        self._jobs = ThreadJobs(loop, config["background.threads"])
+        ensemble = self._identity()
+        cluster_id = ensemble.cluster_id
+        assert cluster_id is not None
+        for name in config.unknown:
+            log.warning("property %s is not known", name)
+        await self._bind()
+        directory_id = ensemble.properties[config.metadata_log_dir].directory_id
+        assert directory_id is not None
+        self._sender = RpcSender(f"raft-client-{config.node_id}", config["controller.quorum.request.timeout.ms"])
+        self._quorum = QuorumSide(
+            config,
+            self._disk,
+            cluster_id=cluster_id,
+            directory_id=directory_id,
+            controller_endpoints=self._controller_endpoints(),
+            clock=self._clock,
+            timers=timers,
+            jobs=self._jobs,
+            send=self._sender.send,
+            on_fatal=lambda error: self._fatal(f"the metadata quorum failed: {error!r}"),
+        )
+        self._channel = ControllerChannel(
+            self._quorum.leader_endpoint, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
+        )
+        if config.is_broker:
+            self._prepare_broker(cluster_id, ensemble, timers)
+        self._quorum.start()
+        if config.is_controller:
+            self._open_controller(cluster_id)
+        if config.is_broker:
+            await self._start_broker()
+        # The words that test suites of other clients wait for.
+        log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
+        log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
+
+    def _identity(self) -> MetaPropertiesEnsemble:
+        """Who this node is, by its directories."""
+        config = self.config
+        ensemble = MetaPropertiesEnsemble.load(self._disk, config.log_dirs, config.metadata_log_dir)
+        ensemble.verify_for_start(config.node_id)
+        return ensemble.complete(self._disk, config.node_id, new_uuid, self._clock.wall_ms())
+
+    async def _bind(self) -> None:
+        """Open every listener; what comes waits at its gate."""
+        config = self.config
+        self._server = Server(self._clock, _node_limits(config))
+        for endpoint in config.listeners:
+            if endpoint.security_protocol != "PLAINTEXT":
+                raise StartError(
+                    f"listener {endpoint} wants {endpoint.security_protocol}: this release serves PLAINTEXT only"
+                )
+            gate = self._gates[endpoint.listener] = Gate()
+            is_controller = endpoint.listener in config.controller_listener_names
+            protected = is_controller or endpoint.listener == config.inter_broker_listener_name
+            listener = await self._server.listen(
+                endpoint.listener,
+                endpoint.host or None,
+                endpoint.port,
+                gate,
+                _limits(config, endpoint.listener),
+                security_protocol=endpoint.security_protocol,
+                protected=protected,
+            )
+            self._ports[endpoint.listener] = listener.port
+            log.info("listening on %s://%s:%d", endpoint.listener, endpoint.host or "*", listener.port)
+
+    def _address(self, endpoint: Any) -> tuple[str, int]:
+        """The host and port that others are told: a port of 0 is the one that was bound."""
+        host = endpoint.host or socket.getfqdn()
+        return host, endpoint.port or self._ports[endpoint.listener]
+
+    def _controller_endpoints(self) -> tuple[QuorumEndpoint, ...]:
+        return tuple(
+            QuorumEndpoint(endpoint.listener, *self._address(endpoint))
+            for endpoint in self.config.advertised_controller_listeners
+        )
+
+    def _features(self) -> Features:
+        assert self._quorum is not None
+        image = self._quorum.loader.image
+        return Features(
+            {name: (levels.min, levels.max) for name, levels in supported_ranges().items()},
+            image.features.all_levels,
+            image.offset,
+        )
+
+    # -- controller
+
+    def _open_controller(self, cluster_id: str) -> None:
+        from kalda.broker.controller_handlers import ControllerHandlers
+
+        quorum = self._quorum
+        assert quorum is not None
+        assert quorum.controller is not None
+        handlers = ControllerHandlers(
+            quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, quorum.arm
+        )
+        dispatcher = handlers.dispatcher(self._features, self.config["unstable.api.versions.enable"])
+        for name in self.config.controller_listener_names:
+            self._gates[name].open(dispatcher.on_frame)
+        self._register_controller()
+
+    def _register_controller(self) -> None:
+        """Tell the active controller of this one, as it starts (KIP-919)."""
+        assert self._channel is not None
+        request = ControllerRegistrationRequest(
+            controller_id=self.config.node_id,
+            incarnation_id=self._incarnation,
+            listeners=[
+                ControllerRegistrationRequestListener(name=endpoint.name, host=endpoint.host, port=endpoint.port)
+                for endpoint in self._controller_endpoints()
+            ],
+            features=[
+                ControllerRegistrationRequestFeature(
+                    name=name, min_supported_version=levels.min, max_supported_version=levels.max
+                )
+                for name, levels in supported_ranges().items()
+            ],
+        )
+        self._channel.send(request, self.config["initial.broker.registration.timeout.ms"]).then(
+            lambda response, error: log.warning("controller registration failed: %s", error) if error else None
+        )
+
+    # -- broker
+
+    def _prepare_broker(self, cluster_id: str, ensemble: MetaPropertiesEnsemble, timers: LoopTimers) -> None:
+        from kalda.broker.broker_side import BrokerSide
+        from kalda.broker.log_keeper import make_log_manager
+
+        config, quorum, channel, jobs = self.config, self._quorum, self._channel, self._jobs
+        assert quorum is not None
+        assert channel is not None
+        assert jobs is not None
+        self._logs = make_log_manager(
+            config,
+            self._disk,
+            self._clock,
+            lambda topic: self._broker.log_config(topic, quorum.loader.image),
+            self._on_dir_failed,
+        )
+        self._load_jobs = self._logs.load_jobs()
+        self._lifecycle = BrokerLifecycle(
+            self._broker_identity(cluster_id),
+            channel.send,
+            timers,
+            lambda: quorum.loader.last_applied_offset,
+            self._fatal,
+            heartbeat_interval_ms=config["broker.heartbeat.interval.ms"],
+            registration_timeout_ms=config["initial.broker.registration.timeout.ms"],
+        )
+        self._broker = BrokerSide(
+            config, cluster_id, channel, self._lifecycle, self._logs, self._clock, timers, jobs, self._features
+        )
+        quorum.on_loaded = self._lifecycle.on_metadata_offset
+
+    def _broker_identity(self, cluster_id: str) -> BrokerIdentity:
+        config = self.config
+        return BrokerIdentity(
+            broker_id=config.node_id,
+            cluster_id=cluster_id,
+            incarnation_id=self._incarnation,
+            listeners=[
+                BrokerRegistrationRequestListener(
+                    name=endpoint.listener,
+                    host=self._address(endpoint)[0],
+                    port=self._address(endpoint)[1],
+                    security_protocol=PROTOCOL_IDS[endpoint.security_protocol],
+                )
+                for endpoint in config.advertised_listeners
+            ],
+            features=[
+                BrokerRegistrationRequestFeature(
+                    name=name, min_supported_version=levels.min, max_supported_version=levels.max
+                )
+                for name, levels in supported_ranges().items()
+            ],
+            rack=config.rack,
+            log_dirs=self._online_dir_ids,
+            previous_broker_epoch=self._logs.previous_broker_epoch,
+        )
+
+    def _online_dir_ids(self) -> list[Uuid]:
+        return [
+            directory.directory_id
+            for directory in self._logs.dirs
+            if directory.online and directory.directory_id is not None
+        ]
+
+    async def _start_broker(self) -> None:
+        quorum, lifecycle, logs = self._quorum, self._lifecycle, self._logs
+        assert quorum is not None
+        assert lifecycle is not None
+        lifecycle.start()
+        loaded = asyncio.gather(*(self._run_job(job) for job in self._load_jobs))
+        await _settled(lifecycle.milestones.caught_up)
+        await loaded
+        log.info("opened %d logs", len(logs))
+        quorum.loader.install_publishers([self._broker.publisher])
+        self._set_stray_logs_aside()
+        lifecycle.set_ready_to_unfence()
+        await _settled(lifecycle.milestones.unfenced)
+        for endpoint in self.config.broker_listeners:
+            self._gates[endpoint.listener].open(self._broker.dispatcher.on_frame)
+        self._poll_logs()
+
+    def _set_stray_logs_aside(self) -> None:
+        """Logs that the metadata does not give to this broker are not served, and not deleted either."""
+        for known in self._logs:
+            topic_partition = known.topic_partition
+            if self._broker.replicas.find(*topic_partition) is None:
+                log.warning("%s is not known to the cluster: its log is set aside", topic_partition)
+                self._logs.set_aside(topic_partition)
+
+    async def _run_job(self, job: Job[T]) -> T:
+        """Both halves of a job: one on a thread, one here."""
+        assert self._jobs is not None
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._jobs.run(job.run, lambda _, __: _wake(done))
+        await done
+        return job.finish()
+
+    def _poll_logs(self) -> None:
+        """Retention, checkpoints, flushes, deletions: what is due now, then again when more is."""
+        if self._stopping:
+            return
+        assert self._jobs is not None
+        now_ms = self._clock.wall_ms()
+        for job in self._logs.poll(now_ms):
+            self._jobs.run(job.run, partial(self._finish_log_job, job))
+        deadline_ms = self._logs.next_deadline_ms(self._clock.wall_ms())
+        delay_ms = min(max(1, deadline_ms - self._clock.wall_ms()), 1_000)
+        self._log_timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._poll_logs)
+
+    def _finish_log_job(self, job: Job[Any], _: None, error: BaseException | None) -> None:
+        try:
+            job.finish()
+        except (OSError, ApiError) as failure:
+            log.error("%s failed: %s", job.description, failure)
+            if isinstance(failure, OSError):
+                self._logs.on_job_error(job.description.rpartition(" ")[2], failure)
+
+    def _on_dir_failed(self, directory: Any, error: OSError) -> None:
+        """A disk failed: its replicas answer KAFKA_STORAGE_ERROR, the controller is told, the rest goes on."""
+        log.error("log directory %s is offline: %s", directory.path, error)
+        if self._broker is not None:
+            self._broker.replicas.take_offline(list(directory.logs))
+        if not any(other.online for other in self._logs.dirs):
+            self._fatal(f"all log directories have failed, the last is {directory.path}")
+        elif self._lifecycle is not None and directory.directory_id is not None:
+            self._lifecycle.on_directory_failure(directory.directory_id)
+
+    def _fatal(self, why: str) -> None:
+        if not self.failed and not self._stopping:
+            self.failed = True
+            log.critical("node %d stops: %s", self.config.node_id, why)
+            self.on_fatal(why)
+
+    # -- stop
+
+    async def stop(self) -> None:
+        """Hand over, finish what is under way, close. Safe after a start that failed, and twice."""
+        if self._stopping:
+            return
+        log.info("node %d is stopping", self.config.node_id)
+        if self._lifecycle is not None and self._broker is not None and not self.failed:
+            await self._controlled_shutdown()
+        self._stopping = True
+        if self._log_timer is not None:
+            self._log_timer.cancel()
+        if self._broker is not None:
+            self._broker.close()
+        if self._lifecycle is not None:
+            self._lifecycle.close()
+        if self._channel is not None:
+            await self._channel.close()
+        if self._server is not None:
+            await self._server.stop(deadline_ms=1_000)
+        if self._logs is not None:
+            await self._close_logs()
+        await self._close_quorum()
+        if self._jobs is not None:
+            self._jobs.close()
+        log.info("node %d has stopped", self.config.node_id)
+
+    async def _controlled_shutdown(self) -> None:
+        assert self._lifecycle is not None
+        timeout_s = 5 if self.config["controlled.shutdown.enable"] else 0
+        if timeout_s:
+            self._lifecycle.begin_controlled_shutdown()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await _settled(self._lifecycle.milestones.may_shut_down)
+
+    async def _close_logs(self) -> None:
+        """Every log, then the markers: a marker vouches for all that is in its directory."""
+        try:
+            for job in self._logs.close_jobs():
+                await self._run_job(job)
+            epoch = self._lifecycle.broker_epoch if self._lifecycle is not None else -1
+            for job in self._logs.marker_jobs(epoch):
+                await self._run_job(job)
+        except OSError as error:
+            log.error("the logs could not be closed cleanly: %s", error)
+
+    async def _close_quorum(self) -> None:
+        if self._quorum is None:
+            return
+        if not self.failed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    await _settled(self._quorum.shutdown())
+        self._quorum.close()
+        if self._sender is not None:
+            await self._sender.close()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _settled(pending: Pending[Any]) -> None:
+    """Wait for a pending answer."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    pending.then(lambda _, __: _wake(done))
+    await done
+
+
+def _limits(config: ServerConfig, listener: str) -> Limits:
+    return Limits(
+        max_request_bytes=config["socket.request.max.bytes"],
+        idle_ms=config["connections.max.idle.ms"],
+        send_buffer_bytes=config["socket.send.buffer.bytes"],
+        receive_buffer_bytes=config["socket.receive.buffer.bytes"],
+        backlog=config["socket.listen.backlog.size"],
+        max_connections=config.for_listener(listener, "max.connections"),
+        max_creation_rate=config.for_listener(listener, "max.connection.creation.rate"),
+    )
+
+
+def _node_limits(config: ServerConfig) -> NodeLimits:
+    return NodeLimits(
+        max_connections=config["max.connections"],
+        max_connections_per_ip=config["max.connections.per.ip"],
+        max_connections_per_ip_overrides=config.connections_per_ip_overrides(),
+        max_creation_rate=config["max.connection.creation.rate"],
+        queued_max_request_bytes=config["queued.max.request.bytes"],
+    )

@@ -1,0 +1,148 @@
+"""Turns metadata into what this broker does: the publisher between the image and the logs.
+
+In each update, in this order: the new image becomes visible; topic configs reach their logs; partitions that left go,
+those that came are opened and led or followed; coordinators win or lose their partitions. The first update also
+brings up the logs, so it runs when they have been recovered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.broker.handlers.metadata import OFFSETS_TOPIC
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.topics import LocalChanges, LocalPartition
+from kalda.replication.partition import Partition
+from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.config import LogConfig
+from kalda.storage.log_manager import LogManager
+
+log = logging.getLogger("kalda.publisher")
+
+
+class Coordinators(Protocol):
+    """Who is told of partitions of internal topics."""
+
+    def on_elected(self, partition: Partition) -> None:
+        """This broker leads a partition of `__consumer_offsets` from now on."""
+        ...
+
+    def on_resigned(self, index: int) -> None:
+        """It no longer does."""
+        ...
+
+    def on_topics_deleted(self, topics: Mapping[str, Uuid]) -> None:
+        """Topics are gone, by name and id."""
+        ...
+
+
+class BrokerPublisher:
+    """Keeps one broker in step with the image."""
+
+    name = "BrokerMetadataPublisher"
+
+    def __init__(
+        self,
+        broker_id: int,
+        cache: MetadataCache,
+        replicas: ReplicaManager,
+        logs: LogManager,
+        log_config: Callable[[str, MetadataImage], LogConfig],
+        on_configs: Callable[[MetadataDelta, MetadataImage], None],
+        coordinators: Coordinators,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs."""
+        self._broker_id = broker_id
+        self._cache = cache
+        self._replicas = replicas
+        self._logs = logs
+        self._log_config = log_config
+        self._on_configs = on_configs
+        self._coordinators = coordinators
+        self._now_ms = now_ms
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: object) -> None:
+        """Apply one delta."""
+        self._cache.set_image(image)
+        if delta.configs is not None:
+            self._on_configs(delta, image)
+            self._update_log_configs(delta, image)
+        if delta.topics is not None:
+            changes = delta.topics.local_changes(self._broker_id)
+            self._delete(changes)
+            self._open(changes, image)
+            deleted = {topic.name: topic_id for topic_id, topic in delta.topics.deleted.items()}
+            if deleted:
+                self._coordinators.on_topics_deleted(deleted)
+
+    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
+        """Nothing here depends on who the controller is."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _update_log_configs(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """A topic's own configs change its logs; the cluster's defaults change all logs."""
+        assert delta.configs is not None
+        changed = delta.configs.changes
+        topics = {resource.name for resource in changed if resource.type == _TOPIC}
+        if any(resource.type == _BROKER for resource in changed):
+            topics = {partition.topic_partition.topic for partition in self._replicas}
+        for partition in self._replicas:
+            name = partition.topic_partition.topic
+            if name in topics:
+                partition.log.update_config(self._log_config(name, image))
+
+    def _delete(self, changes: LocalChanges) -> None:
+        for topic_partition in changes.deletes:
+            self._resign(topic_partition)
+            self._replicas.remove(topic_partition)
+            self._logs.delete_log(topic_partition)
+
+    def _resign(self, topic_partition: TopicPartition) -> None:
+        if topic_partition.topic == OFFSETS_TOPIC:
+            self._coordinators.on_resigned(topic_partition.partition)
+
+    def _open(self, changes: LocalChanges, image: MetadataImage) -> None:
+        for topic_partition, local in changes.leaders.items():
+            partition = self._apply(topic_partition, local, image)
+            if (
+                partition is not None
+                and topic_partition.topic == OFFSETS_TOPIC
+                and topic_partition in changes.elected_leaders
+            ):
+                self._coordinators.on_elected(partition)
+        for topic_partition, local in changes.followers.items():
+            self._resign(topic_partition)
+            self._apply(topic_partition, local, image)
+
+    def _apply(self, topic_partition: TopicPartition, local: LocalPartition, image: MetadataImage) -> Partition | None:
+        registration: PartitionRegistration = local.registration
+        try:
+            self._replicas.apply(
+                topic_partition,
+                local.topic_id,
+                registration,
+                lambda: self._logs.get_or_create_log(
+                    topic_partition,
+                    local.topic_id,
+                    self._log_config(topic_partition.topic, image),
+                    registration.directory(self._broker_id),
+                    self._now_ms(),
+                ),
+            )
+        except ApiError as error:
+            log.error("cannot open %s: %s", topic_partition, error)
+        return self._replicas.find(*topic_partition)
+
+
+_TOPIC = 2
+_BROKER = 4

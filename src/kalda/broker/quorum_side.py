@@ -1,0 +1,286 @@
+"""The half of a node that every node has: the metadata log, its loader, and with the controller role a controller.
+
+Order at the start: the log is opened, the machine takes part, commits flow to the controller and to the loader, and
+the loader's publishers see images from the moment it has caught up. A node without the controller role is an observer
+of the quorum: it follows the same log and runs the same loader.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kalda.base.configs.server import ServerConfig
+from kalda.base.disk import Disk
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.broker.raft_driver import RaftDriver, SendRpc
+from kalda.broker.shell import SystemClock, new_uuid
+from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.loader import MetadataLoader
+from kalda.metadata.snapshot_generator import SnapshotGenerator
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft.machine import RaftConfig
+from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
+from kalda.raft.snapshots import SnapshotReader
+from kalda.raft.values import Endpoint, ReplicaKey
+from kalda.raft.voters import Voter, VoterSet
+
+log = logging.getLogger("kalda.quorum")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSnapshot:
+    """A snapshot's records, as the loader and the controller take them."""
+
+    reader: SnapshotReader
+
+    @property
+    def last_contained_offset(self) -> int:
+        """The last offset whose effect it holds."""
+        return self.reader.last_contained_offset
+
+    @property
+    def last_contained_epoch(self) -> int:
+        """That offset's epoch."""
+        return self.reader.epoch
+
+    @property
+    def last_contained_log_time_ms(self) -> int:
+        """When that offset was appended."""
+        return self.reader.last_contained_timestamp_ms()
+
+    @property
+    def records(self) -> Iterator[VersionedRecord]:
+        """All metadata records; control records are the quorum's own."""
+        for batch in self.reader:
+            yield from batch.records
+
+
+class SnapshotAdapter:
+    """Stands between the driver and a listener that takes snapshots as records."""
+
+    def __init__(self, listener: Any, after: Callable[[], None]) -> None:
+        self._listener = listener
+        self._after = after
+
+    def on_commit(self, batches: list[Any]) -> None:
+        """Committed batches."""
+        self._listener.on_commit(batches)
+        self._after()
+
+    def on_load_snapshot(self, reader: SnapshotReader) -> None:
+        """A whole state."""
+        self._listener.on_load_snapshot(LoadedSnapshot(reader))
+        self._after()
+
+    def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
+        """Somebody leads, or nobody."""
+        self._listener.on_leader_change(leader_id, epoch)
+        self._after()
+
+
+class QuorumSide:
+    """The metadata log of one node, and what listens to it."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        disk: Disk,
+        *,
+        cluster_id: str,
+        directory_id: Uuid,
+        controller_endpoints: tuple[Endpoint, ...],
+        clock: SystemClock,
+        timers: Timers,
+        jobs: Jobs,
+        send: SendRpc,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """Opens the metadata log; raises `OSError`, or `ValueError` where it cannot be read."""
+        self._config = config
+        self._clock = clock
+        self._timers = timers
+        self._timer: Timer | None = None
+        self._timer_at_ms = 0
+        self._rng = random.Random()
+        metadata_dir = config.metadata_log_dir
+        self.metadata_log = MetadataLog.open(
+            disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
+        )
+        self.raft = RaftDriver(
+            _raft_config(config, cluster_id, directory_id, controller_endpoints),
+            self.metadata_log,
+            _static_voters(config),
+            clock=clock,
+            timers=timers,
+            jobs=jobs,
+            send=send,
+            below=self._rng.randrange,
+            on_fatal=on_fatal,
+        )
+        self.loader = MetadataLoader(config.node_id, lambda: self.raft.high_watermark or None)
+        self.on_loaded: Callable[[], None] = _nothing
+        """Told after the loader has taken something in."""
+        self.controller = None
+        if config.is_controller:
+            self.controller = self._make_controller(disk, metadata_dir, cluster_id)
+        self._snapshots = SnapshotGenerator(
+            config.node_id,
+            self._write_snapshot,
+            clock.mono_ms,
+            max_bytes=config["metadata.log.max.record.bytes.between.snapshots"],
+            max_interval_ms=config["metadata.log.max.snapshot.interval.ms"],
+        )
+
+    def _make_controller(self, disk: Disk, metadata_dir: str, cluster_id: str) -> Any:
+        from kalda.controller.config_schema import NodeConfigSchema
+        from kalda.controller.context import ControllerConfig
+        from kalda.controller.quorum_controller import QuorumController
+
+        config = self._config
+        balances = config["auto.leader.rebalance.enable"]
+        interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
+        return QuorumController(
+            ControllerConfig(
+                node_id=config.node_id,
+                cluster_id=cluster_id,
+                default_replication_factor=config["default.replication.factor"],
+                num_partitions=config["num.partitions"],
+                broker_session_timeout_ms=config["broker.session.timeout.ms"],
+                leader_imbalance_check_interval_ms=interval_ms if balances else None,
+                metadata_max_idle_interval_ms=config["metadata.max.idle.interval.ms"] or None,
+                unclean_leader_election_interval_ms=config["unclean.leader.election.interval.ms"],
+                delete_topic_enable=config["delete.topic.enable"],
+            ),
+            self.raft,
+            NodeConfigSchema(config.properties),
+            bootstrap=read_bootstrap(disk, metadata_dir).records,
+            new_id=new_uuid,
+            rng=self._rng,
+            voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],
+        )
+
+    def start(self) -> None:
+        """Take part in the quorum, and follow the log."""
+        if self.controller is not None:
+            self.raft.register(SnapshotAdapter(self.controller, self.arm))
+        self.raft.register(SnapshotAdapter(self.loader, self._loaded))
+        self.loader.install_publishers([self._snapshots])
+        self.raft.start()
+
+    def _loaded(self) -> None:
+        if self.loader.is_waiting:
+            # The gate opens with the high watermark, which may move without a commit of its own.
+            self.loader.poll()
+        self.on_loaded()
+
+    def leader_endpoint(self) -> tuple[str, int] | None:
+        """Where the active controller listens; None while nobody leads."""
+        leader_id = self.raft.leader_and_epoch().leader_id
+        if leader_id is None:
+            return None
+        for node_id, endpoints in self.raft.node_endpoints:
+            if node_id == leader_id and endpoints:
+                return endpoints[0].host, endpoints[0].port
+        registered = self.loader.image.cluster.controllers.get(leader_id)
+        for endpoint in registered.listeners.values() if registered is not None else ():
+            return endpoint.host, endpoint.port
+        return None
+
+    # -- time
+
+    def arm(self) -> None:
+        """Poll the controller, and set the timer for its next deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.controller is None:
+            return
+        now_ms = self._clock.mono_ms()
+        deadline = self.controller.poll(now_ms)
+        if deadline is not None:
+            self._timer = self._timers.call_later_ms(max(1, deadline - now_ms), self.arm)
+
+    # -- snapshots
+
+    def _write_snapshot(self, image: MetadataImage) -> bool:
+        provenance = image.provenance
+        # The image is immutable, so its records can be drawn on another thread.
+        done = self.raft.create_snapshot(
+            provenance.snapshot_offset,
+            provenance.last_contained_epoch,
+            image.write(),
+            provenance.last_contained_log_time_ms,
+        )
+        done.then(lambda made, error: log.info("snapshot %s is written", provenance) if made else None)
+        return True
+
+    # -- the end
+
+    def shutdown(self) -> Pending[None]:
+        """Leave the quorum; settles when the log is synced."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return self.raft.shutdown()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.raft.close()
+
+
+def _nothing() -> None:
+    return None
+
+
+def _log_config(config: ServerConfig) -> MetadataLogConfig:
+    return MetadataLogConfig(
+        segment_bytes=config["internal.metadata.log.segment.bytes"] or config["metadata.log.segment.bytes"],
+        segment_ms=config["metadata.log.segment.ms"],
+        retention_bytes=config["metadata.max.retention.bytes"],
+        retention_ms=config["metadata.max.retention.ms"],
+    )
+
+
+def _raft_config(
+    config: ServerConfig, cluster_id: str, directory_id: Uuid, endpoints: tuple[Endpoint, ...]
+) -> RaftConfig:
+    return RaftConfig(
+        local=ReplicaKey(config.node_id, directory_id),
+        cluster_id=cluster_id,
+        listener=config.controller_listener_names[0],
+        endpoints=endpoints,
+        bootstrap_servers=tuple(config.bootstrap_servers),
+        can_be_voter=config.is_controller,
+        auto_join=config["controller.quorum.auto.join.enable"],
+        election_timeout_ms=config["controller.quorum.election.timeout.ms"],
+        election_backoff_max_ms=config["controller.quorum.election.backoff.max.ms"],
+        fetch_timeout_ms=config["controller.quorum.fetch.timeout.ms"],
+        request_timeout_ms=config["controller.quorum.request.timeout.ms"],
+        retry_backoff_ms=config["controller.quorum.retry.backoff.ms"],
+        fetch_max_bytes=config["controller.quorum.fetch.max.bytes"],
+        fetch_snapshot_max_bytes=config["controller.quorum.fetch.snapshot.max.bytes"],
+    )
+
+
+def _static_voters(config: ServerConfig) -> VoterSet:
+    listener = config.controller_listener_names[0]
+    return VoterSet(
+        Voter(ReplicaKey(voter.id), (Endpoint(listener, voter.host, voter.port),)) for voter in config.voters
+    )
+
+
+def unreachable(message: str) -> Pending[Any]:
+    """An RPC that failed before it began."""
+    pending: Pending[Any] = Pending()
+    pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, message))
+    return pending

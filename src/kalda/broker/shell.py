@@ -1,0 +1,71 @@
+"""The outside world for the pure floors: clock, timers, threads, entropy.
+
+The simulator has its own of each; everything else of a node is the same in both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from kalda.base.ids import Uuid, random_uuid
+
+T = TypeVar("T")
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        return time.time_ns() // 1_000_000
+
+    def mono_ms(self) -> int:
+        """Milliseconds that never go back."""
+        return time.monotonic_ns() // 1_000_000
+
+
+class LoopTimers:
+    """Timers on the running loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call back on the loop."""
+        return self._loop.call_later(delay_ms / 1000, callback)
+
+
+class ThreadJobs:
+    """Jobs on a pool of threads; they finish on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kalda-job")
+
+    def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
+        """Start `job` on a thread."""
+        self._pool.submit(self._run, job, finish)
+
+    def _run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
+        value: T | None = None
+        failure: BaseException | None = None
+        try:
+            value = job()
+        except BaseException as error:
+            failure = error
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(finish, value, failure)
+
+    def close(self) -> None:
+        """Wait for what runs; what has not begun is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def new_uuid() -> Uuid:
+    """A fresh id from the machine's entropy."""
+    return random_uuid(os.urandom)

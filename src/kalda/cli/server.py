@@ -1,0 +1,147 @@
+"""`kalda server FILE [--override KEY=VALUE]…`: run a node in the foreground until SIGTERM or SIGINT.
+
+No command-line library is loaded here: a node is to answer a few hundred milliseconds after its start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kalda.base.configs.server import ServerConfig
+
+USAGE = """Usage: kalda server FILE [--override KEY=VALUE]... [--log-level LEVEL] [--log-format text|json]
+
+Start a node with the server.properties FILE, as kafka-server-start does. The log directories must have been
+formatted with `kalda storage format`.
+
+Options:
+  --override KEY=VALUE   Set a property, before what FILE says. May be repeated.
+  --log-level LEVEL      DEBUG, INFO (default), WARNING or ERROR.
+  --log-format FORMAT    text (default) or json.
+  --help                 Show this message.
+
+Example:
+  kalda storage format -t $(kalda storage random-uuid) -c server.properties --standalone
+  kalda server server.properties --override log.retention.hours=24
+"""
+
+
+class UsageError(Exception):
+    """What is wrong with the command line."""
+
+
+class Options:
+    """The command line, read."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.file = ""
+        self.overrides: dict[str, str] = {}
+        self.log_level = "INFO"
+        self.log_format = "text"
+        rest = list(arguments)
+        while rest:
+            argument = rest.pop(0)
+            name, equals, value = argument.partition("=")
+            if name in ("--override", "--log-level", "--log-format"):
+                if not equals:
+                    if not rest:
+                        raise UsageError(f"{name} needs a value")
+                    value = rest.pop(0)
+                self._set(name, value)
+            elif argument.startswith("-"):
+                raise UsageError(f"no such option: {argument}")
+            elif self.file:
+                raise UsageError(f"one FILE is expected, {self.file} and {argument} are two")
+            else:
+                self.file = argument
+        if not self.file:
+            raise UsageError("FILE is missing")
+
+    def _set(self, name: str, value: str) -> None:
+        if name == "--override":
+            key, equals, setting = value.partition("=")
+            if not equals or not key:
+                raise UsageError(f"--override {value}: KEY=VALUE is expected")
+            self.overrides[key] = setting
+        elif name == "--log-level":
+            if value.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+                raise UsageError(f"--log-level {value}: DEBUG, INFO, WARNING or ERROR is expected")
+            self.log_level = value.upper()
+        else:
+            if value not in ("text", "json"):
+                raise UsageError(f"--log-format {value}: text or json is expected")
+            self.log_format = value
+
+
+def run(arguments: list[str]) -> int:
+    """Exit codes: 0 after a clean stop, 1 when the node could not run, 2 for a wrong command line."""
+    if "--help" in arguments or "-h" in arguments:
+        sys.stdout.write(USAGE)
+        return 0
+    try:
+        options = Options(arguments)
+    except UsageError as error:
+        sys.stderr.write(f"kalda server: {error}\n\n{USAGE}")
+        return 2
+    from kalda.broker import logs
+
+    logs.set_up(options.log_level, options.log_format == "json")
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_serve(options))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(options))
+
+
+def _read_config(options: Options) -> ServerConfig:
+    from kalda.base.configs.properties import parse_properties
+    from kalda.base.configs.server import ServerConfig
+
+    with open(options.file, encoding="utf-8") as file:
+        return ServerConfig({**parse_properties(file.read()), **options.overrides})
+
+
+async def _serve(options: Options) -> int:
+    from kalda.base.configs.definition import InvalidConfig
+    from kalda.broker.node import Node, StartError
+
+    log = logging.getLogger("kalda.server")
+    try:
+        config = _read_config(options)
+    except (OSError, ValueError, InvalidConfig) as error:
+        log.error("cannot start with %s: %s", options.file, error)
+        return 1
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    node = Node(config)
+    node.on_fatal = lambda _: stop.set()
+    starting = asyncio.ensure_future(node.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait((starting,))
+        else:
+            starting.result()
+            # What start-up made stays: no collection needs to look at it again.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(50_000, 50, 100)
+            await stopping
+    except StartError as error:
+        log.error("%s", error)
+        return 1
+    finally:
+        stopping.cancel()
+        await node.stop()
+    return 1 if node.failed else 0

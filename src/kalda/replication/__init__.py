@@ -1,0 +1,13 @@
+"""Replicas: what a broker does with the partitions that the metadata gives it.
+
+A `Partition` is one replica's state over its log: leader or follower, in-sync set, high watermark. The floor answers
+produce and fetch requests in terms of partitions and offsets; it knows no socket, thread or clock: time comes as an
+argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
+
+- `partition`: one replica: leadership, append, read, high watermark
+- `waiting`: requests that wait for a partition to move: the waiting room
+- `fetch`: the fetch path: read what was asked, wait for more
+- `fetch_session`: incremental fetch sessions (KIP-227)
+- `produce`: the produce path: append, wait for the in-sync replicas
+- `replica_manager`: all partitions of a broker, kept in step with the metadata
+"""

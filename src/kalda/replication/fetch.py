@@ -1,0 +1,265 @@
+"""The fetch path: read what was asked; where that is too little, wait for more.
+
+Partitions are read in order until the request's bytes are used up. The first record batch that there is goes out
+whole, whatever the limits, so that a consumer behind a large batch makes progress (KIP-74). With fewer than
+`min_bytes` the request waits: each append on a watched partition adds what became readable, and it is answered when
+that is enough, when a partition's state changes under it, or when `max_wait_ms` is over.
+
+What the page cache cannot answer is read by a job, all such partitions of one request together, while other requests
+go on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.protocol.messages.fetch import (
+    AbortedTransaction,
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchResponseEpochEndOffset,
+    FetchResponseLeaderIdAndEpoch,
+    FetchResponsePartitionData,
+)
+from kalda.replication.fetch_session import FetchContext, FetchEntry
+from kalda.replication.partition import Partition
+from kalda.replication.waiting import Waiter
+from kalda.storage.log import FetchInfo
+
+if TYPE_CHECKING:
+    from kalda.replication.replica_manager import ReplicaManager
+
+READ_COMMITTED = 1
+_NO_BYTES = b""
+
+
+class Fetch:
+    """One fetch request, from its first read to its answer."""
+
+    __slots__ = ("_cold", "_context", "_manager", "_read_bytes", "_request", "answers", "max_bytes", "read_committed")
+
+    def __init__(self, manager: ReplicaManager, request: FetchRequest, context: FetchContext) -> None:
+        self._manager = manager
+        self._request = request
+        self._context = context
+        self.max_bytes = min(request.max_bytes, manager.fetch_max_bytes)
+        self.read_committed = request.isolation_level == READ_COMMITTED
+        self.answers: list[FetchResponsePartitionData] = []
+        self._read_bytes = 0
+        self._cold: list[tuple[int, Partition, int]] = []
+
+    def run(self) -> FetchResponse | Pending[FetchResponse]:
+        """Answer now, or later."""
+        settled = self._read_all()
+        request = self._request
+        if self._cold:
+            return self._read_cold()
+        if settled or self._read_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not self._context.entries:
+            return self.response()
+        partitions = [
+            partition
+            for entry in self._context.entries
+            if (partition := self._manager.find(entry.topic, entry.index)) is not None
+        ]
+        pending: Pending[FetchResponse] = Pending()
+        waiter = FetchWaiter(self, pending, request.min_bytes - self._read_bytes)
+        waiter.wait(partitions, self._manager.timers, request.max_wait_ms)
+        return pending
+
+    def read_again(self) -> FetchResponse | Pending[FetchResponse]:
+        """Read anew after the wait, and answer whatever there is."""
+        self._read_all()
+        if self._cold:
+            return self._read_cold()
+        return self.response()
+
+    def _read_all(self) -> bool:
+        """Read every partition. True where the answer must not wait: something failed, or diverged."""
+        self.answers = []
+        self._cold = []
+        self._read_bytes = 0
+        remaining = self.max_bytes
+        settled = False
+        find = self._manager.find
+        for entry in self._context.entries:
+            asked = entry.asked
+            partition = find(entry.topic, entry.index)
+            answer = FetchResponsePartitionData(partition_index=entry.index, records=_NO_BYTES)
+            self.answers.append(answer)
+            try:
+                if partition is None:
+                    raise ApiError(self._manager.missing_code(entry.topic, entry.topic_id, entry.index))
+                if entry.topic_id != partition.topic_id and entry.topic_id != _ZERO:
+                    raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID)
+                partition.check_leader(asked.current_leader_epoch)
+                if asked.last_fetched_epoch >= 0 and _diverges(
+                    partition, answer, asked.last_fetched_epoch, asked.fetch_offset
+                ):
+                    settled = True
+                    continue
+                info = self._read_one(partition, asked.fetch_offset, min(asked.partition_max_bytes, remaining))
+                if info is None:
+                    self._cold.append((len(self.answers) - 1, partition, min(asked.partition_max_bytes, remaining)))
+                    remaining -= min(asked.partition_max_bytes, remaining)
+                else:
+                    remaining = max(0, remaining - info.size_bytes)
+                    self._fill(answer, partition, info)
+            except ApiError as error:
+                self._fail(answer, error.code, partition)
+                settled = True
+        return settled
+
+    def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | None:
+        end_offset = partition.readable_end(self.read_committed)
+        if max_bytes <= 0 and self._read_bytes:
+            partition.check_range(offset)
+            return FetchInfo.EMPTY
+        return partition.read(offset, max_bytes, end_offset, self._read_bytes == 0)
+
+    def _fill(self, answer: FetchResponsePartitionData, partition: Partition, info: FetchInfo) -> None:
+        log = partition.log
+        answer.high_watermark = log.high_watermark
+        answer.last_stable_offset = log.last_stable_offset
+        answer.log_start_offset = log.log_start_offset
+        answer.aborted_transactions = None
+        if info.size_bytes:
+            answer.records = info.records
+            self._read_bytes += info.size_bytes
+        if self.read_committed:
+            answer.aborted_transactions = (
+                [
+                    AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
+                    for aborted in sorted(
+                        log.aborted_transactions(info.first_offset, info.next_offset),
+                        key=lambda each: each.first_offset,
+                    )
+                ]
+                if info.size_bytes
+                else []
+            )
+
+    def _fail(self, answer: FetchResponsePartitionData, code: ErrorCode, partition: Partition | None) -> None:
+        answer.error_code = code
+        answer.high_watermark = -1
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE and partition is not None:
+            log = partition.log
+            answer.high_watermark, answer.log_start_offset = log.high_watermark, log.log_start_offset
+            answer.last_stable_offset = log.last_stable_offset
+        if code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH) and partition is not None:
+            answer.current_leader = FetchResponseLeaderIdAndEpoch(
+                leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
+            )
+
+    # -- cold reads
+
+    def _read_cold(self) -> Pending[FetchResponse]:
+        """Read in a job what is not in the page cache, then answer; such a request has no need to wait for more."""
+        pending: Pending[FetchResponse] = Pending()
+        cold = self._cold
+        entries = self._context.entries
+        wants = [
+            (
+                partition,
+                entries[at].asked.fetch_offset,
+                max_bytes,
+                partition.readable_end(self.read_committed),
+                partition.log.cold_read(entries[at].asked.fetch_offset),
+            )
+            for at, partition, max_bytes in cold
+        ]
+
+        def job() -> list[FetchInfo | ApiError]:
+            results: list[FetchInfo | ApiError] = []
+            for _, offset, max_bytes, end_offset, read in wants:
+                try:
+                    results.append(read(offset, max_bytes, end_offset, not results))
+                except ApiError as error:
+                    results.append(error)
+            return results
+
+        def finish(results: list[FetchInfo | ApiError] | None, error: BaseException | None) -> None:
+            for at, (index, partition, _) in enumerate(cold):
+                answer = self.answers[index]
+                result = results[at] if results is not None else ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+                if isinstance(result, ApiError):
+                    self._fail(answer, result.code, partition)
+                else:
+                    self._fill(answer, partition, result)
+            pending.complete(self.response())
+
+        self._manager.jobs.run(job, finish)
+        return pending
+
+    # -- answering
+
+    def response(self) -> FetchResponse:
+        """What has been read, by topic; of an incremental session only what is news."""
+        context = self._context
+        response = FetchResponse(session_id=context.session_id)
+        session = context.session
+        topic: FetchableTopicResponse | None = None
+        last: FetchEntry | None = None
+        for entry, answer in zip(context.entries, self.answers, strict=True):
+            if session is not None:
+                news = entry.has_news(answer)
+                if context.incremental and not news:
+                    continue
+                if answer.records:
+                    session.to_the_end(entry)
+            if topic is None or last is None or last.topic != entry.topic or last.topic_id != entry.topic_id:
+                topic = FetchableTopicResponse(topic=entry.topic, topic_id=entry.topic_id)
+                response.responses.append(topic)
+                last = entry
+            topic.partitions.append(answer)
+        return response
+
+
+class FetchWaiter(Waiter):
+    """A fetch that waits for bytes."""
+
+    __slots__ = ("_fetch", "_missing", "_pending")
+
+    def __init__(self, fetch: Fetch, pending: Pending[FetchResponse], missing_bytes: int) -> None:
+        super().__init__()
+        self._fetch = fetch
+        self._pending = pending
+        self._missing = missing_bytes
+
+    def on_moved(self, partition: Partition, appended_bytes: int) -> None:
+        self._missing -= appended_bytes
+        if self._missing <= 0:
+            self.leave()
+
+    def finish(self) -> None:
+        answer = self._fetch.read_again()
+        if isinstance(answer, Pending):
+            answer.then(self._settle)
+        else:
+            self._pending.complete(answer)
+
+    def _settle(self, response: FetchResponse | None, error: ApiError | None) -> None:
+        if error is not None:
+            self._pending.fail(error)
+        else:
+            assert response is not None
+            self._pending.complete(response)
+
+
+_ZERO = bytes(16)
+
+
+def _diverges(partition: Partition, answer: FetchResponsePartitionData, epoch: int, offset: int) -> bool:
+    """Tell a fetcher whose log went another way where to truncate to (KIP-595)."""
+    known_epoch, end_offset = partition.log.end_offset_for_epoch(epoch)
+    if end_offset < 0:
+        raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
+    if known_epoch < epoch or end_offset < offset:
+        log = partition.log
+        answer.diverging_epoch = FetchResponseEpochEndOffset(epoch=known_epoch, end_offset=end_offset)
+        answer.high_watermark, answer.log_start_offset = log.high_watermark, log.log_start_offset
+        answer.last_stable_offset = log.last_stable_offset
+        return True
+    return False

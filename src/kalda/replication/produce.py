@@ -1,0 +1,125 @@
+"""The produce path: append what came, wait for the in-sync replicas where the producer asks for that.
+
+With acks=1 an answer may go as soon as the leader's log has the records (and their flush, where the topic wants
+flushes); with acks=all (-1) when the high watermark has passed them. What is not there within the request's timeout
+is answered REQUEST_TIMED_OUT; the records stay, and a retry of an idempotent producer finds them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceResponseLeaderIdAndEpoch,
+    TopicProduceResponse,
+)
+from kalda.records.validate import RecordsRefused
+from kalda.replication.partition import Partition
+from kalda.replication.waiting import OffsetWaiter
+
+if TYPE_CHECKING:
+    from kalda.replication.replica_manager import ReplicaManager
+
+ALL = -1
+
+
+class Produce:
+    """One produce request. After `run`, `failed` says whether any partition refused its records."""
+
+    __slots__ = ("_acks", "_answers", "_manager", "_now_ms", "_required", "failed", "response")
+
+    def __init__(self, manager: ReplicaManager, acks: int, now_ms: int) -> None:
+        self._manager = manager
+        self._acks = acks
+        self._now_ms = now_ms
+        self._required: dict[Partition, int] = {}
+        self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
+        self.response = ProduceResponse()
+        self.failed = False
+
+    def append(self, topic: str, answer: TopicProduceResponse, data: PartitionProduceData) -> None:
+        """Append one partition's records, and put what came of it into `answer`."""
+        result = PartitionProduceResponse(index=data.index)
+        answer.partition_responses.append(result)
+        partition = None
+        try:
+            partition = self._manager.get(topic, data.index)
+            records = data.records
+            if not records:
+                raise ApiError(
+                    ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
+                )
+            assert isinstance(records, bytearray | memoryview), "a frame is writable memory"
+            info = partition.append(records, self._acks, self._now_ms)
+        except ApiError as error:
+            self.failed = True
+            _fail(result, error, partition)
+            return
+        result.base_offset = info.first_offset
+        result.log_append_time_ms = info.log_append_time_ms
+        result.log_start_offset = partition.log.log_start_offset
+        end = info.last_offset + 1
+        if not (partition.committed(end) if self._acks == ALL else partition.durable(end)):
+            self._required[partition] = max(end, self._required.get(partition, 0))
+            self._answers.setdefault(partition, []).append(result)
+
+    def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
+        """The response, now or when every partition's records are as safe as was asked."""
+        if not self._required:
+            return self.response
+        pending: Pending[ProduceResponse] = Pending()
+        satisfied = Partition.committed if self._acks == ALL else Partition.durable
+        waiter = OffsetWaiter(self._required, satisfied, lambda: self._finished(waiter, pending))
+        waiter.wait(list(self._required), self._manager.timers, timeout_ms)
+        return pending
+
+    def _finished(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
+        for partition in waiter.unsatisfied:
+            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            if self._manager.find(*partition.topic_partition) is not partition:
+                code = self._manager.missing_code(partition.topic_partition.topic, None, partition.topic_partition[1])
+            for answer in self._answers[partition]:
+                _fail(answer, ApiError(code), partition)
+        pending.complete(self.response)
+
+
+def run(manager: ReplicaManager, request: ProduceRequest, names: list[str], now_ms: int) -> Produce:
+    """Append all of a request. `names` are the topics' names, in order; empty where an id is unknown."""
+    produce = Produce(manager, request.acks, now_ms)
+    for topic, name in zip(request.topic_data, names, strict=True):
+        answer = TopicProduceResponse(name=name, topic_id=topic.topic_id)
+        produce.response.responses.append(answer)
+        for data in topic.partition_data:
+            if name:
+                produce.append(name, answer, data)
+            else:
+                produce.failed = True
+                result = PartitionProduceResponse(index=data.index)
+                _fail(result, ApiError(ErrorCode.UNKNOWN_TOPIC_ID), None)
+                answer.partition_responses.append(result)
+    return produce
+
+
+def _fail(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
+    result.error_code = error.code
+    result.error_message = error.message or None
+    result.base_offset = -1
+    result.log_append_time_ms = -1
+    result.log_start_offset = -1
+    if isinstance(error, RecordsRefused):
+        result.record_errors = [
+            BatchIndexAndErrorMessage(batch_index=each.batch_index, batch_index_error_message=each.message)
+            for each in error.record_errors
+        ]
+        result.log_start_offset = partition.log.log_start_offset if partition is not None else -1
+    if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None:
+        result.current_leader = ProduceResponseLeaderIdAndEpoch(
+            leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
+        )

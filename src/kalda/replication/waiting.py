@@ -1,0 +1,85 @@
+"""The waiting room: requests that wait until partitions move, or their time is up.
+
+A request watches the partitions that it waits for. A partition tells its watchers when its high watermark or its log
+end moves, or when it stops being what they wait for; nobody polls. Each waiting request holds one timer, and leaves
+every partition's list when it is done, so that a list never keeps more than the requests that are really waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kalda.base.scheduling import Timer, Timers
+
+if TYPE_CHECKING:
+    from kalda.replication.partition import Partition
+
+
+class Waiter:
+    """One waiting request. `on_moved` is called for every move of a watched partition, `finish` exactly once."""
+
+    __slots__ = ("_partitions", "_timer", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._partitions: list[Partition] = []
+        self._timer: Timer | None = None
+
+    def on_moved(self, partition: Partition, appended_bytes: int) -> None:
+        """A watched partition moved; `appended_bytes` became readable. Calls `leave` when it has waited enough."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Answer the request."""
+        raise NotImplementedError
+
+    def wait(self, partitions: list[Partition], timers: Timers, timeout_ms: int) -> None:
+        """Start to watch, for `timeout_ms` at most."""
+        self._partitions = partitions
+        for partition in partitions:
+            partition.waiters[self] = None
+        self._timer = timers.call_later_ms(timeout_ms, self.leave)
+
+    def leave(self) -> None:
+        """Stop watching, and answer."""
+        if self.done:
+            return
+        self.done = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for partition in self._partitions:
+            partition.waiters.pop(self, None)
+        self.finish()
+
+
+class OffsetWaiter(Waiter):
+    """Waits until a condition on each of several partitions holds: an acks=all produce, a DeleteRecords."""
+
+    __slots__ = ("_finished", "_satisfied", "_waiting_for")
+
+    def __init__(
+        self,
+        waiting_for: dict[Partition, int],
+        satisfied: Callable[[Partition, int], bool],
+        finished: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._waiting_for = waiting_for
+        self._satisfied = satisfied
+        self._finished = finished
+
+    def on_moved(self, partition: Partition, appended_bytes: int) -> None:
+        offset = self._waiting_for.get(partition)
+        if offset is not None and self._satisfied(partition, offset):
+            del self._waiting_for[partition]
+            if not self._waiting_for:
+                self.leave()
+
+    def finish(self) -> None:
+        self._finished()
+
+    @property
+    def unsatisfied(self) -> dict[Partition, int]:
+        """Partitions whose condition does not hold yet; after a timeout, those that failed."""
+        return self._waiting_for
