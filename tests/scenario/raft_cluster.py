@@ -143,6 +143,7 @@ class Cluster:
             node = self.nodes[node_id]
             assert not node.up
             node.incarnation += 1
+            node.tick_at = None
             node.high_watermark = 0
             node.leader = (None, 0)
             config = RaftConfig(

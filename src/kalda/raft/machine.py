@@ -282,7 +282,8 @@ class RaftMachine:
         """What every answer says: the epoch and the leader. None where the body is worth reading, else whether the
         request counts as well answered."""
         error, epoch, leader_id, endpoints = standing
-        if epoch > self.epoch or (epoch == self.epoch and leader_id is not None and self.leader_id is None):
+        looking = self.leader_id is None or isinstance(self.role, Unattached)
+        if epoch > self.epoch or (epoch == self.epoch and leader_id is not None and looking):
             self.maybe_follow(leader_id, epoch, endpoints, now)
             return error is ErrorCode.NONE
         if epoch < self.epoch and error is ErrorCode.NONE:
