@@ -110,6 +110,7 @@ class QuorumSide:
         self._timer: Timer | None = None
         self._timer_at_ms = 0
         self._rng = random.Random()
+        self._snapshot_under_way = False
         metadata_dir = config.metadata_log_dir
         self.metadata_log = MetadataLog.open(
             disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
@@ -212,14 +213,23 @@ class QuorumSide:
 
     def _write_snapshot(self, image: MetadataImage) -> bool:
         provenance = image.provenance
-        # The image is immutable, so its records can be drawn on another thread.
+        if self._snapshot_under_way:
+            return False
+        self._snapshot_under_way = True
+        # The image is immutable, so its records are drawn by the thread that writes them.
         done = self.raft.create_snapshot(
             provenance.snapshot_offset,
             provenance.last_contained_epoch,
-            image.write(),
+            image.records(),
             provenance.last_contained_log_time_ms,
         )
-        done.then(lambda made, error: log.info("snapshot %s is written", provenance) if made else None)
+
+        def written(made: bool | None, error: ApiError | None) -> None:
+            self._snapshot_under_way = False
+            if made:
+                log.info("snapshot %s is written", provenance)
+
+        done.then(written)
         return True
 
     # -- the end
