@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.kalda-installed
+COMPILED := $(wildcard src/kalda/records/*.pxd)
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint lint-style lint-types lint-floors bench clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py .ci/setup
+$(STAMP): pyproject.toml setup.py .ci/setup $(COMPILED) $(COMPILED:.pxd=.py)
 	.ci/setup "$(VENV)" "$(PYTHON)"
 	touch $@
 
@@ -23,10 +24,16 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-lint: setup
+lint: lint-style lint-types lint-floors
+
+lint-style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: setup
 	$(BIN)/mypy --strict src/kalda
+
+lint-floors: setup
 	$(BIN)/lint-imports --no-cache
 
 bench: setup
