@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from kalda.base.ids import ZERO_UUID, Uuid
@@ -136,7 +137,7 @@ class Replica:
             timers=world,
             jobs=Jobs(world),  # type: ignore[arg-type]
             send=send or (lambda destination, request, timeout_ms: Pending()),
-            below=lambda n: n // 2,
+            below=Random(node_id).randrange,
             on_fatal=self.failures.append,
         )
         self.driver.register(self.listener)

@@ -1,0 +1,74 @@
+"""The quorum's requests on the network: one client an address, made when it is needed.
+
+The machine has at most one request under way to each destination, so there is no queue to bound. What goes wrong fails
+the request: when to try again is the machine's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.network.client import RpcClient
+from kalda.protocol.notation import Request
+from kalda.raft.values import Destination
+
+MAX_UNDER_WAY = 1_000
+
+
+class RaftChannel:
+    """`send` is what the driver is given."""
+
+    def __init__(self, client_of: Callable[[str, int], RpcClient]) -> None:
+        """`client_of(host, port)` makes a client as the controller listener wants it: TLS, versions asked first."""
+        self._client_of = client_of
+        self._clients: dict[tuple[str, int], RpcClient] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def send(self, destination: Destination, request: Request, timeout_ms: int) -> Pending[Any]:
+        """The response, or the `ApiError` that none came of it within the timeout."""
+        pending: Pending[Any] = Pending()
+        if self._closed or len(self._tasks) >= MAX_UNDER_WAY:
+            pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the channel takes no requests"))
+            return pending
+        address = (destination.host, destination.port)
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = self._client_of(*address)
+        task = asyncio.get_running_loop().create_task(self._exchange(client, request, timeout_ms, pending))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return pending
+
+    async def _exchange(self, client: RpcClient, request: Request, timeout_ms: int, pending: Pending[Any]) -> None:
+        response: Any = None
+        problem: ApiError | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                response = await client.request(request, timeout_ms=timeout_ms)
+        except ApiError as error:
+            problem = error
+        except TimeoutError:
+            problem = ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer from {client.host}:{client.port}")
+        except ValueError as error:
+            # What must be said cannot be said in the version that the other side speaks.
+            problem = ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error))
+        if self._closed:
+            return
+        if problem is None:
+            pending.complete(response)
+        else:
+            pending.fail(problem)
+
+    def close(self) -> None:
+        """Close every connection. Whatever is under way is never answered."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
