@@ -36,6 +36,7 @@ from kalda.protocol.messages.groups import (
 CONSUMER_PROTOCOL_TYPE = "consumer"
 GROUP_TYPE = "classic"
 NO_ASSIGNMENT = b""
+_NULL_PROTOCOL_FROM = 7
 
 Protocols = tuple[tuple[str, bytes], ...]
 """A member's protocols with their metadata, in its order of preference."""
@@ -60,6 +61,13 @@ _BEFORE: dict[GroupState, frozenset[GroupState]] = {
 }
 
 
+def worded(response: JoinGroupResponse, version: int) -> JoinGroupResponse:
+    """No protocol is an empty name before version 7 and null from then on."""
+    if not response.protocol_name:
+        response.protocol_name = None if version >= _NULL_PROTOCOL_FROM else ""
+    return response
+
+
 class JoinWaiter:
     """A parked JoinGroup and the version in which it must be answered."""
 
@@ -70,10 +78,8 @@ class JoinWaiter:
         self.version = version
 
     def answer(self, response: JoinGroupResponse) -> None:
-        """Complete it; before version 7 the protocol's name cannot be null."""
-        if response.protocol_name is None and self.version < 7:
-            response.protocol_name = ""
-        self.pending.complete(response)
+        """Complete it, in the words of its version."""
+        self.pending.complete(worded(response, self.version))
 
 
 class Member:

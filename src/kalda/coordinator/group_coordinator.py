@@ -19,7 +19,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
-from kalda.coordinator.classic_group import GROUP_TYPE, GroupState
+from kalda.coordinator.classic_group import GROUP_TYPE, GroupState, worded
 from kalda.coordinator.classic_protocol import RequestContext, refusal
 from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.errors import write_error
@@ -204,6 +204,12 @@ class GroupCoordinator:
         self._timers.fire(self._now_ms)
         return self.next_deadline_ms()
 
+    def _fire_due(self) -> None:
+        """Barriers without a delay end in the call that opened them."""
+        deadline_ms = self._timers.next_deadline_ms()
+        if deadline_ms is not None and deadline_ms <= self._now_ms:
+            self._timers.fire(self._now_ms)
+
     def _advance(self, now_ms: int) -> None:
         self._now_ms = max(self._now_ms, now_ms)
 
@@ -222,10 +228,9 @@ class GroupCoordinator:
             if request.group_id in shard.foreign_groups:
                 raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         except ApiError as error:
-            return refusal(request.member_id, error.code)
+            return worded(refusal(request.member_id, error.code), context.api_version)
         answer = shard.classic.join(context, request)
-        if not config.initial_rebalance_delay_ms:
-            self._timers.fire(self._now_ms)
+        self._fire_due()
         return now_or_later(answer)
 
     def sync_group(
@@ -261,6 +266,7 @@ class GroupCoordinator:
         except ApiError as error:
             return LeaveGroupResponse(error_code=int(error.code))
         answer = shard.classic.leave(context, request)
+        self._fire_due()
         return now_or_later(answer) if isinstance(answer, Pending) else answer
 
     # -- groups --------------------------------------------------------------------------------------------------
