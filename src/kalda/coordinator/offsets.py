@@ -72,7 +72,7 @@ class Offsets:
         if record.value is None:
             self._replay_tombstone(record)
             return
-        value = record.value._replace(record_offset=record_offset)
+        value = CommittedOffset(*record.value[:-1], record_offset)
         if producer_id < 0:
             self._group_offsets(record.group_id)[record.topic, record.partition] = value
             return
