@@ -1,0 +1,155 @@
+"""Files and small values: `quorum-state`, snapshot names, voters, where logs part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kalda.base.ids import uuid_from_text
+from kalda.broker.disk import RealDisk
+from kalda.protocol.messages.metadata_records import ConfigRecord
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft.batches import MAX_BATCH_BYTES
+from kalda.raft.log_state import LogState
+from kalda.raft.quorum_state import ElectionState, decode_quorum_state, encode_quorum_state
+from kalda.raft.roles import Ballot
+from kalda.raft.snapshots import SnapshotReader, parse_snapshot_name, snapshot_name, write_snapshot
+from kalda.raft.values import OffsetAndEpoch, ReplicaKey
+from kalda.raft.voters import VoterHistory, VoterSet
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "raft"
+
+
+def test_kafkas_quorum_state() -> None:
+    data = (GOLDEN / "node" / "__cluster_metadata-0" / "quorum-state").read_bytes()
+    state = decode_quorum_state(data)
+    assert state == ElectionState(2, 1, None)
+    assert encode_quorum_state(state, (1,), 1) == data
+
+
+def test_a_vote_survives_in_both_versions() -> None:
+    directory = uuid_from_text("07R5amHmR32VDA6jHkGbTA")
+    state = ElectionState(7, None, ReplicaKey(3, directory))
+    assert decode_quorum_state(encode_quorum_state(state, (1, 2, 3), 1)) == state
+    old = decode_quorum_state(encode_quorum_state(state, (1, 2, 3), 0))
+    assert old == ElectionState(7, None, ReplicaKey(3)), "version 0 has no directories"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"data_version":2}',
+        '{"leaderId":"x","leaderEpoch":1,"votedId":-1,"data_version":1}',
+        '{"leaderId":1,"leaderEpoch":1,"votedId":1,"votedDirectoryId":"short","data_version":1}',
+        '{"leaderId":1,"leaderEpoch":99999999999,"votedId":1,"data_version":0}',
+    ],
+)
+def test_a_broken_quorum_state_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        decode_quorum_state(text.encode())
+
+
+def test_snapshot_names() -> None:
+    snapshot = OffsetAndEpoch(113, 1)
+    assert snapshot_name(snapshot) == "00000000000000000113-0000000001.checkpoint"
+    assert parse_snapshot_name(snapshot_name(snapshot, ".checkpoint.part")) == (snapshot, ".checkpoint.part")
+    for name in ("00000000000000000113.log", "113-1.checkpoint", "0000000000000000011x-0000000001.checkpoint", ""):
+        assert parse_snapshot_name(name) is None
+
+
+def test_a_chunk_too_large_for_a_batch_becomes_several(tmp_path: Path) -> None:
+    records = [
+        VersionedRecord(ConfigRecord(resource_type=2, resource_name=f"t{at}", name="n", value="x" * 20_000), 0)
+        for at in range(1000)
+    ]
+    disk, snapshot = RealDisk(), OffsetAndEpoch(5000, 3)
+    size = write_snapshot(
+        disk,
+        str(tmp_path),
+        snapshot,
+        records,
+        last_contained_timestamp_ms=4,
+        kraft_version=0,
+        voters=VoterSet(),
+        now_ms=9,
+    )
+    assert size > 2 * MAX_BATCH_BYTES
+    reader = SnapshotReader(disk, str(tmp_path), snapshot)
+    assert [record for batch in reader for record in batch.records] == records
+    assert reader.last_contained_timestamp_ms() == 4
+
+
+def test_voters_of_the_configuration() -> None:
+    voters = VoterSet.from_config("CONTROLLER", ["2@[::1]:9092", " 1@localhost:9093"])
+    assert voters.ids == (1, 2)
+    assert voters.destination(2, "CONTROLLER") == (2, "::1", 9092)
+    assert voters.destination(2, "OTHER") is None
+    for bad in ("1", "1@host", "x@host:1", "1@host:99999", "1@:1"):
+        with pytest.raises(ValueError, match=r"controller\.quorum\.voters"):
+            VoterSet.from_config("CONTROLLER", [bad])
+    with pytest.raises(ValueError, match="second time"):
+        VoterSet.from_config("CONTROLLER", ["1@a:1", "1@b:2"])
+
+
+def test_a_truncation_brings_old_voters_back() -> None:
+    history = VoterHistory(VoterSet())
+    one, two = VoterSet.from_config("C", ["1@a:1"]), VoterSet.from_config("C", ["1@a:1", "2@b:2"])
+    history.set_voters(-1, one)
+    history.set_kraft_version(-1, 1)
+    history.set_voters(7, two)
+    assert (history.voters, history.voters_at(6)) == (two, one)
+    history.truncate_to(7)
+    assert (history.voters, history.voters_offset) == (one, -1)
+
+
+def log_of(*epochs: tuple[int, int], end: int, start: int = 0, snapshots: tuple[tuple[int, int], ...] = ()) -> LogState:
+    ids = [OffsetAndEpoch(*snapshot) for snapshot in snapshots]
+    return LogState(start_offset=start, end_offset=end, epochs=list(epochs), snapshots=ids)
+
+
+def test_where_logs_part() -> None:
+    leader = log_of((1, 0), (3, 10), (4, 20), end=30)
+    assert leader.check_fetch(0, 0) is None
+    assert leader.check_fetch(10, 1) is None
+    assert leader.check_fetch(30, 4) is None
+    assert leader.check_fetch(12, 1) == OffsetAndEpoch(10, 1)
+    assert leader.check_fetch(12, 2) == OffsetAndEpoch(10, 1)
+    assert leader.check_fetch(25, 3) == OffsetAndEpoch(20, 3)
+    assert leader.check_fetch(40, 4) == OffsetAndEpoch(30, 4)
+
+
+def test_what_the_log_lost_must_come_as_a_snapshot() -> None:
+    leader = log_of((3, 20), end=30, start=20, snapshots=((20, 3), (25, 3)))
+    assert leader.check_fetch(0, 0) is True
+    assert leader.check_fetch(19, 3) is True
+    assert leader.check_fetch(20, 2) is True
+    assert leader.check_fetch(20, 3) is None
+    assert leader.check_fetch(30, 3) is None
+
+
+def test_how_far_a_follower_truncates() -> None:
+    follower = log_of((1, 0), (2, 10), end=15)
+    assert follower.truncation_point(OffsetAndEpoch(12, 2)) == 12
+    assert follower.truncation_point(OffsetAndEpoch(8, 1)) == 8
+    assert follower.truncation_point(OffsetAndEpoch(20, 1)) == 10
+    assert log_of((2, 0), end=5).truncation_point(OffsetAndEpoch(3, 1)) == 0
+
+
+def test_ballots() -> None:
+    ballot = Ballot((1, 2, 3))
+    assert (ballot.won, ballot.lost) == (False, False)
+    ballot.record(1, True)
+    ballot.record(1, False)
+    ballot.record(9, True)
+    assert ballot.granting == (1,), "granted is granted, and a stranger has no vote"
+    ballot.record(2, True)
+    assert ballot.won
+    losing = Ballot((1, 2, 3))
+    losing.record(1, False)
+    losing.record(2, False)
+    assert losing.lost
+    assert losing.unrecorded == (3,)
