@@ -55,6 +55,8 @@ def read_lines(disk: Disk, path: str) -> list[str] | None:
         lines = disk.read_file(path, _MAX_BYTES).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text") from error
+    if not lines:
+        return []  # Kafka makes the file empty, and fills it with the first entry
     if len(lines) < 2 or lines[0].strip() != _CHECKPOINT_VERSION:
         raise ValueError(f"{path} does not begin with version {_CHECKPOINT_VERSION} and a count")
     if not lines[1].strip().isdigit() or int(lines[1]) != len(lines) - 2:

@@ -68,11 +68,6 @@ class Index:
         return self._count
 
     @property
-    def loaded(self) -> bool:
-        """True while entries are in memory: the file may lack some."""
-        return self._entries is not None
-
-    @property
     def size_bytes(self) -> int:
         return self.count * self.ENTRY.size
 

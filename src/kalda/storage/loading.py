@@ -81,6 +81,7 @@ class Loading:
         self._jitter = jitter
         self._changed = False
         self._truncated = False
+        self._recovered_from = 0
         self._producers = ProducerStates(name)
 
     def load(self) -> Loaded:
@@ -111,12 +112,15 @@ class Loading:
             self._changed = True
         self._epochs.truncate_from_end(next_offset)
         self._epochs.truncate_from_start(first)
+        if to_recover:
+            self._epochs.write()
         self._snapshots.remove_strays([segment.base_offset for segment in segments])
         if not to_recover or producers.map_end_offset != next_offset:
             self._load_producers(segments, first, next_offset)
         producers.on_log_start_offset(first)
-        stable = self._clean and not self._truncated
-        recovery_point = next_offset if stable else min(self._recovery_point, next_offset)
+        if to_recover:
+            self._sync(segments)
+        recovery_point = next_offset if self._clean or to_recover else min(self._recovery_point, next_offset)
         return Loaded(
             segments, self._epochs, producers, self._snapshots, first, next_offset, recovery_point, self._changed
         )
@@ -235,26 +239,54 @@ class Loading:
     def _recover(self, segments: Segments, to_recover: list[Segment]) -> int:
         """Recover these segments in order; the log's end. What follows a cut segment goes."""
         producers = self._producers
+        self._recovered_from = to_recover[0].base_offset
         for segment in to_recover:
             base = segment.base_offset
             if producers.map_end_offset != base or not base:
                 self._load_producers(segments, self._log_start_offset, base)
-            cut = recover_segment(segment, producers, self._epochs, self._disk)
+            later = segments.above(base)
+            cut = recover_segment(segment, producers, self._epochs, later[0].base_offset if later else None) > 0
+            cut = cut or (bool(later) and self._lacks_end(producers.map_end_offset, later[0].base_offset))
             self._changed = True
             self._snapshots.take(producers)
             if cut:
                 self._truncated = True
-                for other in segments.above(base):
+                for other in later:
                     self._drop(segments, other)
                 break
-        self._epochs.write()
         try:
             return segments.active.next_offset()
         except CorruptRecord:
             self._load_producers(segments, self._log_start_offset, segments.active.base_offset)
-            recover_segment(segments.active, producers, self._epochs, self._disk)
+            recover_segment(segments.active, producers, self._epochs, None)
             self._truncated = True
             return segments.active.next_offset()
+
+    def _sync(self, segments: Segments) -> None:
+        """What recovery cut and rebuilt is synced, so that the next one need not look below the new recovery point.
+
+        Otherwise a second crash could bring the cut bytes back where no recovery looks for them any more.
+        """
+        for segment in segments.above(self._recovered_from - 1):
+            for file in segment.sync_files():
+                try:
+                    file.sync()
+                finally:
+                    file.close()
+        file = self._disk.open(self._epochs.path)
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_dir(self._directory)
+        self._epochs.unsynced = False
+
+    def _lacks_end(self, end: int, next_base: int) -> bool:
+        """True where records are missing between a segment and the next: its end was never synced.
+
+        Below the recovery point, and in a compacted topic, a gap is what compaction left.
+        """
+        return end < next_base and next_base > self._recovery_point and not self._config.compacts
 
     # Producers
 
@@ -290,10 +322,11 @@ def replay_producers(producers: ProducerStates, segments: Segments, upto: int) -
     producers.map_end_offset = max(producers.map_end_offset, upto)
 
 
-def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderEpochs, disk: Disk) -> int:
+def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderEpochs, upto: int | None) -> int:
     """Keep the sound batches of a segment and make its indexes anew; the number of bytes cut off.
 
-    `producers` is at the segment's base offset and is brought to its end.
+    `upto` is the next segment's base offset: no batch reaches it. `producers` is at this segment's base offset and is
+    brought to its end.
     """
     offset_index, time_index = segment.offset_index, segment.time_index
     offset_index.reset()
@@ -303,6 +336,8 @@ def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderE
     largest = (-1, segment.base_offset)
     position = last_entry = 0
     for at, header, chunk in _sound_batches(segment):
+        if upto is not None and header.last_offset >= upto:
+            break
         if header.max_timestamp > largest[0]:
             largest = (header.max_timestamp, header.last_offset)
         if at - last_entry > interval and not offset_index.is_full and not time_index.is_full:

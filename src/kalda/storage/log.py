@@ -44,6 +44,7 @@ __all__ = ["AppendInfo", "AppendOrigin", "FetchInfo", "Log", "TimestampOffset", 
 
 _HOT_BYTES = 1 << 20
 _REMEMBERED_PLACES = 32
+_MAX_GAP = 2**30  # of offsets that an index, relative to its segment's base, can bear easily
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
@@ -583,7 +584,8 @@ class Log:
             raise self._failed(error) from error
 
     def _roll(self, now_ms: int, first_offset: int) -> Segment:
-        base = max(first_offset, self.log_end_offset)
+        # At the log's end even where the first batch leaves a gap: segments that meet show that none is missing.
+        base = self.log_end_offset if first_offset - self.log_end_offset <= _MAX_GAP else first_offset
         active = self.segments.active
         if active.base_offset == base:
             # Empty, but its clock or an index is used up: it is made anew in place.
@@ -711,8 +713,7 @@ class Log:
         self._online()
         try:
             self.snapshots.take(self.producer_states)
-            if self.segments.active.size:
-                self.segments.active.seal()
+            self.segments.active.seal()
             job = self.flush_job()
         except OSError as error:
             raise self._failed(error) from error

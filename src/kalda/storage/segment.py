@@ -69,6 +69,7 @@ class Segment:
         "indexes_full",
         "jitter_ms",
         "offset_index",
+        "sealed",
         "size",
         "suffix",
         "time_index",
@@ -100,6 +101,7 @@ class Segment:
         self.hot_from = size  # what this process wrote itself is in the page cache
         self.bytes_since_index = 0
         self.indexes_full = False
+        self.sealed = not fresh  # the indexes are whole, and in their files
         self._file: File | None = None
         self._first_timestamp: int | None = None
         self._max_timestamp: tuple[int, int] | None = (-1, base_offset) if fresh else None
@@ -157,6 +159,7 @@ class Segment:
             position += size
             since += size
         self.size = position
+        self.sealed = False
         self.bytes_since_index = since
         self._max_timestamp = largest
 
@@ -175,6 +178,7 @@ class Segment:
             since = 0
         self.bytes_since_index = since + size
         self.size = position + size
+        self.sealed = False
 
     def _index(self, last_offset: int, position: int, largest: tuple[int, int]) -> None:
         self.offset_index.append(last_offset, position)
@@ -303,7 +307,7 @@ class Segment:
         self.time_index.truncate_to(offset)
         self.txn_index.truncate_to(offset)
         self.bytes_since_index = 0
-        self.indexes_full = False
+        self.indexes_full = self.sealed = False
         self._max_timestamp = None
         if position is None:
             return 0
@@ -325,13 +329,14 @@ class Segment:
 
     def seal(self) -> None:
         """No more appends: the last time index entry is made and the indexes go to their files."""
-        if not self.time_index.loaded and not self.offset_index.loaded:
-            return  # nothing was appended since it was sealed before
+        if self.sealed:
+            return
         largest = self.max_timestamp
         if largest[0] >= 0:
             self.time_index.maybe_append(*largest)
         self.offset_index.release()
         self.time_index.release()
+        self.sealed = True
 
     def sync_files(self) -> list[File]:
         """Handles on every file that may hold unsynced bytes, for a job to sync and close."""

@@ -1,4 +1,9 @@
-"""Taking back what was appended: a follower whose log has parted from its leader's."""
+"""Taking back what was appended: a follower whose log has parted from its leader's.
+
+Everything here is synced before the next append, later segments before earlier bytes. Otherwise a loss of power could
+bring back a piece of the old log beside a piece of the new one, which no CRC would notice; so it leaves a prefix of the
+one or of the other.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +18,19 @@ if TYPE_CHECKING:
 
 
 def cut(log: Log, offset: int) -> None:
-    """Everything from `offset` on goes, files first: a crash in between leaves a longer log, never a hole."""
+    """Everything from `offset` on goes."""
     assert offset >= 0, f"truncating {log.topic_partition} to {offset}"
     if log.segments.first.base_offset > offset:
         empty(log, offset, None)
         return
     log.lower_recovery_point(offset)
-    for segment in reversed(log.segments.above(offset)):
+    later = log.segments.above(offset)
+    for segment in reversed(later):
         _remove(log, segment)
+    if later:
+        log.disk.sync_dir(log.directory)
     log.segments.active.truncate_to(offset)
+    log.segments.active.file().sync()
     log.log_end_offset = offset
     log.log_start_offset = min(log.log_start_offset, offset)
     log.leader_epochs.truncate_from_end(offset)
@@ -36,6 +45,7 @@ def empty(log: Log, offset: int, log_start_offset: int | None) -> None:
     log.lower_recovery_point(offset)
     for segment in reversed(list(log.segments)):
         _remove(log, segment)
+    log.disk.sync_dir(log.directory)
     log.segments.add(Segment.create(log.disk, log.directory, offset, log.config, 0))
     log.leader_epochs.clear()
     for taken in list(log.snapshots.offsets):
