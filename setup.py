@@ -3,6 +3,7 @@
 Everything else about the package is in pyproject.toml.
 """
 
+import os
 import sysconfig
 
 from setuptools import Extension, setup
@@ -24,13 +25,15 @@ def extensions() -> list[Extension]:
         from Cython.Build import cythonize
     except ImportError:
         return []
-    is_gcc = "gcc" in (sysconfig.get_config_var("CC") or "")
-    flags = ["-O3", "-g0", "-Wno-maybe-uninitialized", *(INLINE_ALL if is_gcc else [])]
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or ""
+    flags = ["-O3", "-g0", "-Wno-maybe-uninitialized", *(INLINE_ALL if "gcc" in compiler else [])]
     modules = [
-        Extension(f"kalda.records.{name}", [f"src/kalda/records/{name}.py"], extra_compile_args=flags, optional=True)
+        Extension(f"kalda.records.{name}", [f"src/kalda/records/{name}.py"], extra_compile_args=flags)
         for name in MODULES
     ]
-    built: list[Extension] = cythonize(modules, include_path=["src"], quiet=True)
+    built: list[Extension] = cythonize(modules, include_path=["src"], build_dir="build/cython", quiet=True)
+    for extension in built:
+        extension.optional = True  # cythonize makes new objects and forgets it
     return built
 
 

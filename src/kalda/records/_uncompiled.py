@@ -1,19 +1,17 @@
-"""What `codec` needs of Cython's own module when it runs as plain Python on a machine without Cython.
+"""What `codec` and `values` need of Cython's own module when they run as plain Python on a machine without Cython.
 
-Compiled, `codec` needs neither: the names vanish at compile time.
+Compiled, they need neither: the names vanish at compile time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 compiled = False
-nogil: AbstractContextManager[None] = nullcontext()
-longlong = ulonglong = uint = int
+longlong = ulonglong = Py_ssize_t = int
 
 
 def cast(_type: object, value: Any) -> Any:
@@ -24,10 +22,10 @@ def cfunc(function: F) -> F:
     return function
 
 
-inline = cfunc
+inline = nogil = cfunc
 
 
-def exceptval(**_kwargs: object) -> Callable[[F], F]:
+def exceptval(**_options: object) -> Callable[[F], F]:
     return cfunc
 
 
