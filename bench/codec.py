@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 from kalda.records import codec
 from kalda.records.arrow import build_batches, to_record_batch
@@ -69,8 +70,8 @@ def main() -> None:
         if kind is Compression.NONE:
             continue
         packed = compress(kind, section)
-        down = len(section) / best_of(lambda k=kind: compress(k, section), arguments.seconds) / 1e6
-        up = len(section) / best_of(lambda k=kind, p=packed: decompress(k, p), arguments.seconds) / 1e6
+        down = len(section) / best_of(partial(compress, kind, section), arguments.seconds) / 1e6
+        up = len(section) / best_of(partial(decompress, kind, packed), arguments.seconds) / 1e6
         ratio = len(section) / len(packed)
         print(f"{kind.name.lower():<28}{down:10.0f} MB/s in, {up:.0f} MB/s out, {ratio:.1f} to 1")
 
