@@ -92,7 +92,7 @@ class NodeConfigSchema:
         self, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
     ) -> Sequence[EffectiveConfig]:
         configs = []
-        for name in sorted(TOPIC.names()):
+        for name in sorted(key.name for key in TOPIC if not key.internal):
             value, source = self._effective(name, topic, node, cluster)
             configs.append(EffectiveConfig(name, value, source, TOPIC[name].sensitive))
         return configs

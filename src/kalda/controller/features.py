@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
+from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.metadata.features import (
     ELIGIBLE_LEADER_REPLICAS_VERSION,
-    FEATURES,
     KRAFT_VERSION,
     VersionRange,
     check_dependencies,
@@ -38,6 +38,17 @@ class UpgradeType(IntEnum):
 Supported = Mapping[str, VersionRange]
 
 
+class KraftVersionControl(Protocol):
+    """The quorum's hold on `kraft.version`."""
+
+    @property
+    def level(self) -> int: ...
+
+    def upgrade(self, level: int, *, validate_only: bool) -> None:
+        """Write the control records that finalize `level`. Raises `ApiError`."""
+        ...
+
+
 class FeatureControl:
     """Levels by feature. metadata.version has none until the bootstrap records or a snapshot were replayed."""
 
@@ -48,13 +59,13 @@ class FeatureControl:
         supported: Supported,
         *,
         voters: Callable[[], Iterable[int]],
-        finalize_kraft_version: Callable[[int, bool], None] | None = None,
+        kraft_version: KraftVersionControl | None = None,
     ) -> None:
-        """`voters()` are the ids of the quorum's. `finalize_kraft_version(level, validate_only)` raises `ApiError`."""
+        """`voters()` are the ids of the quorum's. Without `kraft_version` that feature cannot be changed."""
         self._node_id = node_id
         self._supported = supported
         self._voters = voters
-        self._finalize_kraft_version = finalize_kraft_version
+        self._kraft_version = kraft_version
         self._levels: TimelineDict[str, int] = TimelineDict(registry)
         self._metadata_version: TimelineValue[MetadataVersion | None] = TimelineValue(registry, None)
         self._brokers: Callable[[], Iterable[tuple[int, Supported]]] = lambda: ()
@@ -104,7 +115,7 @@ class FeatureControl:
             level = update.max_version_level
             self._check(name, level, _upgrade_type(update), proposed)
             if name == KRAFT_VERSION:
-                self._update_kraft_version(level, validate_only)
+                self._update_kraft_version(level, _upgrade_type(update), validate_only)
             else:
                 records.append(VersionedRecord(FeatureLevelRecord(name=name, feature_level=level), 0))
         return records
@@ -132,7 +143,7 @@ class FeatureControl:
         reason = self._unsupported_reason(name, level)
         if reason is not None:
             raise _refused(name, level, reason)
-        current = self.metadata_version.value if name == METADATA_VERSION else self.level(name)
+        current = self._current(name)
         if level < current and upgrade_type is UpgradeType.UPGRADE:
             raise _refused(
                 name,
@@ -144,7 +155,7 @@ class FeatureControl:
             raise _refused(name, level, "Can't downgrade to a newer version.")
         if name == METADATA_VERSION:
             self._check_metadata_version(level, upgrade_type)
-        elif name in FEATURES:
+        else:
             try:
                 check_dependencies(name, level, proposed)
             except ValueError as error:
@@ -157,7 +168,11 @@ class FeatureControl:
             unsafe = upgrade_type is UpgradeType.UNSAFE_DOWNGRADE
             reason = metadata_version_refusal(self.metadata_version, level, unsafe_downgrade=unsafe)
         if reason is not None:
-            raise ApiError(ErrorCode.INVALID_UPDATE_VERSION, f"Invalid metadata.version {level}. {reason}")
+            change = "upgrade" if level > self.metadata_version else "downgrade"
+            raise ApiError(
+                ErrorCode.INVALID_UPDATE_VERSION,
+                f"Unsupported metadata.version {change} from {self.metadata_version.value} to {level}. {reason}",
+            )
 
     def _unsupported_reason(self, name: str, level: int) -> str | None:
         reason = unsupported_reason(name, level, f"Local controller {self._node_id}", self._supported)
@@ -182,10 +197,20 @@ class FeatureControl:
                 return f"controller {voter} has not registered, and may not support this feature"
         return None
 
-    def _update_kraft_version(self, level: int, validate_only: bool) -> None:
-        if self._finalize_kraft_version is None:
+    def _current(self, name: str) -> int:
+        if name == METADATA_VERSION:
+            return self.metadata_version.value
+        if name == KRAFT_VERSION and self._kraft_version is not None:
+            return self._kraft_version.level
+        return self.level(name)
+
+    def _update_kraft_version(self, level: int, upgrade_type: UpgradeType, validate_only: bool) -> None:
+        if self._kraft_version is None:
             raise _refused(KRAFT_VERSION, level, "The quorum's version cannot be changed here.")
-        self._finalize_kraft_version(level, validate_only)
+        if upgrade_type is UpgradeType.UPGRADE:
+            self._kraft_version.upgrade(level, validate_only=validate_only)
+        elif level != self._kraft_version.level:
+            raise _refused(KRAFT_VERSION, level, "Can't downgrade the version of this feature.")
 
 
 def _upgrade_type(update: FeatureUpdateKey) -> UpgradeType:

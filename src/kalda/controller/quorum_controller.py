@@ -33,7 +33,7 @@ from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSch
 from kalda.controller.context import ControllerConfig, Operation, RequestContext
 from kalda.controller.directories import DirectoryControl
 from kalda.controller.elections import ElectionControl
-from kalda.controller.features import FeatureControl
+from kalda.controller.features import FeatureControl, KraftVersionControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.periodic import PeriodicTask, PeriodicTasks
 from kalda.controller.placement import Random
@@ -135,7 +135,7 @@ class QuorumController:
         new_id: UuidSource,
         rng: Random,
         voters: Callable[[], Iterable[int]] = tuple,
-        finalize_kraft_version: Callable[[int, bool], None] | None = None,
+        kraft_version: KraftVersionControl | None = None,
         create_topic_policy: CreateTopicPolicy | None = None,
         alter_config_policy: AlterConfigPolicy | None = None,
     ) -> None:
@@ -158,7 +158,7 @@ class QuorumController:
             config.node_id,
             config.supported_features,
             voters=voters,
-            finalize_kraft_version=finalize_kraft_version,
+            kraft_version=kraft_version,
         )
         self.cluster = ClusterControl(registry, config.cluster_id, self.features)
         self.features.attach_nodes(
@@ -438,7 +438,9 @@ class QuorumController:
             return Result([], response)
         if any(one.feature == ELIGIBLE_LEADER_REPLICAS_VERSION and one.max_version_level > 0 for one in updates):
             made += self.configs.elr_safety_records()
-        results = [UpdatableFeatureResult(feature=update.feature, error_message=None) for update in updates]
+        results = [
+            UpdatableFeatureResult(feature=update.feature, error_message=ErrorCode.NONE.name) for update in updates
+        ]
         response = UpdateFeaturesResponse(error_message=None, results=results)
         return Result([] if request.validate_only else made, response, atomic=True)
 
@@ -527,7 +529,7 @@ class QuorumController:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Invalid broker name {resource.name}")
         node_id = int(resource.name)
         if node_id not in self.cluster.brokers and node_id not in self.cluster.controllers:
-            raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No broker with id {node_id} found.")
+            raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No node with id {node_id} found.")
 
     # The log
 

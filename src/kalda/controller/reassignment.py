@@ -139,7 +139,7 @@ class ReassignmentControl:
 
     def _cancel(self, topic: str, at: TopicIdPartition, partition: PartitionRegistration) -> VersionedRecord | None:
         if not partition.is_reassigning:
-            raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
+            raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
         replicas = tuple(r for r in partition.replicas if r not in partition.adding_replicas)
         isr = tuple(r for r in partition.isr if r not in partition.adding_replicas)
         change = self._state.change(at, partition)

@@ -17,16 +17,13 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 def validate_topic_name(name: str) -> None:
     """Raises `ApiError` INVALID_TOPIC_EXCEPTION."""
     if not name:
-        raise _illegal("Topic name is illegal, it can't be empty")
+        raise _invalid("the empty string is not allowed")
     if name in (".", ".."):
-        raise _illegal('Topic name cannot be "." or ".."')
+        raise _invalid(f"'{name}' is not allowed")
     if len(name) > MAX_LENGTH:
-        raise _illegal(f"Topic name is illegal, it can't be longer than {MAX_LENGTH} characters, topic name: {name}")
+        raise _invalid(f"the length of '{name}' is longer than the max allowed length {MAX_LENGTH}")
     if not _LEGAL.fullmatch(name):
-        raise _illegal(
-            f'Topic name "{name}" is illegal, it contains a character other than ASCII alphanumerics, '
-            "'.', '_' and '-'"
-        )
+        raise _invalid(f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'")
 
 
 def collision_key(name: str) -> str | None:
@@ -34,5 +31,5 @@ def collision_key(name: str) -> str | None:
     return name.replace(".", "_") if "." in name or "_" in name else None
 
 
-def _illegal(message: str) -> ApiError:
-    return ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
+def _invalid(what: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {what}")

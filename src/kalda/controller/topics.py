@@ -17,7 +17,7 @@ from kalda.controller.context import Operation, RequestContext, ResourceType, ch
 from kalda.controller.features import FeatureControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.placement import Random, place_replicas
-from kalda.controller.topic_names import collision_key, validate_topic_name
+from kalda.controller.topic_names import validate_topic_name
 from kalda.metadata.configs import topic_resource
 from kalda.metadata.partition import PartitionRegistration
 from kalda.protocol.messages.metadata_records import RemoveTopicRecord, TopicRecord
@@ -38,6 +38,7 @@ from kalda.protocol.messages.topics import (
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 
+MAX_PARTITIONS_PER_REQUEST = 10_000
 _NO_DEFAULT = -1
 _ALL_FENCED = "All brokers are currently fenced or in controlled shutdown."
 
@@ -94,19 +95,19 @@ class TopicControl:
         results: list[CreatableTopicResult] = []
         names = [topic.name for topic in request.topics]
         duplicates = _duplicates(names)
-        planned: dict[str, str] = {}
+        if self._partitions_wanted(request) > MAX_PARTITIONS_PER_REQUEST:
+            too_many = ApiError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+            refused = [CreatableTopicResult(name=name, configs=[], **error_fields(too_many)) for name in names]
+            return Result([], CreateTopicsResponse(topics=refused))
         for topic in request.topics:
             if topic.name in duplicates:
                 continue
             try:
-                self._check_may_create(topic.name, context, planned)
+                self._check_may_create(topic.name, context)
                 made, result = self._create(topic, context)
             except ApiError as error:
                 results.append(CreatableTopicResult(name=topic.name, configs=[], **error_fields(error)))
                 continue
-            key = collision_key(topic.name)
-            if key is not None:
-                planned[key] = topic.name
             records += made
             results.append(result)
         results += [
@@ -117,7 +118,14 @@ class TopicControl:
         outcome = Result(records, CreateTopicsResponse(topics=results), atomic=True)
         return outcome.without_records() if request.validate_only else outcome
 
-    def _check_may_create(self, name: str, context: RequestContext, planned: Mapping[str, str]) -> None:
+    def _partitions_wanted(self, request: CreateTopicsRequest) -> int:
+        wanted = 0
+        for topic in request.topics:
+            count = self._defaults.num_partitions if topic.num_partitions == _NO_DEFAULT else topic.num_partitions
+            wanted += len(topic.assignments) or max(0, count)
+        return wanted
+
+    def _check_may_create(self, name: str, context: RequestContext) -> None:
         if name == METADATA_TOPIC_NAME:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
         if not context.allows_on_cluster(Operation.CREATE) and not context.allows(
@@ -127,7 +135,7 @@ class TopicControl:
         if name in self._state.topic_ids:
             raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         validate_topic_name(name)
-        other = self._state.colliding_topic(name) or planned.get(collision_key(name) or "")
+        other = self._state.colliding_topic(name)
         if other is not None:
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}")
 
