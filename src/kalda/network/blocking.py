@@ -81,8 +81,17 @@ class BlockingConnection:
         The timeout bounds each wait for the peer, not the transfer of a long answer.
         """
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
-        call = self._send(message, version, timeout_ms)
+        return self.receive(self.send(message, version, timeout_ms=timeout_ms), timeout_ms=timeout_ms)
+
+    def send(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Call:
+        """Send and do not wait: `receive` takes the answers, in the order of sending. Raises `ApiError`."""
+        return self._send(message, version, self.timeout_ms if timeout_ms is None else timeout_ms)
+
+    def receive(self, call: Call, *, timeout_ms: int | None = None) -> Any:
+        """The response to `call`, which must be the oldest without one. Raises `ApiError`."""
+        timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         try:
+            self._socket.settimeout(timeout_ms / 1000)
             return call.read_answer(self._read_frame())
         except TimeoutError:
             self.close()
@@ -97,6 +106,10 @@ class BlockingConnection:
     def send_only(self, message: Request, version: int | None = None) -> None:
         """Send a request that has no response: a Produce with acks=0."""
         self._send(message, version, self.timeout_ms)
+
+    def fileno(self) -> int:
+        """For `select`: readable when an answer, or the connection's end, has come."""
+        return self._socket.fileno()
 
     def close(self) -> None:
         """Close; may be called again."""

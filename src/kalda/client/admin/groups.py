@@ -1,0 +1,274 @@
+"""Groups and their offsets.
+
+Groups are asked for by type: DescribeGroups tells of classic groups, ConsumerGroupDescribe of those of KIP-848. A
+group without members exists as long as it has offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.ids import TopicPartition
+from kalda.client.cluster import Cluster
+from kalda.client.errors import refused
+from kalda.protocol.codec import decode
+from kalda.protocol.messages.client_protocol import ConsumerProtocolAssignment
+from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
+from kalda.protocol.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kalda.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+)
+from kalda.protocol.notation import Buffer
+
+_MAX_OFFSET_FETCH = 7
+"""One group a request, by topic name."""
+_MAX_OFFSET_COMMIT = 9
+"""By topic name."""
+
+
+class ListedGroup(NamedTuple):
+    """Type and state are empty where the broker is too old to say."""
+
+    group_id: str
+    type: str
+    protocol_type: str
+    state: str
+    coordinator: int
+
+
+class Member(NamedTuple):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    partitions: tuple[TopicPartition, ...]
+
+
+class Group(NamedTuple):
+    group_id: str
+    type: str
+    state: str
+    assignor: str
+    coordinator: int
+    members: tuple[Member, ...]
+
+
+class CommittedOffset(NamedTuple):
+    offset: int
+    leader_epoch: int
+    metadata: str | None
+
+
+def list_groups(cluster: Cluster, *, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
+    """All groups of all coordinators, by name. Raises `ApiError`."""
+    found = {}
+    for node_id in sorted(cluster.metadata(()).brokers):
+        request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
+
+        def check(answer: Any, node_id: int = node_id) -> None:
+            if answer.error_code:
+                raise refused(answer.error_code, f"broker {node_id}")
+
+        for group in cluster.broker(node_id, request, check=check).groups:
+            found[group.group_id] = ListedGroup(
+                group.group_id, group.group_type, group.protocol_type, group.group_state, node_id
+            )
+    return [found[group_id] for group_id in sorted(found)]
+
+
+def describe_group(cluster: Cluster, group_id: str) -> Group:
+    """A group of either protocol, with its members. Raises `ApiError` where there is none."""
+    try:
+        return _describe_modern(cluster, group_id)
+    except ApiError as error:
+        if error.code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+            raise
+    return _describe_classic(cluster, group_id)
+
+
+def _describe_modern(cluster: Cluster, group_id: str) -> Group:
+    def check(answer: Any) -> None:
+        for group in answer.groups:
+            if group.error_code:
+                raise refused(group.error_code, f"group {group_id!r}", group.error_message)
+
+    request = ConsumerGroupDescribeRequest(group_ids=[group_id])
+    group = cluster.ask_coordinator(group_id, request, check=check).groups[0]
+    members = tuple(
+        Member(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            tuple(
+                TopicPartition(topic.topic_name, partition)
+                for topic in member.assignment.topic_partitions
+                for partition in sorted(topic.partitions)
+            ),
+        )
+        for member in group.members
+    )
+    coordinator = cluster.coordinator(group_id)
+    return Group(group_id, "consumer", group.group_state, group.assignor_name, coordinator, members)
+
+
+def _describe_classic(cluster: Cluster, group_id: str) -> Group:
+    def check(answer: Any) -> None:
+        for group in answer.groups:
+            if group.error_code:
+                raise refused(group.error_code, f"group {group_id!r}", group.error_message)
+
+    request = DescribeGroupsRequest(groups=[group_id])
+    group = cluster.ask_coordinator(group_id, request, check=check).groups[0]
+    if group.group_state == "Dead":
+        raise refused(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}")
+    is_consumer = group.protocol_type in ("consumer", "")
+    members = tuple(
+        Member(
+            member.member_id,
+            member.group_instance_id,
+            member.client_id,
+            member.client_host,
+            read_assignment(member.member_assignment) if is_consumer else (),
+        )
+        for member in group.members
+    )
+    coordinator = cluster.coordinator(group_id)
+    return Group(group_id, "classic", group.group_state, group.protocol_data, coordinator, members)
+
+
+def read_assignment(data: Buffer) -> tuple[TopicPartition, ...]:
+    """The partitions in a classic member's assignment; none in bytes that no consumer wrote."""
+    if len(data) < 2:
+        return ()
+    version = min(int.from_bytes(data[:2], "big"), 3)
+    try:
+        assignment = decode(ConsumerProtocolAssignment, data, version, 2)
+    except InvalidRequest:
+        return ()
+    return tuple(
+        TopicPartition(topic.topic, partition)
+        for topic in assignment.assigned_partitions
+        for partition in topic.partitions
+    )
+
+
+def delete_group(cluster: Cluster, group_id: str) -> None:
+    """Delete a group without members, with its offsets. Raises `ApiError`."""
+
+    def check(answer: Any) -> None:
+        for result in answer.results:
+            if result.error_code:
+                raise refused(result.error_code, f"group {group_id!r}")
+
+    cluster.ask_coordinator(group_id, DeleteGroupsRequest(groups_names=[group_id]), check=check)
+
+
+def committed_offsets(
+    cluster: Cluster, group_id: str, partitions: Collection[TopicPartition] | None = None, *, lane: str = ""
+) -> dict[TopicPartition, CommittedOffset]:
+    """What the group has committed, of these partitions or of all; what it has not is left out. Raises `ApiError`."""
+
+    def check(answer: Any) -> None:
+        if answer.error_code:
+            raise refused(answer.error_code, f"group {group_id!r}")
+        for topic in answer.topics:
+            for p in topic.partitions:
+                if p.error_code:
+                    raise refused(p.error_code, f"group {group_id!r}, partition {topic.name}-{p.partition_index}")
+
+    topics = None
+    if partitions is not None:
+        topics = [
+            OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
+            for name, indexes in _by_topic(partitions).items()
+        ]
+    request = OffsetFetchRequest(group_id=group_id, topics=topics)
+    answer = cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_FETCH, lane=lane)
+    return {
+        TopicPartition(topic.name, p.partition_index): CommittedOffset(
+            p.committed_offset, p.committed_leader_epoch, p.metadata
+        )
+        for topic in answer.topics
+        for p in topic.partitions
+        if p.committed_offset >= 0
+    }
+
+
+def commit_offsets(
+    cluster: Cluster,
+    group_id: str,
+    offsets: Mapping[TopicPartition, int],
+    *,
+    generation_id: int = -1,
+    member_id: str = "",
+    instance_id: str | None = None,
+    lane: str = "",
+) -> None:
+    """Commit offsets, as a member or, to a group without members, from outside. Raises `ApiError`."""
+    topics = [
+        OffsetCommitRequestTopic(
+            name=name,
+            partitions=[
+                OffsetCommitRequestPartition(
+                    partition_index=index, committed_offset=offsets[TopicPartition(name, index)], committed_metadata=""
+                )
+                for index in indexes
+            ],
+        )
+        for name, indexes in _by_topic(offsets).items()
+    ]
+    request = OffsetCommitRequest(
+        group_id=group_id,
+        generation_id_or_member_epoch=generation_id,
+        member_id=member_id,
+        group_instance_id=instance_id,
+        topics=topics,
+    )
+
+    def check(answer: Any) -> None:
+        for topic in answer.topics:
+            for p in topic.partitions:
+                if p.error_code:
+                    raise refused(p.error_code, f"group {group_id!r}, partition {topic.name}-{p.partition_index}")
+
+    cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_COMMIT, lane=lane)
+
+
+def delete_offsets(cluster: Cluster, group_id: str, partitions: Collection[TopicPartition]) -> None:
+    """Let the group forget its offsets of these partitions. Raises `ApiError`."""
+    request = OffsetDeleteRequest(
+        group_id=group_id,
+        topics=[
+            OffsetDeleteRequestTopic(
+                name=name, partitions=[OffsetDeleteRequestPartition(partition_index=index) for index in indexes]
+            )
+            for name, indexes in _by_topic(partitions).items()
+        ],
+    )
+
+    def check(answer: Any) -> None:
+        if answer.error_code:
+            raise refused(answer.error_code, f"group {group_id!r}")
+        for topic in answer.topics:
+            for p in topic.partitions:
+                if p.error_code:
+                    raise refused(p.error_code, f"group {group_id!r}, partition {topic.name}-{p.partition_index}")
+
+    cluster.ask_coordinator(group_id, request, check=check)
+
+
+def _by_topic(partitions: Collection[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for partition in partitions:
+        topics.setdefault(partition.topic, []).append(partition.partition)
+    return topics

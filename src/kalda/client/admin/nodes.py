@@ -1,0 +1,78 @@
+"""Brokers and their log directories: DescribeCluster, DescribeLogDirs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kalda.base.ids import TopicPartition
+from kalda.client.cluster import Cluster
+from kalda.client.errors import refused
+from kalda.protocol.messages.admin import DescribeLogDirsRequest
+from kalda.protocol.messages.metadata import DescribeClusterRequest
+
+
+class Node(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+    is_fenced: bool
+
+
+class ClusterDescription(NamedTuple):
+    """The controller is one that a client may be sent to; in KRaft, any broker passes its requests on."""
+
+    cluster_id: str
+    controller_id: int
+    nodes: tuple[Node, ...]
+
+
+class LogDir(NamedTuple):
+    """Sizes are -1 where the broker is too old to say."""
+
+    broker_id: int
+    path: str
+    error_code: int
+    total_bytes: int
+    usable_bytes: int
+    is_cordoned: bool
+    partitions: dict[TopicPartition, int]
+    """Size in bytes by partition."""
+
+
+def describe_cluster(cluster: Cluster, *, fenced: bool = False) -> ClusterDescription:
+    """The brokers that are alive, and with `fenced` those that are registered but fenced. Raises `ApiError`."""
+
+    def check(answer: Any) -> None:
+        if answer.error_code:
+            raise refused(answer.error_code, "the cluster", answer.error_message)
+
+    answer = cluster.any_broker(DescribeClusterRequest(include_fenced_brokers=fenced), check=check)
+    nodes = sorted(Node(b.broker_id, b.host, b.port, b.rack, b.is_fenced) for b in answer.brokers)
+    return ClusterDescription(answer.cluster_id, answer.controller_id, tuple(nodes))
+
+
+def describe_log_dirs(cluster: Cluster, broker_id: int) -> list[LogDir]:
+    """The log directories of a broker, with the partitions in them. Raises `ApiError`."""
+
+    def check(answer: Any) -> None:
+        if answer.error_code:
+            raise refused(answer.error_code, f"broker {broker_id}")
+
+    answer = cluster.broker(broker_id, DescribeLogDirsRequest(topics=None), check=check)
+    return [
+        LogDir(
+            broker_id,
+            result.log_dir,
+            result.error_code,
+            result.total_bytes,
+            result.usable_bytes,
+            result.is_cordoned,
+            {
+                TopicPartition(topic.name, partition.partition_index): partition.partition_size
+                for topic in result.topics
+                for partition in topic.partitions
+            },
+        )
+        for result in answer.results
+    ]

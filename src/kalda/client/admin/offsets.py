@@ -1,0 +1,109 @@
+"""Offsets of partitions: ListOffsets by time, DeleteRecords."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kalda.base.ids import TopicPartition
+from kalda.client.cluster import Cluster
+from kalda.client.metadata import Leader
+from kalda.protocol.messages.fetch import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+UP_TO_HIGH_WATERMARK = -1
+"""For `delete_records`: everything that all replicas have."""
+
+_CONSUMER = -1
+"""The replica id of those who are none."""
+
+
+class FoundOffset(NamedTuple):
+    """The offset is -1 where no record is that young. Timestamp -1: none was looked at."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+def list_offsets(
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, int],
+    *,
+    read_committed: bool = False,
+    timeout_ms: int | None = None,
+) -> dict[TopicPartition, FoundOffset]:
+    """For each partition, the first offset at or after a timestamp in ms, or at one of the marks above.
+
+    The latest offset is the one after the last record that a consumer may see: the high watermark, or with
+    `read_committed` the last stable offset. Raises `ApiError`.
+    """
+
+    def build(partitions: list[tuple[TopicPartition, Leader]]) -> ListOffsetsRequest:
+        topics: dict[str, list[ListOffsetsPartition]] = {}
+        for partition, leader in partitions:
+            topics.setdefault(partition.topic, []).append(
+                ListOffsetsPartition(
+                    partition_index=partition.partition,
+                    current_leader_epoch=leader.epoch,
+                    timestamp=wanted[partition],
+                )
+            )
+        return ListOffsetsRequest(
+            replica_id=_CONSUMER,
+            isolation_level=int(read_committed),
+            topics=[ListOffsetsTopic(name=name, partitions=asked) for name, asked in topics.items()],
+            timeout_ms=cluster.timeout_ms,
+        )
+
+    def read(answer: Any) -> Iterator[tuple[TopicPartition, int, FoundOffset]]:
+        for topic in answer.topics:
+            for p in topic.partitions:
+                found = FoundOffset(p.offset, p.timestamp, p.leader_epoch)
+                yield TopicPartition(topic.name, p.partition_index), p.error_code, found
+
+    return cluster.ask_leaders(wanted, build, read, timeout_ms=timeout_ms)
+
+
+def offsets_at(cluster: Cluster, partitions: Collection[TopicPartition], mark: int) -> dict[TopicPartition, int]:
+    """The offset of each partition at the same mark or timestamp; where no record is that young, the latest."""
+    found = list_offsets(cluster, dict.fromkeys(partitions, mark))
+    missing = [partition for partition, at in found.items() if at.offset < 0]
+    ends = list_offsets(cluster, dict.fromkeys(missing, LATEST)) if missing else {}
+    return {partition: at.offset if at.offset >= 0 else ends[partition].offset for partition, at in found.items()}
+
+
+def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Delete all records before an offset (`UP_TO_HIGH_WATERMARK`: all); returns where each log starts now.
+
+    Raises `ApiError`.
+    """
+
+    def build(partitions: list[tuple[TopicPartition, Leader]]) -> DeleteRecordsRequest:
+        topics: dict[str, list[DeleteRecordsPartition]] = {}
+        for partition, _ in partitions:
+            topics.setdefault(partition.topic, []).append(
+                DeleteRecordsPartition(partition_index=partition.partition, offset=before[partition])
+            )
+        return DeleteRecordsRequest(
+            topics=[DeleteRecordsTopic(name=name, partitions=asked) for name, asked in topics.items()],
+            timeout_ms=cluster.timeout_ms,
+        )
+
+    def read(answer: Any) -> Iterator[tuple[TopicPartition, int, int]]:
+        for topic in answer.topics:
+            for p in topic.partitions:
+                yield TopicPartition(topic.name, p.partition_index), p.error_code, p.low_watermark
+
+    return cluster.ask_leaders(before, build, read)

@@ -1,0 +1,81 @@
+"""The metadata quorum: DescribeQuorum (KIP-836, KIP-853)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kalda.base.ids import METADATA_TOPIC_NAME, Uuid
+from kalda.client.cluster import Cluster
+from kalda.client.errors import refused
+from kalda.protocol.messages.quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+    DescribeQuorumResponseReplicaState,
+)
+
+
+class QuorumReplica(NamedTuple):
+    """Timestamps are wall-clock ms of the leader; -1 where it has none. `lag` is in records behind the leader."""
+
+    node_id: int
+    directory_id: Uuid
+    log_end_offset: int
+    lag: int
+    last_fetch_timestamp: int
+    last_caught_up_timestamp: int
+
+
+class Quorum(NamedTuple):
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[QuorumReplica, ...]
+    observers: tuple[QuorumReplica, ...]
+    endpoints: dict[int, tuple[str, ...]]
+    """`NAME://HOST:PORT` of each voter's controller listeners, where the cluster tells."""
+
+
+def describe_quorum(cluster: Cluster) -> Quorum:
+    """The quorum as its leader sees it. Raises `ApiError`."""
+
+    def check(answer: Any) -> None:
+        if answer.error_code:
+            raise refused(answer.error_code, "the metadata quorum", answer.error_message)
+        for topic in answer.topics:
+            for p in topic.partitions:
+                if p.error_code:
+                    raise refused(p.error_code, "the metadata quorum", p.error_message)
+
+    request = DescribeQuorumRequest(
+        topics=[
+            DescribeQuorumRequestTopicData(
+                topic_name=METADATA_TOPIC_NAME, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
+            )
+        ]
+    )
+    answer = cluster.any_broker(request, check=check)
+    p = answer.topics[0].partitions[0]
+    end = max((voter.log_end_offset for voter in p.current_voters if voter.replica_id == p.leader_id), default=-1)
+    return Quorum(
+        p.leader_id,
+        p.leader_epoch,
+        p.high_watermark,
+        tuple(_replica(voter, end) for voter in p.current_voters),
+        tuple(_replica(observer, end) for observer in p.observers),
+        {
+            node.node_id: tuple(f"{point.name}://{point.host}:{point.port}" for point in node.listeners)
+            for node in answer.nodes
+        },
+    )
+
+
+def _replica(state: DescribeQuorumResponseReplicaState, leader_end: int) -> QuorumReplica:
+    return QuorumReplica(
+        state.replica_id,
+        state.replica_directory_id,
+        state.log_end_offset,
+        max(0, leader_end - state.log_end_offset),
+        state.last_fetch_timestamp,
+        state.last_caught_up_timestamp,
+    )

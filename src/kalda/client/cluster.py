@@ -1,0 +1,428 @@
+"""One client's view of a cluster: connections, metadata, who leads, who coordinates, and attempts until a deadline.
+
+Blocking and for one thread. An answer's errors are inside it, at a place that each API chooses, so the caller says
+where they are: `check` raises for them (see `errors.refused`), and what is retriable is tried again with fresh
+metadata, until the deadline. Whoever calls with a request that changes something accepts that it may be applied twice
+when an answer was lost, as with every Kafka client.
+
+Connections are kept by node and by *lane*: a long poll on one lane does not hold up a heartbeat on another.
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.errors import Unreachable, refused
+from kalda.client.metadata import (
+    UNKNOWN_TOPIC,
+    Address,
+    Broker,
+    Leader,
+    Metadata,
+    Topic,
+    parse_bootstrap,
+    read_metadata,
+)
+from kalda.client.retry import Deadline, Retry
+from kalda.network.blocking import BlockingConnection
+from kalda.network.calls import PeerVersions
+from kalda.protocol.apis import api_of
+from kalda.protocol.notation import Request
+
+R = TypeVar("R")
+Check = Callable[[Any], None]
+
+_BOOTSTRAP = -1
+"""The key of the connection to an address whose node is not known."""
+
+_FIRST_CONTACT_MS = 1_500
+"""How long to knock where nobody has answered yet: a node may be starting, but a wrong address shall fail soon."""
+
+_NEW_TOPIC_MS = 1_500
+"""How long a topic may be unknown to the broker that is asked, since it may just have been created."""
+
+_MAX_FIND_COORDINATOR = 3
+"""From version 4 on several keys fit a request; one is all that is asked for here."""
+
+
+class Cluster:
+    """A context manager. `timeout_ms` bounds every call, with all its attempts."""
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        client_id: str = "kalda",
+        timeout_ms: int = 30_000,
+        connect_timeout_ms: int = 5_000,
+        auto_create_topics: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Connects to nothing yet. Raises `ValueError` for an address that is none."""
+        self.bootstrap = parse_bootstrap(bootstrap)
+        self.client_id = client_id
+        self.timeout_ms = timeout_ms
+        self.brokers: dict[int, Broker] = {}
+        self.cluster_id: str | None = None
+        self._auto_create_topics = auto_create_topics
+        self._connect_timeout_ms = connect_timeout_ms
+        self._tls = tls
+        self._connections: dict[tuple[int, str], BlockingConnection] = {}
+        self._topics: dict[str, Topic] = {}
+        self._coordinators: dict[str, int] = {}
+        self._reached = False
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; the next call would open new ones."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # -- requests
+
+    def any_broker(
+        self,
+        request: Request,
+        *,
+        check: Check | None = None,
+        max_version: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        """The answer of whichever broker can be reached. Raises `ApiError`."""
+        return self.retrying(lambda left: self._ask(None, request, check, max_version, left), timeout_ms)
+
+    def broker(
+        self,
+        node_id: int,
+        request: Request,
+        *,
+        check: Check | None = None,
+        max_version: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        """The answer of this broker. Raises `ApiError`."""
+        return self.retrying(lambda left: self._ask(node_id, request, check, max_version, left), timeout_ms)
+
+    def ask_coordinator(
+        self,
+        group: str,
+        request: Request,
+        *,
+        check: Check | None = None,
+        max_version: int | None = None,
+        timeout_ms: int | None = None,
+        lane: str = "",
+    ) -> Any:
+        """The answer of the group's coordinator, looked up anew when it has moved. Raises `ApiError`."""
+
+        def attempt(left: Deadline) -> Any:
+            node_id = self._coordinator(group, left)
+            try:
+                return self._ask(node_id, request, check, max_version, left, lane)
+            except ApiError as error:
+                if error.code in _COORDINATOR_GONE:
+                    self._coordinators.pop(group, None)
+                raise
+
+        return self.retrying(attempt, timeout_ms)
+
+    def ask_leaders(
+        self,
+        partitions: Iterable[TopicPartition],
+        build: Callable[[list[tuple[TopicPartition, Leader]]], Request],
+        read: Callable[[Any], Iterator[tuple[TopicPartition, int, R]]],
+        *,
+        what: str = "partition",
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, R]:
+        """One answer for each partition, from its leader: `build` a request to one leader, `read` its response as
+        (partition, error code, answer). Partitions whose leader has moved are asked again. Raises `ApiError`."""
+        wanted = list(dict.fromkeys(partitions))
+        answers: dict[TopicPartition, R] = {}
+
+        def attempt(left: Deadline) -> None:
+            by_node: dict[int, list[tuple[TopicPartition, Leader]]] = {}
+            missing = [partition for partition in wanted if partition not in answers]
+            for partition, leader in self._leaders(missing, left).items():
+                by_node.setdefault(leader.node_id, []).append((partition, leader))
+            failure: ApiError | None = None
+            for node_id, group in by_node.items():
+                try:
+                    response = self._ask(node_id, build(group), None, None, left)
+                except ApiError as error:
+                    self._failed(error, [partition for partition, _ in group])
+                    failure = error
+                    continue
+                for partition, code, answer in read(response):
+                    if code:
+                        failure = refused(code, f"{what} {partition}")
+                        self._failed(failure, [partition])
+                        if not failure.code.retriable:
+                            raise failure
+                    else:
+                        answers[partition] = answer
+            if failure is not None:
+                raise failure
+
+        self.retrying(attempt, timeout_ms)
+        return {partition: answers[partition] for partition in wanted}
+
+    def retrying(self, attempt: Callable[[Deadline], R], timeout_ms: int | None = None) -> R:
+        """`attempt(deadline)` until it succeeds, fails for good, or the deadline passes. Raises `ApiError`."""
+        retry = Retry(Deadline(self.timeout_ms if timeout_ms is None else timeout_ms))
+        while True:
+            try:
+                return attempt(retry.deadline)
+            except ApiError as error:
+                if error.code.invalid_metadata:
+                    self._topics.clear()
+                if isinstance(error, _UnknownTopic):
+                    retry.pause(error, within_ms=_NEW_TOPIC_MS)
+                elif isinstance(error, Unreachable) and not self._reached:
+                    retry.pause(error, within_ms=_FIRST_CONTACT_MS)
+                else:
+                    retry.pause(error)
+
+    # -- metadata
+
+    def metadata(self, topics: Collection[str] | None = None, *, timeout_ms: int | None = None) -> Metadata:
+        """What some broker knows now, of these topics or, with None, of all. Unknown topics carry their error."""
+        return self.retrying(lambda left: self._refresh(topics, left), timeout_ms)
+
+    def topic(self, name: str, *, timeout_ms: int | None = None) -> Topic:
+        """A topic with its partitions, asked for now. Raises `ApiError` where there is none."""
+
+        def attempt(left: Deadline) -> Topic:
+            self._topics.pop(name, None)
+            return self._topic(name, left)
+
+        return self.retrying(attempt, timeout_ms)
+
+    def partitions(self, name: str) -> list[TopicPartition]:
+        """Of a topic, all its partitions. Raises `ApiError` where there is no such topic."""
+        topic = self.retrying(lambda left: self._topic(name, left))
+        return [TopicPartition(name, partition.partition) for partition in topic.partitions]
+
+    def leader(self, topic: str, partition: int, *, timeout_ms: int | None = None) -> Leader:
+        """Who leads the partition, as far as is known; waits until somebody does. Raises `ApiError`."""
+        wanted = TopicPartition(topic, partition)
+        return self.retrying(lambda left: self._leaders([wanted], left), timeout_ms)[wanted]
+
+    def leaders(
+        self, partitions: Collection[TopicPartition], *, timeout_ms: int | None = None
+    ) -> dict[TopicPartition, Leader]:
+        """`leader` of each."""
+        return self.retrying(lambda left: self._leaders(partitions, left), timeout_ms)
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """What is known of these topics has proved wrong."""
+        for name in topics:
+            self._topics.pop(name, None)
+
+    def coordinator(self, group: str, *, timeout_ms: int | None = None) -> int:
+        """The node that coordinates the group. Raises `ApiError`."""
+        return self.retrying(lambda left: self._coordinator(group, left), timeout_ms)
+
+    # -- connections, for those who keep requests in flight
+
+    def connection(self, node_id: int, lane: str = "", *, timeout_ms: int | None = None) -> BlockingConnection:
+        """The connection to a node, made now where there is none. One attempt. Raises `ApiError`."""
+        return self._connect(node_id, lane, Deadline(self.timeout_ms if timeout_ms is None else timeout_ms))
+
+    def drop(self, node_id: int, lane: str = "") -> None:
+        """Close a connection that has failed, or whose answers nobody will read."""
+        connection = self._connections.pop((node_id, lane), None)
+        if connection is not None:
+            connection.close()
+
+    def versions(self, node_id: int | None = None) -> PeerVersions:
+        """The API versions that a broker, or any, announces. Raises `ApiError`."""
+
+        def attempt(left: Deadline) -> PeerVersions:
+            connection = self._any_connection(left)[1] if node_id is None else self._connect(node_id, "", left)
+            assert connection.versions is not None
+            return connection.versions
+
+        return self.retrying(attempt)
+
+    # -- single attempts
+
+    def _ask(
+        self,
+        node_id: int | None,
+        request: Request,
+        check: Check | None,
+        max_version: int | None,
+        left: Deadline,
+        lane: str = "",
+    ) -> Any:
+        if node_id is None:
+            node_id, connection = self._any_connection(left)
+        else:
+            connection = self._connect(node_id, lane, left)
+        try:
+            version = version_within(connection, request.API_KEY, max_version)
+            response = connection.request(request, version, timeout_ms=max(1, left.remaining_ms))
+        except ApiError as error:
+            if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+                self.drop(node_id, lane)
+            raise
+        if check is not None:
+            check(response)
+        return response
+
+    def _refresh(self, topics: Collection[str] | None, left: Deadline) -> Metadata:
+        from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+        request = MetadataRequest(
+            topics=None if topics is None else [MetadataRequestTopic(name=name) for name in topics],
+            allow_auto_topic_creation=self._auto_create_topics,
+        )
+        metadata = read_metadata(self._ask(None, request, None, None, left))
+        self.cluster_id = metadata.cluster_id
+        if metadata.brokers:
+            self.brokers = dict(metadata.brokers)
+        self._topics.update((name, topic) for name, topic in metadata.topics.items() if not topic.error_code)
+        return metadata
+
+    def _topic(self, name: str, left: Deadline) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._refresh([name], left).topics.get(name, UNKNOWN_TOPIC)
+            _expect_topic(name, topic)
+        return topic
+
+    def _leaders(self, partitions: Collection[TopicPartition], left: Deadline) -> dict[TopicPartition, Leader]:
+        missing = list(dict.fromkeys(p.topic for p in partitions if p.topic not in self._topics))
+        if missing:
+            found = self._refresh(missing, left).topics
+            for name in missing:
+                _expect_topic(name, found.get(name, UNKNOWN_TOPIC))
+        leaders = {}
+        for wanted in partitions:
+            topic = self._topics[wanted.topic]
+            partition = next((p for p in topic.partitions if p.partition == wanted.partition), None)
+            if partition is None:
+                self._topics.pop(wanted.topic, None)
+                raise _UnknownTopic(
+                    f"topic {wanted.topic} has no partition {wanted.partition}; it has {len(topic.partitions)}, "
+                    f"numbered from 0"
+                )
+            if partition.leader < 0 or partition.leader not in self.brokers:
+                self._topics.pop(wanted.topic, None)
+                raise refused(partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {wanted}")
+            leaders[wanted] = Leader(partition.leader, partition.leader_epoch, topic.topic_id)
+        return leaders
+
+    def _failed(self, error: ApiError, partitions: Iterable[TopicPartition]) -> None:
+        if error.code.invalid_metadata or error.code is ErrorCode.REQUEST_TIMED_OUT:
+            self.forget(partition.topic for partition in partitions)
+
+    def _coordinator(self, group: str, left: Deadline) -> int:
+        from kalda.protocol.messages.groups import FindCoordinatorRequest
+
+        node_id = self._coordinators.get(group)
+        if node_id is not None and node_id in self.brokers:
+            return node_id
+        answer = self._ask(None, FindCoordinatorRequest(key=group), None, _MAX_FIND_COORDINATOR, left)
+        if answer.error_code:
+            raise refused(answer.error_code, f"group {group!r}", answer.error_message)
+        self.brokers[answer.node_id] = Broker(answer.node_id, answer.host, answer.port, None)
+        self._coordinators[group] = answer.node_id
+        return int(answer.node_id)
+
+    # -- connecting
+
+    def _connect(self, node_id: int, lane: str, left: Deadline) -> BlockingConnection:
+        connection = self._connections.get((node_id, lane))
+        if connection is None:
+            if node_id not in self.brokers:
+                self._refresh((), left)
+            broker = self.brokers.get(node_id)
+            if broker is None:
+                known = ", ".join(map(str, sorted(self.brokers)))
+                raise ApiError(
+                    ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node_id} is not alive; those alive are {known}"
+                )
+            connection = self._connections[node_id, lane] = self._open(broker.address, left)
+        return connection
+
+    def _any_connection(self, left: Deadline) -> tuple[int, BlockingConnection]:
+        """A connection that is open, else one to a broker that is known, else to a bootstrap server."""
+        for (node_id, lane), connection in self._connections.items():
+            if not lane:
+                return node_id, connection
+        reasons: list[str] = []
+        known: list[tuple[int, Address]] = [(broker.node_id, broker.address) for broker in self.brokers.values()]
+        known += [(_BOOTSTRAP, address) for address in random.sample(self.bootstrap, len(self.bootstrap))]
+        for node_id, address in known:
+            try:
+                connection = self._connections[node_id, ""] = self._open(address, left)
+            except ApiError as error:
+                if error.message not in reasons:
+                    reasons.append(error.message)
+            else:
+                return node_id, connection
+        servers = ",".join(map(str, self.bootstrap))
+        raise Unreachable(
+            f"cannot reach the cluster at {servers}: {'; '.join(reasons)}. Is it running, and is the address right?"
+        )
+
+    def _open(self, address: Address, left: Deadline) -> BlockingConnection:
+        connection = BlockingConnection(
+            address.host,
+            address.port,
+            client_id=self.client_id,
+            timeout_ms=max(1, min(left.remaining_ms, self._connect_timeout_ms)),
+            connect_timeout_ms=max(1, min(left.remaining_ms, self._connect_timeout_ms)),
+            tls=self._tls,
+        )
+        self._reached = True
+        return connection
+
+
+_COORDINATOR_GONE = frozenset(
+    (
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+    )
+)
+
+
+class _UnknownTopic(ApiError):
+    """Retriable, as the topic may be new; but not for as long as other failures."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+
+
+def _expect_topic(name: str, topic: Topic) -> None:
+    if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise _UnknownTopic(f"topic {name} does not exist; check the name, or create it first")
+    if topic.error_code:
+        raise refused(topic.error_code, f"topic {name}")
+
+
+def version_within(connection: BlockingConnection, api_key: int, max_version: int | None) -> int | None:
+    """The highest version in common that is not above `max_version`; None leaves the choice to the connection."""
+    if max_version is None or connection.versions is None:
+        return None
+    highest = connection.versions.get(api_key, (0, -1))[1]
+    return min(highest, max_version, api_of(api_key).highest) if highest >= 0 else None

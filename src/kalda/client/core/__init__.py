@@ -1,0 +1,6 @@
+"""What clients decide, without sockets, clocks or threads.
+
+- `partitioner`: which partition a key goes to
+- `assignors`: which member of a group gets which partitions
+- `transactions_seen`: which batches of a fetch belong to aborted transactions
+"""

@@ -1,0 +1,121 @@
+"""The cluster as the last Metadata answer told it, as values; and bootstrap addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import ZERO_UUID, Uuid
+from kalda.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
+
+DEFAULT_PORT = 9092
+
+
+class Address(NamedTuple):
+    """Where a broker is reached."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Broker(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host, self.port)
+
+
+class Partition(NamedTuple):
+    """`leader` is -1 where there is none; `error_code` says why."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+    error_code: int
+
+
+class Topic(NamedTuple):
+    """With an `error_code`, there are no partitions."""
+
+    name: str
+    topic_id: Uuid
+    is_internal: bool
+    partitions: tuple[Partition, ...]
+    error_code: int
+
+
+class Leader(NamedTuple):
+    """Who leads a partition; `topic_id` is zero where the broker told none."""
+
+    node_id: int
+    epoch: int
+    topic_id: Uuid
+
+
+class Metadata(NamedTuple):
+    cluster_id: str | None
+    controller_id: int
+    brokers: Mapping[int, Broker]
+    topics: Mapping[str, Topic]
+
+
+def read_metadata(response: MetadataResponse) -> Metadata:
+    """The answer as values. Topics are by name; partitions in order."""
+    brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
+    topics = {topic.name: _read_topic(topic) for topic in response.topics if topic.name is not None}
+    return Metadata(response.cluster_id, response.controller_id, brokers, topics)
+
+
+def _read_topic(topic: MetadataResponseTopic) -> Topic:
+    partitions = (
+        Partition(
+            p.partition_index,
+            p.leader_id,
+            p.leader_epoch,
+            tuple(p.replica_nodes),
+            tuple(p.isr_nodes),
+            tuple(p.offline_replicas),
+            p.error_code,
+        )
+        for p in sorted(topic.partitions, key=lambda partition: partition.partition_index)
+    )
+    return Topic(topic.name or "", topic.topic_id, topic.is_internal, tuple(partitions), topic.error_code)
+
+
+UNKNOWN_TOPIC = Topic("", ZERO_UUID, False, (), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def parse_bootstrap(servers: str | Iterable[str]) -> tuple[Address, ...]:
+    """Addresses from `host:port,host:port`; `[::1]:9092` for IPv6; no port means 9092. Raises `ValueError`."""
+    texts = servers.split(",") if isinstance(servers, str) else servers
+    addresses = tuple(_parse_address(text.strip()) for text in texts if text.strip())
+    if not addresses:
+        raise ValueError("no bootstrap server is given: HOST:PORT is expected, several with commas between")
+    return addresses
+
+
+def _parse_address(text: str) -> Address:
+    host, port_text = text, str(DEFAULT_PORT)
+    if text.startswith("["):
+        host, closing, rest = text[1:].partition("]")
+        if not closing or rest[:1] not in ("", ":"):
+            raise ValueError(f"bootstrap server {text!r}: [ADDRESS]:PORT is expected")
+        port_text = rest[1:] or port_text
+    elif text.count(":") == 1:
+        host, _, port_text = text.partition(":")
+    elif ":" in text:
+        raise ValueError(f"bootstrap server {text!r}: an IPv6 address is written [ADDRESS]:PORT")
+    if not host or not port_text.isdecimal() or not 0 < int(port_text) < 65536:
+        raise ValueError(f"bootstrap server {text!r}: HOST:PORT is expected, the port from 1 to 65535")
+    return Address(host, int(port_text))
