@@ -1,1 +1,24 @@
-"""The node: asyncio shells that wire the floors together and carry their decisions out."""
+"""The node: asyncio shells that wire the floors together and carry their decisions out.
+
+It owns the clock, threads, sockets and files; it decides nothing that a floor below could decide.
+
+- `node.py`: one process: start, stop, listeners, identity
+- `quorum_side.py`: the metadata log, its loader, and with the controller role a controller
+- `broker_side.py`: logs, replicas, coordinator and handlers of the broker role
+- `dispatch.py`: from a frame to an answer; ApiVersions
+- `handlers/`: what a broker's listener answers, one file a domain
+- `controller_handlers.py`: what a controller's listener answers
+- `failures.py`: how each API says that a whole request failed
+- `forwarding.py`: envelopes to and from the active controller
+- `controller_channel.py`: requests to the active controller, wherever it is
+- `raft_driver.py`, `raft_channel.py`, `rpc_sender.py`: the quorum's machine on disk and network
+- `lifecycle.py`: registration, heartbeats, controlled shutdown, as a machine
+- `publisher.py`: metadata into partitions that are opened, led, followed, deleted
+- `metadata_cache.py`: what clients are told of the cluster
+- `auto_topics.py`: topics that come into being when somebody asks for them
+- `coordinator_shell.py`: the group coordinator's log and timer
+- `log_keeper.py`: the log manager out of the node's configuration
+- `disk.py`: the operating system's files
+- `shell.py`: clock, timers, threads, entropy
+- `logs.py`: log lines
+"""

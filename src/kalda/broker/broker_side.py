@@ -97,37 +97,19 @@ class BrokerSide:
             clock.wall_ms,
         )
         self.groups = GroupCoordinatorShell(coordinator, self.replicas, clock, timers, jobs)
-        auto_topics = AutoTopics(
-            channel,
-            config["auto.create.topics.enable"],
-            {
-                OFFSETS_TOPIC: TopicPlan(
-                    config["offsets.topic.num.partitions"],
-                    config["offsets.topic.replication.factor"],
-                    {**_INTERNAL, "segment.bytes": str(config["offsets.topic.segment.bytes"])},
-                )
-            },
-            config["request.timeout.ms"],
-        )
+        auto_topics = self._auto_topics(channel)
         self.configs = ConfigHandlers(config.node_id, config, self.cache, auto_topics)
-        rng = random.Random()
-        sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], rng.randint)
-        producer_ids = ProducerIds(config.node_id, lambda: lifecycle.broker_epoch, channel.send)
+        sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], random.Random().randint)
+        partition_limit = config["max.request.partition.size.limit"]
         self.dispatcher = Dispatcher(
             handler_table(
                 DataHandlers(self.replicas, self.cache, sessions, clock),
                 OffsetHandlers(self.replicas),
-                MetadataHandlers(
-                    self.cache,
-                    cluster_id,
-                    auto_topics,
-                    coordinator_partition,
-                    config["max.request.partition.size.limit"],
-                ),
+                MetadataHandlers(self.cache, cluster_id, auto_topics, coordinator_partition, partition_limit),
                 GroupHandlers(coordinator, clock, self.groups.arm),
                 self.configs,
                 DescribeHandlers(self.replicas, logs, self.cache),
-                ProducerHandlers(producer_ids),
+                ProducerHandlers(ProducerIds(config.node_id, lambda: lifecycle.broker_epoch, channel.send)),
                 Forwarding(channel),
             ),
             features,
@@ -144,6 +126,17 @@ class BrokerSide:
             clock.wall_ms,
         )
         self._defaults: dict[str, str] | None = None
+
+    def _auto_topics(self, channel: ControllerChannel) -> AutoTopics:
+        config = self._config
+        offsets = TopicPlan(
+            config["offsets.topic.num.partitions"],
+            config["offsets.topic.replication.factor"],
+            {**_INTERNAL, "segment.bytes": str(config["offsets.topic.segment.bytes"])},
+        )
+        return AutoTopics(
+            channel, config["auto.create.topics.enable"], {OFFSETS_TOPIC: offsets}, config["request.timeout.ms"]
+        )
 
     def _offsets_partitions(self) -> int:
         topic = self.cache.topic(OFFSETS_TOPIC)

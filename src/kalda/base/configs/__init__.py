@@ -4,10 +4,12 @@ Pure: texts and mappings in, values and errors out. It reads no file and knows n
 
 - `definition`: types, validators, a table of keys, text to value and back
 - `properties`: the text format of `server.properties`
-- `broker`: the table of broker and controller keys; `broker_*`: its rows by area
+- `broker`: the table of broker and controller keys
+- `broker_groups`, `broker_log`, `broker_node`, `broker_quorum`, `broker_replication`, `broker_security`,
+  `broker_share`, `broker_tiering`, `broker_transactions`: its rows by area
 - `topic`, `group`, `client_metrics`, `quota`: the tables of the other resources, and what is valid together
 - `quorum_addresses`, `listeners`: addresses inside values
-- `server`: a node's configuration, checked as a whole
+- `server`, `server_checks`: a node's configuration, checked as a whole
 - `dynamic`: layers of dynamic configs, what may be altered
 - `describe`: effective values with their source and synonyms
 - `documentation`: a line on each key
