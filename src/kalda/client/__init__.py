@@ -9,5 +9,8 @@ only whole batches.
 - `retry`: deadlines, backoff
 - `errors`: what a failure is called, and what to do about it
 - `admin`: what administrators ask for, a file a subject
+- `fetcher`: batches of partitions between offsets, from their leaders
+- `sender`: batches to leaders, in order, idempotent where wanted
+- `group`: a member of a classic group
 - `core`: decisions without I/O
 """

@@ -1,0 +1,244 @@
+"""A member of a classic group: join, sync, heartbeat, commit, leave, with the range assignor.
+
+There is no thread: whoever reads calls `poll` between batches, which sends a heartbeat when one is due and says when
+the group rebalances. Then it commits what it has read and calls `join` again. Requests go their own lane, so that a
+fetch that waits for records holds up no heartbeat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.ids import TopicPartition
+from kalda.client.admin.groups import CommittedOffset, commit_offsets, committed_offsets, read_assignment
+from kalda.client.cluster import Cluster
+from kalda.client.core.assignors import Subscriber, assign_range
+from kalda.client.errors import refused
+from kalda.client.retry import Deadline
+from kalda.protocol.codec import decode, encode
+from kalda.protocol.messages.client_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolAssignmentTopicPartition,
+    ConsumerProtocolSubscription,
+)
+from kalda.protocol.messages.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
+from kalda.protocol.notation import Buffer
+
+_LANE = "group"
+_PROTOCOL_TYPE = "consumer"
+_ASSIGNOR = "range"
+_SLACK_MS = 5_000
+_MAX_SUBSCRIPTION = 3
+_REJOIN = frozenset((ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID))
+
+
+class GroupMember:
+    """Not in the group until `join`; a context manager, which leaves it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group_id: str,
+        topics: Collection[str],
+        *,
+        instance_id: str | None = None,
+        session_timeout_ms: int = 45_000,
+        rebalance_timeout_ms: int = 60_000,
+        heartbeat_interval_ms: int = 3_000,
+    ) -> None:
+        self.group_id = group_id
+        self.member_id = ""
+        self.generation_id = -1
+        self.assignment: tuple[TopicPartition, ...] = ()
+        self._cluster = cluster
+        self._topics = sorted(topics)
+        self._instance_id = instance_id
+        self._session_timeout_ms = session_timeout_ms
+        self._rebalance_timeout_ms = rebalance_timeout_ms
+        self._heartbeat_interval_ms = heartbeat_interval_ms
+        self._next_heartbeat = Deadline(0)
+
+    def __enter__(self) -> GroupMember:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def join(self) -> tuple[TopicPartition, ...]:
+        """Take part in a rebalance, and in the next ones until one comes to its end; the partitions to read.
+
+        Raises `ApiError`: also where other members have no assignor in common with this one.
+        """
+        left = Deadline(2 * self._rebalance_timeout_ms + self._cluster.timeout_ms)
+        while True:
+            try:
+                joined = self._join()
+                self.member_id, self.generation_id = joined.member_id, joined.generation_id
+                self.assignment = self._sync(joined)
+            except ApiError as error:
+                if error.code is ErrorCode.UNKNOWN_MEMBER_ID:
+                    self.member_id = ""
+                if error.code not in _REJOIN or left.is_past:
+                    raise
+            else:
+                self._next_heartbeat = Deadline(self._heartbeat_interval_ms)
+                return self.assignment
+
+    def poll(self) -> bool:
+        """Send a heartbeat where one is due. False: the group rebalances, or has dropped this member; `join` again."""
+        if not self._next_heartbeat.is_past:
+            return True
+        request = HeartbeatRequest(
+            group_id=self.group_id,
+            generation_id=self.generation_id,
+            member_id=self.member_id,
+            group_instance_id=self._instance_id,
+        )
+        try:
+            self._ask(request, self._session_timeout_ms)
+        except ApiError as error:
+            if error.code is ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+            if error.code not in _REJOIN:
+                raise
+            return False
+        self._next_heartbeat = Deadline(self._heartbeat_interval_ms)
+        return True
+
+    def committed(self) -> dict[TopicPartition, CommittedOffset]:
+        """The group's offsets of the assigned partitions; what was never committed is left out."""
+        if not self.assignment:
+            return {}
+        return committed_offsets(self._cluster, self.group_id, self.assignment, lane=_LANE)
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit the offsets to read next. Raises `ApiError`; `REBALANCE_IN_PROGRESS` and the like where it is too
+        late, and others will read the records again."""
+        if offsets:
+            commit_offsets(
+                self._cluster,
+                self.group_id,
+                offsets,
+                generation_id=self.generation_id,
+                member_id=self.member_id,
+                instance_id=self._instance_id,
+                lane=_LANE,
+            )
+
+    def leave(self) -> None:
+        """Leave at once, so that others take over; a static member only stops, and may come back. Never raises."""
+        if not self.member_id or self._instance_id is not None:
+            return
+        request = LeaveGroupRequest(
+            group_id=self.group_id, members=[MemberIdentity(member_id=self.member_id, reason="the consumer stops")]
+        )
+        with contextlib.suppress(ApiError):  # gone already, or the session will end by itself
+            self._ask(request, self._heartbeat_interval_ms)
+        self.member_id = ""
+
+    # -- one rebalance
+
+    def _join(self) -> JoinGroupResponse:
+        subscription = ConsumerProtocolSubscription(topics=list(self._topics))
+        request = JoinGroupRequest(
+            group_id=self.group_id,
+            session_timeout_ms=self._session_timeout_ms,
+            rebalance_timeout_ms=self._rebalance_timeout_ms,
+            member_id=self.member_id,
+            group_instance_id=self._instance_id,
+            protocol_type=_PROTOCOL_TYPE,
+            protocols=[
+                JoinGroupRequestProtocol(name=_ASSIGNOR, metadata=(1).to_bytes(2, "big") + encode(subscription, 1))
+            ],
+        )
+        timeout_ms = self._rebalance_timeout_ms + _SLACK_MS
+        try:
+            answer = self._ask(request, timeout_ms)
+        except _MemberIdRequired as error:
+            request.member_id = self.member_id = error.member_id
+            answer = self._ask(request, timeout_ms)
+        assert isinstance(answer, JoinGroupResponse)
+        return answer
+
+    def _sync(self, joined: JoinGroupResponse) -> tuple[TopicPartition, ...]:
+        assignments = []
+        if joined.leader == joined.member_id and not joined.skip_assignment:
+            assignments = self._assign(joined)
+        request = SyncGroupRequest(
+            group_id=self.group_id,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            group_instance_id=self._instance_id,
+            protocol_type=_PROTOCOL_TYPE,
+            protocol_name=joined.protocol_name,
+            assignments=assignments,
+        )
+        answer = self._ask(request, self._rebalance_timeout_ms + _SLACK_MS)
+        return read_assignment(answer.assignment)
+
+    def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
+        subscribers = [
+            Subscriber(member.member_id, _read_subscription(member.metadata), member.group_instance_id)
+            for member in joined.members
+        ]
+        wanted = sorted({topic for subscriber in subscribers for topic in subscriber.topics})
+        topics = self._cluster.metadata(wanted).topics if wanted else {}
+        assigned = assign_range(subscribers, {name: len(topic.partitions) for name, topic in topics.items()})
+        return [
+            SyncGroupRequestAssignment(member_id=member_id, assignment=_write_assignment(partitions))
+            for member_id, partitions in assigned.items()
+        ]
+
+    def _ask(self, request: Any, timeout_ms: int) -> Any:
+        def check(answer: Any) -> None:
+            if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+                raise _MemberIdRequired(answer.member_id)
+            if answer.error_code:
+                raise refused(answer.error_code, f"group {self.group_id!r}")
+
+        return self._cluster.ask_coordinator(
+            self.group_id, request, check=check, timeout_ms=max(timeout_ms, _SLACK_MS), lane=_LANE
+        )
+
+
+class _MemberIdRequired(Exception):
+    """The coordinator gives out the id first, and wants to be asked again with it (KIP-394)."""
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__(member_id)
+        self.member_id = member_id
+
+
+def _read_subscription(data: Buffer) -> tuple[str, ...]:
+    """The topics that a member wants; none in bytes that no consumer wrote."""
+    if len(data) < 2:
+        return ()
+    try:
+        version = min(int.from_bytes(data[:2], "big"), _MAX_SUBSCRIPTION)
+        return tuple(decode(ConsumerProtocolSubscription, data, version, 2).topics)
+    except InvalidRequest:
+        return ()
+
+
+def _write_assignment(partitions: Collection[TopicPartition]) -> bytes:
+    topics: dict[str, list[int]] = {}
+    for partition in partitions:
+        topics.setdefault(partition.topic, []).append(partition.partition)
+    assignment = ConsumerProtocolAssignment(
+        assigned_partitions=[
+            ConsumerProtocolAssignmentTopicPartition(topic=name, partitions=indexes) for name, indexes in topics.items()
+        ]
+    )
+    return (1).to_bytes(2, "big") + encode(assignment, 1)
