@@ -31,13 +31,12 @@ class Op:
     number: int
 
 
+NAMES = ["append"] * 4 + ["idempotent", "flush", "flush_some", "crash", "reopen", "truncate", "lead", "read", "start"]
+NAMES += ["retain", "restart_at"]
 OPS = st.lists(
     st.builds(
         Op,
-        st.sampled_from(
-            ["append", "append", "append", "idempotent", "flush", "flush_some", "crash", "reopen", "truncate", "lead"]
-            + ["read", "start", "retain", "restart_at"]
-        ),
+        st.sampled_from(NAMES),
         st.integers(0, 10_000),
     ),
     max_size=40,
@@ -219,10 +218,6 @@ def test_the_log_is_a_list(ops: list[Op], seed: int) -> None:
         model.check()
 
 
-NAMES = ["append"] * 4 + ["idempotent", "flush", "flush_some", "crash", "reopen", "truncate", "lead", "read", "start"]
-NAMES += ["retain", "restart_at"]
-
-
 def run_seed(seed: int) -> None:
     rng = random.Random(seed)
     ops = [Op(rng.choice(NAMES), rng.randrange(10_000)) for _ in range(60)]
@@ -232,7 +227,15 @@ def run_seed(seed: int) -> None:
         model.check()
 
 
-@pytest.mark.parametrize("seed", [0, 3, 4, 50, 114])
+def run_seeds(seeds: tuple[int, ...]) -> None:
+    for seed in seeds:
+        run_seed(seed)
+
+
+SEEDS = (0, 3, 4, 50, 114)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_seeds_that_once_failed(seed: int) -> None:
     run_seed(seed)
 
@@ -251,5 +254,4 @@ ABLATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def test_without_a_safeguard_the_model_notices(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ABLATIONS[safeguard](monkeypatch)
     with pytest.raises((AssertionError, OSError)):
-        for seed in (0, 3, 4, 50, 114):
-            run_seed(seed)
+        run_seeds(SEEDS)

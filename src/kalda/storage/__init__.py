@@ -8,7 +8,9 @@ Threads: every function runs on the thread that owns the log, save the `run` of 
 snapshots only and may run anywhere; its `finish` goes back to the owner and changes the log.
 
 - `config`: a topic's settings, typed
+- `values`: what goes into a log's calls and comes out of them
 - `job`: work for another thread, in two halves
+- `hooks`: what a log asks of whoever keeps it
 - `naming`: names of files and directories
 - `index`: offset index and time index
 - `txn_index`: aborted transactions of a segment
@@ -21,9 +23,11 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `properties`: Java's properties format, `meta.properties`
 - `log`: the log: append, read, roll, flush, truncate
 - `loading`: opening a log, cleanly or by recovery
+- `reading`: batches out of segments, here or on another thread
+- `flushing`: what is not synced yet, and the job that syncs it
+- `truncating`: taking back what was appended
 - `retention`: what may be deleted, and deleting it
 - `log_dir`: one log directory with its marker and checkpoints
 - `log_manager`: all log directories of a node
-- `offset_map`, `cleaner`: compaction
 - `dump`: files as printable rows
 """

@@ -178,7 +178,7 @@ class Log:
             now_ms=now_ms,
             expiration_ms=producer_expiration_ms,
             verify_transactions=verify_transactions,
-            hooks=hooks or StandaloneHooks(disk),
+            hooks=StandaloneHooks(disk) if hooks is None else hooks,
             jitter=jitter,
         )
         if found is None and topic_id is not None:
@@ -670,6 +670,7 @@ class Log:
             work()
         except OSError as error:
             raise self._failed(error) from error
+        self.producer_states.on_high_watermark(self.high_watermark)
         self._refresh()
 
     def lower_recovery_point(self, offset: int) -> None:

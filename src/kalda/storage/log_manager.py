@@ -101,13 +101,12 @@ class LogManager:
         now = self._now_ms()
         for directory in self.dirs:
             try:
-                names = directory.prepare()
+                found = self._found(directory, directory.prepare(), now)
             except BlockingIOError:
                 raise
             except (OSError, ValueError) as error:
                 self.fail_dir(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
                 continue
-            found = [tp for name in names if (tp := self._wanted(directory, name, now)) is not None]
             if directory.had_clean_shutdown:
                 jobs.append(self._load_job(directory, found))
             else:
@@ -115,6 +114,9 @@ class LogManager:
         first = now + self.config.initial_delay_ms
         self._due = {task: first for task, _ in self._tasks()}
         return jobs
+
+    def _found(self, directory: LogDir, names: list[str], now_ms: int) -> list[TopicPartition]:
+        return [tp for name in names if (tp := self._wanted(directory, name, now_ms)) is not None]
 
     def _wanted(self, directory: LogDir, name: str, now_ms: int) -> TopicPartition | None:
         topic_partition = parse_dir_name(name)

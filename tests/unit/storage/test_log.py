@@ -1,0 +1,486 @@
+"""The log on its own: appends, reads, rolls, transactions, retention, failures."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kalda.base.disk import Disk
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.records.batch import read_header
+from kalda.records.builder import build_batch
+from kalda.records.control import transaction_marker_batch
+from kalda.sim.disk import SimDisk
+from kalda.storage.config import LogConfig
+from kalda.storage.log import AppendOrigin, Log, UnexpectedAppendOffset
+
+TP = TopicPartition("t", 0)
+NOW = 1_700_000_000_000
+TOPIC_ID = Uuid(bytes(15) + b"\x09")
+
+
+class Hooks:
+    def __init__(self) -> None:
+        self.errors: list[OSError] = []
+        self.rolled = 0
+        self.deletions: list[tuple[int, Callable[[Disk], None]]] = []
+
+    def on_io_error(self, log: Log, error: OSError) -> None:
+        self.errors.append(error)
+
+    def on_rolled(self, log: Log) -> None:
+        self.rolled += 1
+
+    def on_recovery_point_lowered(self, log: Log) -> None:
+        pass
+
+    def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
+        self.deletions.append((delay_ms, remove))
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    disk = SimDisk(random.Random(1))
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    return disk
+
+
+@pytest.fixture
+def hooks() -> Hooks:
+    return Hooks()
+
+
+def open_log(disk: SimDisk, config: LogConfig | None = None, *, clean: bool = True, hooks: Hooks | None = None) -> Log:
+    config = config or LogConfig()
+    return Log.open(disk, "/d/t-0", config, topic_partition=TP, topic_id=TOPIC_ID, now_ms=NOW, clean=clean, hooks=hooks)
+
+
+def rows(count: int, size: int = 10, timestamp: int = NOW) -> list[tuple[int, bytes | None, bytes | None, tuple[()]]]:
+    return [(timestamp + i, b"k", bytes(size), ()) for i in range(count)]
+
+
+def append(log: Log, count: int = 1, *, epoch: int = 0, now_ms: int = NOW, timestamp: int = NOW, size: int = 10) -> int:
+    info = log.append_as_leader(build_batch(rows(count, size, timestamp)), epoch, now_ms)
+    log.update_high_watermark(log.log_end_offset)
+    return info.first_offset
+
+
+def produce(
+    log: Log, sequence: int, count: int = 1, *, pid: int = 1, epoch: int = 0, txn: bool = False, timestamp: int = NOW
+) -> int:
+    batch = build_batch(
+        rows(count, timestamp=timestamp),
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        is_transactional=txn,
+    )
+    info = log.append_as_leader(batch, 0, NOW)
+    return -1 - info.first_offset if info.duplicate else info.first_offset
+
+
+def mark(log: Log, *, commit: bool, pid: int = 1, epoch: int = 0, coordinator: int = 0, version: int = 0) -> None:
+    batch = transaction_marker_batch(
+        producer_id=pid, producer_epoch=epoch, commit=commit, coordinator_epoch=coordinator, timestamp_ms=NOW
+    )
+    log.append_as_leader(batch, 0, NOW, origin=AppendOrigin.COORDINATOR, transaction_version=version)
+
+
+@contextmanager
+def refused(code: ErrorCode) -> Iterator[None]:
+    with pytest.raises(ApiError) as found:
+        yield
+    assert found.value.code is code, found.value
+
+
+# Appends and reads
+
+
+def test_offsets_and_epoch_are_stamped(disk: SimDisk) -> None:
+    log = open_log(disk)
+    assert append(log, 3, epoch=5) == 0
+    assert append(log, 2, epoch=6) == 3
+    header = read_header(bytes(log.read(3, 1000, 5).records))
+    assert (header.base_offset, header.partition_leader_epoch) == (3, 6)
+    assert log.leader_epochs.entries == [(5, 0), (6, 3)]
+    assert log.end_offset_for_epoch(5) == (5, 3)
+    assert log.end_offset_for_epoch(6) == (6, 5)
+    assert log.end_offset_for_epoch(7) == (-1, -1)
+
+
+def test_a_read_never_cuts_a_batch(disk: SimDisk) -> None:
+    log = open_log(disk)
+    for _ in range(3):
+        append(log, 2, size=100)
+    size = log.size_bytes // 3
+    assert log.read(1, 1, 6, True).size_bytes == size  # the first one comes whole
+    first = log.read(0, size - 1, 6)
+    assert first.size_bytes == 0
+    assert first.first_entry_incomplete
+    assert log.read(0, 2 * size + 60, 6).next_offset == 4
+    assert log.read(0, 10_000, 3).next_offset == 2  # the second batch ends beyond offset 3
+    assert log.read(6, 10_000, 6).size_bytes == 0
+    with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+        log.read(7, 10_000, 6)
+
+
+def test_a_cold_cache_is_read_by_a_thread(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log, 5)
+    log.close()
+    log = open_log(disk)
+    disk.cold = True
+    assert log.read_nowait(0, 1000, 5) is None
+    read = log.cold_read(2)
+    log.truncate_to(0)
+    assert read(2, 1000, 5, True).first_offset == 2
+    with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+        log.cold_read(9)
+
+
+def test_a_follower_takes_what_follows_and_nothing_else(disk: SimDisk) -> None:
+    log = open_log(disk)
+    two = build_batch(rows(2), base_offset=0, leader_epoch=1) + build_batch(rows(2), base_offset=2, leader_epoch=2)
+    cut = two + build_batch(rows(2), base_offset=4, leader_epoch=2)[:40]
+    assert log.append_as_follower(bytes(cut), 2).last_offset == 3
+    assert log.leader_epochs.entries == [(1, 0), (2, 2)]
+    with pytest.raises(UnexpectedAppendOffset):
+        log.append_as_follower(bytes(build_batch(rows(1), base_offset=3, leader_epoch=2)), 2)
+    newer = build_batch(rows(1), base_offset=4, leader_epoch=3)
+    assert log.append_as_follower(bytes(newer), 2).size_bytes == 0  # of a later leader than this fetch's
+    damaged = build_batch(rows(1), base_offset=4, leader_epoch=2)
+    damaged[-1] ^= 1
+    with refused(ErrorCode.CORRUPT_MESSAGE):
+        log.append_as_follower(bytes(damaged), 2)
+    assert log.log_end_offset == 4
+
+
+def test_timestamps_are_found(disk: SimDisk) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=300, index_interval_bytes=50))
+    for i in range(10):
+        append(log, 2, timestamp=NOW + 100 * i)
+    assert len(log.segments) > 2
+    found = log.offset_for_timestamp(NOW + 301)
+    assert found is not None
+    assert (found.timestamp, found.offset) == (NOW + 301, 7)
+    found = log.offset_for_timestamp(NOW + 302)
+    assert found is not None
+    assert found.offset == 8
+    assert log.offset_for_timestamp(NOW + 902) is None
+    latest = log.max_timestamp_offset()
+    assert latest is not None
+    assert latest.offset == 19
+
+
+# Segments
+
+
+def test_segments_roll_by_size_and_by_time(disk: SimDisk, hooks: Hooks) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=600, segment_ms=1000), hooks=hooks)
+    append(log, 1)
+    append(log, 1, timestamp=NOW + 1000)
+    assert len(log.segments) == 1
+    append(log, 1, timestamp=NOW + 1001)
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+    append(log, 1, size=500, timestamp=NOW + 1001)
+    assert [segment.base_offset for segment in log.segments] == [0, 2, 3]
+    assert hooks.rolled == 2
+    names = disk.list_dir("/d/t-0")
+    assert "00000000000000000002.snapshot" in names
+    assert log.segments.first.time_index.entries() == [(NOW + 1000, 1)]
+
+
+def test_segments_roll_when_an_index_is_full(disk: SimDisk) -> None:
+    log = open_log(disk, LogConfig(segment_index_bytes=36, index_interval_bytes=0))
+    for i in range(10):
+        append(log, 1, timestamp=NOW + i)
+    # Three places in the time index, the last kept for the end: full with the second entry, made at the third batch.
+    assert [segment.base_offset for segment in log.segments] == [0, 3, 6, 9]
+
+
+def test_a_batch_larger_than_a_segment_is_refused(disk: SimDisk) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=200))
+    with refused(ErrorCode.RECORD_LIST_TOO_LARGE):
+        append(log, 1, size=200)
+    assert log.log_end_offset == 0
+
+
+def test_retention_by_time(disk: SimDisk, hooks: Hooks) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=200, retention_ms=1000, file_delete_delay_ms=77), hooks=hooks)
+    for i in range(6):
+        append(log, 1, size=60, timestamp=NOW + 500 * i)
+    assert log.delete_old_segments(NOW + 2100) == 3
+    assert log.log_start_offset == log.segments.first.base_offset == 3
+    assert [delay for delay, _ in hooks.deletions] == [77]
+    deleted = [name for name in disk.list_dir("/d/t-0") if name.endswith(".deleted")]
+    assert len(deleted) == 11  # three segments of three files; two have a snapshot at their start
+    hooks.deletions[0][1](disk)
+    assert not any(name.endswith(".deleted") for name in disk.list_dir("/d/t-0"))
+    assert log.delete_old_segments(NOW + 100_000) == 3  # the active one too: the log goes on in a new one
+    assert (log.log_start_offset, log.log_end_offset, log.size_bytes) == (6, 6, 0)
+
+
+def test_retention_by_size_and_not_beyond_the_high_watermark(disk: SimDisk, hooks: Hooks) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=200, retention_bytes=450, retention_ms=-1), hooks=hooks)
+    for _ in range(8):
+        log.append_as_leader(build_batch(rows(1, 60)), 0, NOW)
+    one = log.segments.first.size
+    log.update_high_watermark(1)
+    assert log.delete_old_segments(NOW) == 1
+    log.update_high_watermark(8)
+    log.delete_old_segments(NOW)
+    assert 450 <= log.size_bytes < 450 + one
+
+
+def test_records_are_deleted_below_an_offset(disk: SimDisk) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=200, retention_ms=-1))
+    for _ in range(5):
+        append(log, 2, size=20)
+    with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+        log.advance_log_start_offset(11)
+    assert log.advance_log_start_offset(5)
+    assert not log.advance_log_start_offset(4)
+    assert log.delete_old_segments(NOW) == 2
+    assert (log.log_start_offset, log.segments.first.base_offset) == (5, 4)
+    assert log.read(5, 1000, 10).size_bytes > 0
+    with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+        log.read(4, 1000, 10)
+    assert log.leader_epochs.entries == [(0, 5)]
+
+
+def test_a_topic_that_only_compacts_keeps_its_segments(disk: SimDisk) -> None:
+    config = LogConfig(cleanup_policy=frozenset({"compact"}), segment_bytes=200, retention_ms=1, retention_bytes=1)
+    log = open_log(disk, config)
+    for _ in range(5):
+        append(log, 1, size=60)
+    assert log.delete_old_segments(NOW + 10**9) == 0
+
+
+# Producers
+
+
+def test_a_repeated_batch_is_not_appended_again(disk: SimDisk) -> None:
+    log = open_log(disk)
+    for i in range(6):
+        assert produce(log, 2 * i, 2) == 2 * i
+    assert produce(log, 2, 2) == -1 - 2  # the oldest of five that is remembered
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        produce(log, 0, 2)
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        produce(log, 13, 2)
+    assert log.log_end_offset == 12
+
+
+def test_epochs_of_a_producer(disk: SimDisk) -> None:
+    log = open_log(disk)
+    assert produce(log, 7) == 0  # nothing is known: any sequence may start
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        produce(log, 8, epoch=1)
+    assert produce(log, 0, epoch=1) == 1
+    with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
+        produce(log, 1, epoch=0)
+
+
+def test_sequences_wrap(disk: SimDisk) -> None:
+    log = open_log(disk)
+    produce(log, 2**31 - 2, 2)
+    assert produce(log, 0) == 2
+    assert produce(log, 2**31 - 2, 2) == -1 - 0
+    produce(log, 1)
+    log.close()
+    assert [state.last_sequence for state in open_log(disk).producers()] == [1]
+
+
+def test_producers_expire_but_not_within_a_transaction(disk: SimDisk) -> None:
+    log = open_log(disk)
+    produce(log, 0, pid=1)
+    produce(log, 0, pid=2, txn=True)
+    assert log.expire_producers(NOW + 86_400_000 - 1) == 0
+    assert log.expire_producers(NOW + 86_400_000) == 1
+    assert [state.producer_id for state in log.producers()] == [2]
+
+
+def test_a_transaction_holds_the_last_stable_offset(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log)
+    produce(log, 0, 2, txn=True, pid=1)
+    produce(log, 0, 1, txn=True, pid=2)
+    log.update_high_watermark(4)
+    assert log.last_stable_offset == 1
+    mark(log, commit=False, pid=1)
+    assert log.last_stable_offset == 1  # the marker is not replicated yet
+    log.update_high_watermark(5)
+    assert log.last_stable_offset == 3
+    mark(log, commit=True, pid=2)
+    log.update_high_watermark(6)
+    assert log.last_stable_offset == 6
+    aborted = log.aborted_transactions(0, 6)
+    assert [tuple(txn) for txn in aborted] == [(1, 1, 4, 3)]
+    assert log.aborted_transactions(5, 6) == []
+    log.close()
+    assert open_log(disk).aborted_transactions(0, 6) == aborted
+
+
+def test_a_transaction_survives_recovery_and_truncation(disk: SimDisk) -> None:
+    log = open_log(disk)
+    produce(log, 0, 2, txn=True)
+    mark(log, commit=True)
+    produce(log, 2, 2, txn=True)
+    log.flush()
+    disk.crash()
+    log = open_log(disk, clean=False)
+    log.update_high_watermark(5)
+    assert log.last_stable_offset == 3
+    log.truncate_to(3)
+    assert log.last_stable_offset == 3
+    assert produce(log, 2, 2, txn=True) == 3
+    log.truncate_to(2)  # into the marker: the transaction is open again
+    assert log.last_stable_offset == 0
+
+
+def test_writes_outside_an_open_transaction_are_refused(disk: SimDisk) -> None:
+    log = open_log(disk)
+    produce(log, 0, txn=True)
+    with refused(ErrorCode.INVALID_TXN_STATE):
+        produce(log, 1)
+
+
+def test_markers_of_late_coordinators_are_refused(disk: SimDisk) -> None:
+    log = open_log(disk)
+    produce(log, 0, txn=True, epoch=3)
+    mark(log, commit=True, epoch=3, coordinator=7)
+    with refused(ErrorCode.TRANSACTION_COORDINATOR_FENCED):
+        mark(log, commit=True, epoch=3, coordinator=6)
+    with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
+        mark(log, commit=True, epoch=2, coordinator=7)
+
+
+def test_under_transaction_version_2_a_marker_must_bump_the_epoch(disk: SimDisk) -> None:
+    log = open_log(disk)
+    produce(log, 0, txn=True, epoch=3)
+    with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
+        mark(log, commit=True, epoch=3, version=2)
+    mark(log, commit=True, epoch=4, version=2)
+    mark(log, commit=True, epoch=4, version=2)  # a retry: nothing is open any more
+    assert produce(log, 0, txn=True, epoch=4) >= 0
+
+
+def test_the_first_batch_of_a_transaction_must_be_verified(disk: SimDisk) -> None:
+    log = Log.open(disk, "/d/t-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, verify_transactions=True)
+    with refused(ErrorCode.INVALID_TXN_STATE):
+        produce(log, 0, txn=True)
+    guard = log.start_verification(1, 0, 0, NOW)
+    assert guard is not None
+    batch = build_batch(rows(1), producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
+    log.append_as_leader(batch, 0, NOW, verification=guard)
+    assert log.start_verification(1, 1, 0, NOW) is None
+    assert produce(log, 1, txn=True) == 1
+
+
+# Stops, truncation, failures
+
+
+def test_truncation_below_the_first_segment_starts_over(disk: SimDisk) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=200, retention_ms=-1))
+    for _ in range(4):
+        append(log, 1, size=60)
+    log.advance_log_start_offset(3)
+    log.delete_old_segments(NOW)
+    assert log.truncate_to(1)
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (1, 1, 1)
+    assert append(log) == 1
+
+
+def test_truncate_fully(disk: SimDisk) -> None:
+    log = open_log(disk)
+    produce(log, 0)
+    log.truncate_fully_and_start_at(100)
+    assert (log.log_start_offset, log.log_end_offset, log.recovery_point) == (100, 100, 0)
+    assert log.producers() == []
+    assert append(log) == 100
+    log.close()
+    assert open_log(disk).log_end_offset == 101
+
+
+def test_the_topic_id_is_kept(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log)
+    log.close()
+    assert disk.read_file("/d/t-0/partition.metadata") == b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAACQ"
+    with refused(ErrorCode.INCONSISTENT_TOPIC_ID):
+        Log.open(disk, "/d/t-0", LogConfig(), topic_partition=TP, topic_id=Uuid(bytes(16)), now_ms=NOW, clean=True)
+
+
+def test_a_log_with_records_always_has_its_topic_id(disk: SimDisk) -> None:
+    append(open_log(disk))
+    disk.crash()
+    assert open_log(disk, clean=False).topic_id == TOPIC_ID
+
+
+def test_a_full_disk_takes_the_log_offline(disk: SimDisk, hooks: Hooks) -> None:
+    log = open_log(disk, hooks=hooks)
+    append(log)
+    disk.capacity_bytes = sum(len(disk.read_file(f"/d/t-0/{name}")) for name in disk.list_dir("/d/t-0")) + 20
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        append(log)
+    assert [error.errno for error in hooks.errors] == [errno.ENOSPC]
+    assert log.log_end_offset == 1
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        log.read(0, 100, 1)
+    disk.capacity_bytes = None
+    assert open_log(disk, clean=False).log_end_offset == 1  # the torn batch is cut off
+
+
+def test_a_failing_disk_is_told_once(disk: SimDisk, hooks: Hooks) -> None:
+    log = open_log(disk, hooks=hooks)
+    append(log)
+    disk.fail("/d")
+    for _ in range(2):
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            log.read(0, 100, 1)
+    assert len(hooks.errors) == 1
+
+
+def test_a_flipped_bit_ends_the_log_at_recovery(disk: SimDisk) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=300))
+    for _ in range(6):
+        append(log, 1, size=60)
+    log.close()
+    size = log.segments.first.size
+    disk.flip_bit("/d/t-0/00000000000000000000.log", (size - 5) * 8)
+    log = open_log(disk, LogConfig(segment_bytes=300), clean=False)
+    assert (log.log_end_offset, len(log.segments)) == (1, 1)
+    assert append(log) == 1
+
+
+def test_a_missing_index_is_rebuilt(disk: SimDisk) -> None:
+    config = LogConfig(segment_bytes=600, index_interval_bytes=100)
+    log = open_log(disk, config)
+    for _ in range(12):
+        append(log, 1, size=60)
+    entries = [segment.offset_index.entries() for segment in log.segments]
+    log.close()
+    disk.remove("/d/t-0/00000000000000000000.index")
+    log = open_log(disk, config)
+    assert [segment.offset_index.entries() for segment in log.segments] == entries
+    assert log.log_end_offset == 12
+
+
+def test_nothing_is_synced_unless_asked(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log)
+    synced = disk.syncs
+    for _ in range(100):
+        append(log)
+    assert disk.syncs == synced
+    assert not log.flush_due
+    log.update_config(LogConfig(flush_messages=100))
+    assert log.flush_due
+    log.flush()
+    assert not log.flush_due

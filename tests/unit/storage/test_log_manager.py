@@ -1,0 +1,243 @@
+"""Several directories of logs: starts, stops, deletion, failures, periodic work."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition, Uuid, uuid_from_text
+from kalda.records.builder import build_batch
+from kalda.sim.disk import SimDisk
+from kalda.storage.checkpoints import read_offsets, write_meta_properties
+from kalda.storage.config import LogConfig
+from kalda.storage.log import Log
+from kalda.storage.log_dir import LogDir
+from kalda.storage.log_manager import LogManager
+
+IDS = (uuid_from_text("MNPHyT7ST3aczZRbLi0kuQ"), uuid_from_text("mVVpxU3pQaCoy1YXQTK1ow"))
+TOPIC_ID = Uuid(bytes(15) + b"\x09")
+UNASSIGNED = Uuid(bytes(16))
+
+
+class Node:
+    """A node's directories over several starts, on one clock."""
+
+    def __init__(self, config: LogConfig | None = None) -> None:
+        self.now_ms = 1_000_000
+        self.disk = SimDisk(random.Random(1), now_ms=lambda: self.now_ms)
+        self.config = config or LogConfig(segment_bytes=400, retention_ms=-1)
+        self.failed: list[str] = []
+        self.numbers = itertools.count()
+        for index, directory_id in enumerate(IDS):
+            self.disk.make_dirs(f"/d{index}")
+            values = {"version": "1", "directory.id": ["MNPHyT7ST3aczZRbLi0kuQ", "mVVpxU3pQaCoy1YXQTK1ow"][index]}
+            write_meta_properties(self.disk, f"/d{index}/meta.properties", values, 0)
+            assert directory_id == IDS[index]
+        self.disk.sync_dir("/")
+        self.logs = self.start()
+
+    def start(self) -> LogManager:
+        self.logs = LogManager(
+            {"/d0": self.disk, "/d1": self.disk},
+            lambda topic: self.config,
+            unique=lambda: f"{next(self.numbers):032x}",
+            now_ms=lambda: self.now_ms,
+            on_dir_failed=self.on_dir_failed,
+        )
+        for job in self.logs.load_jobs():
+            job.complete()
+        return self.logs
+
+    def on_dir_failed(self, directory: LogDir, error: OSError) -> None:
+        self.failed.append(directory.path)
+
+    def log(self, partition: int, directory_id: Uuid | None = None) -> Log:
+        return self.logs.get_or_create_log(
+            TopicPartition("t", partition), TOPIC_ID, self.config, directory_id, self.now_ms
+        )
+
+    def poll(self, after_ms: int = 0) -> int:
+        self.now_ms += after_ms
+        jobs = self.logs.poll(self.now_ms)
+        for job in jobs:
+            job.complete()
+        return len(jobs)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def append(log: Log, count: int = 1, size: int = 60) -> None:
+    for _ in range(count):
+        log.append_as_leader(build_batch([(1_000_000, b"k", bytes(size), ())]), 0, 1_000_000)
+    log.update_high_watermark(log.log_end_offset)
+
+
+def code_of(action: object) -> ErrorCode:
+    assert callable(action)
+    with pytest.raises(ApiError) as found:
+        action()
+    return found.value.code
+
+
+def test_new_logs_go_where_the_fewest_are_or_where_they_are_told(node: Node) -> None:
+    homes = [node.log(partition).directory for partition in range(4)]
+    assert homes == ["/d0/t-0", "/d1/t-1", "/d0/t-2", "/d1/t-3"]
+    assert node.log(4, IDS[1]).directory == "/d1/t-4"
+    assert node.log(5, UNASSIGNED).directory == "/d0/t-5"
+    assert code_of(lambda: node.log(6, Uuid(bytes(8) + b"12345678"))) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert node.log(4, IDS[1]) is node.log(4)
+
+
+def test_a_clean_stop_is_believed(node: Node) -> None:
+    append(node.log(0), 9)
+    append(node.log(1), 2)
+    node.log(0).advance_log_start_offset(2)
+    node.logs.close(broker_epoch=42)
+    for directory in ("/d0", "/d1"):
+        assert node.disk.read_file(f"{directory}/.kafka_cleanshutdown") == b'{"version":0,"brokerEpoch":42}'
+    assert node.disk.read_file("/d0/log-start-offset-checkpoint") == b"0\n1\nt 0 2\n"
+    node.disk.crash()
+    logs = node.start()
+    assert logs.previous_broker_epoch == 42
+    assert ".kafka_cleanshutdown" not in node.disk.list_dir("/d0")
+    log = logs.get(TopicPartition("t", 0))
+    assert log is not None
+    assert (log.log_start_offset, log.high_watermark, log.log_end_offset, log.recovery_point) == (2, 9, 9, 9)
+    assert log.topic_id == TOPIC_ID
+
+
+def test_a_crash_is_recovered_from_the_recovery_points(node: Node) -> None:
+    append(node.log(0), 3)
+    node.log(0).flush()
+    append(node.log(0), 3)
+    node.poll()
+    node.poll(60_000)
+    assert read_offsets(node.disk, "/d0/recovery-point-offset-checkpoint") == {TopicPartition("t", 0): 3}
+    node.disk.crash()
+    logs = node.start()
+    assert logs.previous_broker_epoch == -1
+    log = logs.get(TopicPartition("t", 0))
+    assert log is not None
+    assert 3 <= log.log_end_offset <= 6
+
+
+def test_segments_are_flushed_after_a_roll(node: Node) -> None:
+    log = node.log(0)
+    append(log, 4)
+    assert len(log.segments) == 2
+    assert log.recovery_point == 0
+    assert node.poll() == 1
+    assert log.recovery_point == log.active_segment.base_offset == 3
+
+
+def test_a_deleted_log_is_gone_at_once_and_its_files_later(node: Node) -> None:
+    append(node.log(0))
+    node.logs.delete_log(TopicPartition("t", 0))
+    assert node.logs.get(TopicPartition("t", 0)) is None
+    doomed = f"t-0.{0:032x}-delete"
+    assert doomed in node.disk.list_dir("/d0")
+    assert append(fresh := node.log(0)) is None
+    assert fresh.log_end_offset == 1
+    node.poll(59_999)
+    assert doomed in node.disk.list_dir("/d0")
+    node.poll(1)
+    assert doomed not in node.disk.list_dir("/d0")
+
+
+def test_a_deletion_is_finished_after_a_restart(node: Node) -> None:
+    append(node.log(0))
+    node.logs.delete_log(TopicPartition("t", 0))
+    node.logs.close()
+    logs = node.start()
+    assert len(logs) == 0
+    node.poll()
+    assert not any(name.endswith("-delete") for name in node.disk.list_dir("/d0"))
+
+
+def test_a_stray_log_is_set_aside(node: Node) -> None:
+    append(node.log(0))
+    node.logs.set_aside(TopicPartition("t", 0))
+    assert f"t-0.{0:032x}-stray" in node.disk.list_dir("/d0")
+    node.logs.close()
+    assert len(node.start()) == 0
+
+
+def test_a_failed_directory_leaves_the_others(node: Node) -> None:
+    append(node.log(0))
+    append(node.log(1))
+    log, other = node.log(0), node.log(1)
+    node.disk.fail("/d0")
+    assert code_of(lambda: append(log)) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert node.failed == ["/d0"]
+    assert code_of(lambda: node.log(0)) is ErrorCode.KAFKA_STORAGE_ERROR
+    append(other)
+    assert node.log(7).directory == "/d1/t-7"
+    assert [found.online for found in node.logs.describe()] == [False, True]
+    node.poll(600_000)
+    node.logs.close()
+    node.disk.mend("/d0")
+    assert node.start().previous_broker_epoch == -1  # one directory was not stopped cleanly
+    assert len(node.logs) == 3
+
+
+def test_a_directory_that_fails_at_the_start(node: Node) -> None:
+    append(node.log(0))
+    append(node.log(1))
+    node.logs.close()
+    node.disk.fail("/d0/t-0")
+    logs = node.start()
+    assert node.failed == ["/d0"]
+    assert [str(log.topic_partition) for log in logs] == ["t-1"]
+
+
+def test_a_job_that_fails_takes_its_directory_offline(node: Node) -> None:
+    append(node.log(0), 4)
+    jobs = node.logs.poll(node.now_ms)
+    node.disk.fail("/d0", operations=frozenset({"sync"}))
+    for job in jobs:
+        job.run()
+        job.finish()
+    assert node.failed == ["/d0"]
+
+
+def test_a_directory_of_another_process_is_refused(node: Node) -> None:
+    with pytest.raises(BlockingIOError):
+        node.start()
+
+
+def test_retention_walks_over_all_logs(node: Node) -> None:
+    node.config = LogConfig(segment_bytes=200, retention_ms=1000)
+    for partition in range(100):
+        append(node.log(partition), 3)
+    node.poll(30_000)
+    node.poll()
+    assert all(log.size_bytes == 0 for log in node.logs)
+    assert node.logs.next_deadline_ms(node.now_ms) >= node.now_ms
+
+
+def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> None:
+    log = node.log(0)
+    append(log, 5)
+    log.flush()
+    node.poll(30_000)
+    checkpoint = "/d0/recovery-point-offset-checkpoint"
+    assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 5
+    log.truncate_to(3)
+    assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 3
+
+
+def test_a_damaged_checkpoint_means_recovery(node: Node) -> None:
+    append(node.log(0), 5)
+    node.logs.close()
+    file = node.disk.open("/d0/recovery-point-offset-checkpoint")
+    file.truncate(5)
+    logs = node.start()
+    log = logs.get(TopicPartition("t", 0))
+    assert log is not None
+    assert log.log_end_offset == 5
