@@ -36,7 +36,7 @@ from kalda.broker.shell import SystemClock, new_uuid
 from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.group_coordinator import GroupCoordinator
 from kalda.coordinator.routing import coordinator_partition
-from kalda.metadata.configs import broker_resource
+from kalda.metadata.configs import ConfigResourceType, broker_resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.replication.fetch_session import FetchSessionCache
@@ -125,7 +125,9 @@ class BrokerSide:
             self.groups,
             clock.wall_ms,
         )
-        self._defaults: dict[str, str] | None = None
+        self.on_config: Callable[[ServerConfig], None] = _nothing
+        """Told of this broker's effective configuration when dynamic configs have changed it."""
+        self._defaults: dict[str, str] = self._topic_defaults(config)
 
     def _auto_topics(self, channel: ControllerChannel) -> AutoTopics:
         config = self._config
@@ -146,23 +148,26 @@ class BrokerSide:
 
     def log_config(self, topic: str, image: MetadataImage) -> LogConfig:
         """A topic's effective config: its own, over the cluster's and this broker's defaults."""
-        if self._defaults is None:
-            configs = image.configs
-            layers = Layers(
-                self._config.properties, configs.of(broker_resource(None)), configs.of_broker(self._config.node_id)
-            )
-            current, faults = effective(layers)
-            for fault in faults:
-                log.warning("a dynamic config is left out: %s", fault.message)
-            self._defaults = {
-                name: text for name, value in current.topic_defaults().items() if (text := to_text(value)) is not None
-            }
-        overrides = image.configs.of_topic(topic)
-        return _parsed_log_config(tuple(sorted(overrides.items())), self._defaults)
+        return LogConfig.from_dict({**self._defaults, **image.configs.of_topic(topic)})
+
+    def _topic_defaults(self, config: ServerConfig) -> dict[str, str]:
+        return {name: text for name, value in config.topic_defaults().items() if (text := to_text(value)) is not None}
 
     def _on_configs(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Dynamic broker configs may change every topic's defaults."""
-        self._defaults = None
+        """Dynamic configs of this broker, or of all, take effect."""
+        assert delta.configs is not None
+        if not any(resource.type == ConfigResourceType.BROKER for resource in delta.configs.changes):
+            return
+        configs = image.configs
+        layers = Layers(
+            self._config.properties, configs.of(broker_resource(None)), configs.of_broker(self._config.node_id)
+        )
+        current, faults = effective(layers)
+        for fault in faults:
+            log.warning("a dynamic config is left out: %s", fault.message)
+        self._defaults = self._topic_defaults(current)
+        self.replicas.fetch_max_bytes = current["fetch.max.bytes"]
+        self.on_config(current)
 
     # -- the end
 
@@ -171,5 +176,5 @@ class BrokerSide:
         self.groups.close()
 
 
-def _parsed_log_config(overrides: tuple[tuple[str, str], ...], defaults: dict[str, str]) -> LogConfig:
-    return LogConfig.from_dict({**defaults, **dict(overrides)})
+def _nothing(config: ServerConfig) -> None:
+    return None

@@ -177,7 +177,7 @@ class Node:
     async def _bind(self) -> None:
         """Open every listener; what comes waits at its gate."""
         config = self.config
-        self._server = Server(self._clock, _node_limits(config))
+        self._server = Server(self._clock, NodeLimits.of(config))
         for endpoint in config.listeners:
             if endpoint.security_protocol != "PLAINTEXT":
                 raise StartError(
@@ -191,7 +191,7 @@ class Node:
                 endpoint.host or None,
                 endpoint.port,
                 gate,
-                _limits(config, endpoint.listener),
+                Limits.of(config, endpoint.listener),
                 security_protocol=endpoint.security_protocol,
                 protected=protected,
             )
@@ -285,7 +285,15 @@ class Node:
         self._broker = BrokerSide(
             config, cluster_id, channel, self._lifecycle, self._logs, self._clock, timers, jobs, self._features
         )
+        self._broker.on_config = self._take_limits
         quorum.on_loaded = self._lifecycle.on_metadata_offset
+
+    def _take_limits(self, config: ServerConfig) -> None:
+        """Dynamic configs have changed: connections live by them from now on."""
+        if self._server is not None:
+            self._server.update_limits(NodeLimits.of(config))
+            for name in self._server.listeners:
+                self._server.update_listener_limits(name, Limits.of(config, name))
 
     def _broker_identity(self, cluster_id: str) -> BrokerIdentity:
         config = self.config
@@ -458,25 +466,3 @@ async def _settled(pending: Pending[Any]) -> None:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     pending.then(lambda _, __: _wake(done))
     await done
-
-
-def _limits(config: ServerConfig, listener: str) -> Limits:
-    return Limits(
-        max_request_bytes=config["socket.request.max.bytes"],
-        idle_ms=config["connections.max.idle.ms"],
-        send_buffer_bytes=config["socket.send.buffer.bytes"],
-        receive_buffer_bytes=config["socket.receive.buffer.bytes"],
-        backlog=config["socket.listen.backlog.size"],
-        max_connections=config.for_listener(listener, "max.connections"),
-        max_creation_rate=config.for_listener(listener, "max.connection.creation.rate"),
-    )
-
-
-def _node_limits(config: ServerConfig) -> NodeLimits:
-    return NodeLimits(
-        max_connections=config["max.connections"],
-        max_connections_per_ip=config["max.connections.per.ip"],
-        max_connections_per_ip_overrides=config.connections_per_ip_overrides(),
-        max_creation_rate=config["max.connection.creation.rate"],
-        queued_max_request_bytes=config["queued.max.request.bytes"],
-    )

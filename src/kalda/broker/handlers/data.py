@@ -70,4 +70,8 @@ class DataHandlers:
             )
         except ApiError as error:
             return FetchResponse(error_code=error.code)
-        return Fetch(self._replicas, request, fetch_context).run()
+        answer = Fetch(self._replicas, request, fetch_context).run()
+        if isinstance(answer, Pending):
+            # Its answer may be large: a peer that reads nothing must not have many of them waiting.
+            context.connection.answer_alone()
+        return answer
