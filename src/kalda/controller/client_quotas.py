@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -39,17 +40,16 @@ class ClientQuotaControl:
     def alter(
         self, entries: Sequence[AlterClientQuotasRequestEntryData]
     ) -> Result[VersionedRecord, list[AlterClientQuotasResponseEntryData]]:
-        """An entity with a wrong key or value is left as it was; the others are altered."""
+        """An entity with a wrong key or value, or named twice, is left as it was; the others are altered."""
         records: list[VersionedRecord] = []
         results: list[AlterClientQuotasResponseEntryData] = []
-        seen: set[QuotaEntity] = set()
-        for entry in entries:
+        times = Counter(_named(entry) for entry in entries)
+        for entry in {_named(entry): entry for entry in entries}.values():
             error: ApiError | None = None
             try:
+                if times[_named(entry)] > 1:
+                    raise _invalid(f"Ignoring duplicate entity {_named(entry)}")
                 entity, keys = _validated_entity(entry)
-                if entity in seen:
-                    raise _invalid(f"Duplicate client quota entity {dict(entity)} in the request")
-                seen.add(entity)
                 records += self._records(entity, keys, entry.ops)
             except ApiError as refused:
                 error = refused
@@ -97,6 +97,11 @@ class ClientQuotaControl:
             )
             records.append(VersionedRecord(record, 0))
         return records
+
+
+def _named(entry: AlterClientQuotasRequestEntryData) -> tuple[tuple[str, str | None], ...]:
+    """The entity as the request names it, right or wrong."""
+    return tuple(sorted(((part.entity_type, part.entity_name) for part in entry.entity), key=repr))
 
 
 def _validated_entity(entry: AlterClientQuotasRequestEntryData) -> tuple[QuotaEntity, Mapping[str, str]]:
