@@ -29,7 +29,7 @@ from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.rpc_sender import RpcSender
 from kalda.broker.shell import LoopTimers, SystemClock, ThreadJobs, new_uuid
-from kalda.metadata.features import supported_ranges
+from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.connection import Answer, Connection
 from kalda.network.limits import Limits, NodeLimits
@@ -212,9 +212,13 @@ class Node:
     def _features(self) -> Features:
         assert self._quorum is not None
         image = self._quorum.loader.image
+        finalized = dict(image.features.all_levels)
+        if kraft_version := self._quorum.raft.kraft_version:
+            # The quorum finalizes this one itself, in a control record; no image holds it.
+            finalized[KRAFT_VERSION] = kraft_version
         return Features(
             {name: (levels.min, levels.max) for name, levels in supported_ranges().items()},
-            image.features.all_levels,
+            finalized,
             image.offset,
         )
 

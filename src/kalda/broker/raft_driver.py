@@ -162,6 +162,11 @@ class RaftDriver:
         return self._leader
 
     @property
+    def kraft_version(self) -> int:
+        """The finalized `kraft.version`: 1 once the voters are in the log (KIP-853)."""
+        return self.machine.history.kraft_version
+
+    @property
     def node_endpoints(self) -> tuple[tuple[int, tuple[Any, ...]], ...]:
         """Voters and their endpoints."""
         return tuple((voter.key.id, voter.endpoints) for voter in self.machine.voters.voters)
