@@ -41,6 +41,7 @@ class Histories(RuleBasedStateMachine):
             unclean_leader_election_interval_ms=4_000,
         )
         self.world.start_brokers(0, 1, 2)
+        self.world.create_topic("first", {0: [0, 1, 2], 1: [1, 2]}, configs={"min.insync.replicas": "2"})
         self.world.auto_commit = False
         self.incarnation = 1
 
@@ -113,8 +114,20 @@ class Histories(RuleBasedStateMachine):
         topic = t.CreatePartitionsTopic(name=name, count=count, assignments=None)
         self.attempt("create_partitions", t.CreatePartitionsRequest(topics=[topic]))
 
-    @rule(name=NAMES, partition=st.integers(0, 2), wanted=st.none() | st.lists(BROKERS, min_size=1, max_size=3))
-    def reassign(self, name: str, partition: int, wanted: list[int] | None) -> None:
+    def pick(self, at: int) -> tuple[str, int] | None:
+        """Some partition that is there."""
+        partitions = self.world.active.partitions
+        there = [(partitions.topic_names[topic_id], number) for topic_id, number in partitions.partitions]
+        return there[at % len(there)] if there else None
+
+    @rule(at=st.integers(0, 50), wanted=st.none() | st.lists(BROKERS, min_size=1, max_size=3, unique=True))
+    def reassign(self, at: int, wanted: list[int] | None) -> None:
+        picked = self.pick(at)
+        if picked is None:
+            return
+        name, partition = picked
+        if wanted is not None:
+            wanted = [broker for broker in wanted if broker in self.world.active.cluster.brokers]
         one = t.ReassignablePartition(partition_index=partition, replicas=wanted)
         topic = t.ReassignableTopic(name=name, partitions=[one])
         self.attempt("alter_partition_reassignments", t.AlterPartitionReassignmentsRequest(topics=[topic]))
@@ -123,12 +136,14 @@ class Histories(RuleBasedStateMachine):
     def elect(self, kind: int) -> None:
         self.attempt("elect_leaders", t.ElectLeadersRequest(election_type=kind, topic_partitions=None))
 
-    @rule(name=NAMES, partition=st.integers(0, 2), wanted=st.sets(BROKERS))
-    def propose_isr(self, name: str, partition: int, wanted: set[int]) -> None:
-        if name not in self.world.active.partitions.topic_ids:
+    @rule(at=st.integers(0, 50), wanted=st.sets(BROKERS))
+    def propose_isr(self, at: int, wanted: set[int]) -> None:
+        picked = self.pick(at)
+        if picked is None:
             return
+        name, partition = picked
         registered = self.world.partition(name, partition)
-        if registered is None or self.world.epochs.get(registered.leader) is None:
+        if registered.leader not in self.world.epochs:
             return
         isr = sorted({*(wanted & set(registered.replicas)), registered.leader})
         with self.committing():
