@@ -98,6 +98,7 @@ class Index:
             width = self.ENTRY.size
             self.open().write(self._flushed * width, bytes(entries[self._flushed * width :]))
             self._flushed = self._count
+            self.close()
 
     def sync_file(self) -> File:
         """A handle of the caller's own on the file, with everything written to it, to be synced."""

@@ -120,6 +120,8 @@ class Loading:
         producers.on_log_start_offset(first)
         if to_recover:
             self._sync(segments)
+        for segment in segments:
+            segment.close()  # a partition that nobody touches holds no file
         recovery_point = next_offset if self._clean or to_recover else min(self._recovery_point, next_offset)
         return Loaded(
             segments, self._epochs, producers, self._snapshots, first, next_offset, recovery_point, self._changed
@@ -308,6 +310,8 @@ def _offsets(names: list[str], suffix: str) -> list[int]:
 
 def replay_producers(producers: ProducerStates, segments: Segments, upto: int) -> None:
     """Apply the batches between where `producers` is and `upto`."""
+    if producers.map_end_offset >= upto:
+        return
     for segment in segments.between(producers.map_end_offset, upto):
         start = max(producers.map_end_offset, segment.base_offset)
         position = segment.locate(start, read_waiting)

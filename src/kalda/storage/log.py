@@ -44,6 +44,7 @@ __all__ = ["AppendInfo", "AppendOrigin", "FetchInfo", "Log", "TimestampOffset", 
 
 _HOT_BYTES = 1 << 20
 _REMEMBERED_PLACES = 32
+_OPEN_SEGMENTS = 4
 _MAX_GAP = 2**30  # of offsets that an index, relative to its segment's base, can bear easily
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
@@ -62,6 +63,7 @@ class Log:
         "_hooks",
         "_jitter",
         "_latest_epoch",
+        "_opened",
         "_places",
         "_rules",
         "_unsynced",
@@ -118,6 +120,7 @@ class Log:
         self._jitter = jitter
         self._unsynced = Unsynced(disk, directory, loaded.changed)
         self._places: dict[int, tuple[Segment, int]] = {}
+        self._opened: list[Segment] = []
         self._first_unstable: int | None = None
         self._latest_epoch = -1
         self._refresh()
@@ -196,10 +199,6 @@ class Log:
     @property
     def size_bytes(self) -> int:
         return self.segments.size_bytes
-
-    @property
-    def active_segment(self) -> Segment:
-        return self.segments.active
 
     @property
     def flush_due(self) -> bool:
@@ -462,7 +461,16 @@ class Log:
             raise self._failed(error) from error
         if segment_found is not None:
             self._remember(info.next_offset, segment_found, position)
+            if segment_found is not self.segments.active:
+                self._keep_open(segment_found)
         return info
+
+    def _keep_open(self, segment: Segment) -> None:
+        """Files of few old segments stay open: those that were read last."""
+        if segment not in self._opened:
+            self._opened.append(segment)
+            if len(self._opened) > _OPEN_SEGMENTS:
+                self._opened.pop(0).close()
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
         """Where a sequential reader will go on: it needs no index then."""
@@ -593,6 +601,7 @@ class Log:
             active.close()
         else:
             active.seal()
+            self._keep_open(active)
         jitter = self._jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
         segment = Segment.create(self.disk, self.directory, base, self.config, now_ms, jitter)
         self.segments.add(segment)
@@ -635,6 +644,7 @@ class Log:
 
     def _forget_places(self) -> None:
         self._places.clear()
+        self._opened.clear()
         self._unsynced.truncations += 1
 
     def delete_old_segments(self, now_ms: int) -> int:

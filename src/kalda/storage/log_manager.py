@@ -311,7 +311,7 @@ class LogManager:
             del self._rolled[topic_partition]
             log = self._logs.get(topic_partition)
             if log is not None and not log.offline:
-                self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.active_segment.base_offset)))
+                self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.segments.active.base_offset)))
         for task, interval in self._tasks():
             if self._due.get(task, now_ms) <= now_ms:
                 self._due[task] = now_ms + interval

@@ -213,6 +213,7 @@ class Segment:
         """The largest timestamp with the last offset of its batch; (-1, base offset) where none is known."""
         if self._max_timestamp is None:
             self._max_timestamp = self.time_index.last()
+            self.time_index.close()
         return self._max_timestamp
 
     def largest_timestamp(self) -> int:

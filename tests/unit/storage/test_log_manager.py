@@ -133,7 +133,7 @@ def test_segments_are_flushed_after_a_roll(node: Node) -> None:
     assert len(log.segments) == 2
     assert log.recovery_point == 0
     assert node.poll() == 1
-    assert log.recovery_point == log.active_segment.base_offset == 3
+    assert log.recovery_point == log.segments.active.base_offset == 3
 
 
 def test_a_deleted_log_is_gone_at_once_and_its_files_later(node: Node) -> None:
