@@ -8,7 +8,6 @@ of a clean stop as the very last thing.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable
 
 from kalda.base.configs.definition import to_text
@@ -32,7 +31,7 @@ from kalda.broker.handlers.table import handler_table
 from kalda.broker.lifecycle import BrokerLifecycle
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.publisher import BrokerPublisher
-from kalda.broker.shell import SystemClock, new_uuid
+from kalda.broker.shell import Host
 from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.group_coordinator import GroupCoordinator
 from kalda.coordinator.routing import coordinator_partition
@@ -79,11 +78,12 @@ class BrokerSide:
         channel: ControllerChannel,
         lifecycle: BrokerLifecycle,
         logs: LogManager,
-        clock: SystemClock,
+        host: Host,
         timers: Timers,
         jobs: Jobs,
         features: Callable[[], Features],
     ) -> None:
+        clock = host.clock
         self._config = config
         self.logs = logs
         self.cache = MetadataCache()
@@ -92,14 +92,14 @@ class BrokerSide:
             GroupCoordinatorConfig.from_properties(config.values),
             GroupLog(self.replicas),
             TopicNames(self.cache),
-            new_uuid,
+            host.new_uuid,
             self._offsets_partitions,
             clock.wall_ms,
         )
         self.groups = GroupCoordinatorShell(coordinator, self.replicas, clock, timers, jobs)
         auto_topics = self._auto_topics(channel)
         self.configs = ConfigHandlers(config.node_id, config, self.cache, auto_topics)
-        sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], random.Random().randint)
+        sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
         partition_limit = config["max.request.partition.size.limit"]
         self.dispatcher = Dispatcher(
             handler_table(

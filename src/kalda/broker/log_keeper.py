@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from uuid import uuid4
 
 from kalda.base.configs.server import ServerConfig
-from kalda.base.disk import Disk
-from kalda.broker.shell import SystemClock
+from kalda.broker.shell import Host
 from kalda.storage.config import LogConfig
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager, LogManagerConfig
@@ -16,14 +13,13 @@ from kalda.storage.log_manager import LogManager, LogManagerConfig
 
 def make_log_manager(
     config: ServerConfig,
-    disk: Disk,
-    clock: SystemClock,
+    host: Host,
     log_config: Callable[[str], LogConfig],
     on_dir_failed: Callable[[LogDir, OSError], None],
 ) -> LogManager:
     """Over all of `log.dirs`; `log_config(topic)` is what is known of a topic when its log is opened."""
     return LogManager(
-        dict.fromkeys(config.log_dirs, disk),
+        dict.fromkeys(config.log_dirs, host.disk),
         log_config,
         config=LogManagerConfig(
             retention_check_interval_ms=config["log.retention.check.interval.ms"],
@@ -36,8 +32,8 @@ def make_log_manager(
             producer_check_interval_ms=config["producer.id.expiration.check.interval.ms"],
             verify_transactions=config["transaction.partition.verification.enable"],
         ),
-        unique=lambda: uuid4().hex,
-        now_ms=clock.wall_ms,
-        jitter=lambda bound: random.randrange(bound) if bound > 0 else 0,
+        unique=lambda: host.new_uuid().hex(),
+        now_ms=host.clock.wall_ms,
+        jitter=lambda bound: host.rng.randrange(bound) if bound > 0 else 0,
         on_dir_failed=on_dir_failed,
     )

@@ -17,18 +17,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kalda.base.configs.server import ServerConfig
-from kalda.base.disk import Disk
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
+from kalda.base.scheduling import Timers
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.disk import RealDisk
 from kalda.broker.dispatch import Features
 from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
 from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.rpc_sender import RpcSender
-from kalda.broker.shell import LoopTimers, SystemClock, ThreadJobs, new_uuid
+from kalda.broker.shell import Host, JobPool
 from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.connection import Answer, Connection
@@ -88,16 +87,17 @@ class Gate:
 class Node:
     """One process of a cluster: broker, controller, or both."""
 
-    def __init__(self, config: ServerConfig, disk: Disk | None = None) -> None:
+    def __init__(self, config: ServerConfig, host: Host | None = None) -> None:
         self.config = config
+        self._host = host if host is not None else Host()
         self.failed = False
         self.on_fatal: Callable[[str], object] = lambda why: None
         """Told once when the node cannot go on; whoever runs it should stop it."""
-        self._disk: Disk = disk if disk is not None else RealDisk()
-        self._clock = SystemClock()
+        self._disk = self._host.disk
+        self._clock = self._host.clock
         self._gates: dict[str, Gate] = {}
         self._ports: dict[str, int] = {}
-        self._incarnation = new_uuid()
+        self._incarnation = self._host.new_uuid()
         self._server: Server | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
@@ -105,7 +105,7 @@ class Node:
         self._lifecycle: BrokerLifecycle | None = None
         self._logs: Any = None
         self._broker: Any = None
-        self._jobs: ThreadJobs | None = None
+        self._jobs: JobPool | None = None
         self._log_timer: asyncio.TimerHandle | None = None
         self._stopping = False
 
@@ -130,8 +130,8 @@ class Node:
     async def _start(self) -> None:
         config = self.config
         loop = asyncio.get_running_loop()
-        timers = LoopTimers(loop)
-        self._jobs = ThreadJobs(loop, config["background.threads"])
+        timers = self._host.timers(loop)
+        self._jobs = self._host.jobs(loop, config["background.threads"])
         ensemble = self._identity()
         cluster_id = ensemble.cluster_id
         assert cluster_id is not None
@@ -140,14 +140,15 @@ class Node:
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
         assert directory_id is not None
-        self._sender = RpcSender(f"raft-client-{config.node_id}", config["controller.quorum.request.timeout.ms"])
+        self._sender = RpcSender(
+            f"raft-client-{config.node_id}", config["controller.quorum.request.timeout.ms"], self._host.rng.random
+        )
         self._quorum = QuorumSide(
             config,
-            self._disk,
+            self._host,
             cluster_id=cluster_id,
             directory_id=directory_id,
             controller_endpoints=self._controller_endpoints(),
-            clock=self._clock,
             timers=timers,
             jobs=self._jobs,
             send=self._sender.send,
@@ -172,7 +173,7 @@ class Node:
         config = self.config
         ensemble = MetaPropertiesEnsemble.load(self._disk, config.log_dirs, config.metadata_log_dir)
         ensemble.verify_for_start(config.node_id)
-        return ensemble.complete(self._disk, config.node_id, new_uuid, self._clock.wall_ms())
+        return ensemble.complete(self._disk, config.node_id, self._host.new_uuid, self._clock.wall_ms())
 
     async def _bind(self) -> None:
         """Open every listener; what comes waits at its gate."""
@@ -261,7 +262,7 @@ class Node:
 
     # -- broker
 
-    def _prepare_broker(self, cluster_id: str, ensemble: MetaPropertiesEnsemble, timers: LoopTimers) -> None:
+    def _prepare_broker(self, cluster_id: str, ensemble: MetaPropertiesEnsemble, timers: Timers) -> None:
         from kalda.broker.broker_side import BrokerSide
         from kalda.broker.log_keeper import make_log_manager
 
@@ -271,8 +272,7 @@ class Node:
         assert jobs is not None
         self._logs = make_log_manager(
             config,
-            self._disk,
-            self._clock,
+            self._host,
             lambda topic: self._broker.log_config(topic, quorum.loader.image),
             self._on_dir_failed,
         )
@@ -287,7 +287,7 @@ class Node:
             registration_timeout_ms=config["initial.broker.registration.timeout.ms"],
         )
         self._broker = BrokerSide(
-            config, cluster_id, channel, self._lifecycle, self._logs, self._clock, timers, jobs, self._features
+            config, cluster_id, channel, self._lifecycle, self._logs, self._host, timers, jobs, self._features
         )
         self._broker.on_config = self._take_limits
         quorum.on_loaded = self._lifecycle.on_metadata_offset

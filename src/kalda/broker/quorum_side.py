@@ -8,19 +8,17 @@ of the quorum: it follows the same log and runs the same loader.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kalda.base.configs.server import ServerConfig
-from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.raft_driver import RaftDriver, SendRpc
-from kalda.broker.shell import SystemClock, new_uuid
+from kalda.broker.shell import Host
 from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader
@@ -92,12 +90,11 @@ class QuorumSide:
     def __init__(
         self,
         config: ServerConfig,
-        disk: Disk,
+        host: Host,
         *,
         cluster_id: str,
         directory_id: Uuid,
         controller_endpoints: tuple[Endpoint, ...],
-        clock: SystemClock,
         timers: Timers,
         jobs: Jobs,
         send: SendRpc,
@@ -105,15 +102,15 @@ class QuorumSide:
     ) -> None:
         """Opens the metadata log; raises `OSError`, or `ValueError` where it cannot be read."""
         self._config = config
-        self._clock = clock
+        self._clock = clock = host.clock
         self._timers = timers
         self._timer: Timer | None = None
         self._timer_at_ms = 0
-        self._rng = random.Random()
+        self._host = host
         self._snapshot_under_way = False
         metadata_dir = config.metadata_log_dir
         self.metadata_log = MetadataLog.open(
-            disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
+            host.disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
         )
         self.raft = RaftDriver(
             _raft_config(config, cluster_id, directory_id, controller_endpoints),
@@ -123,7 +120,7 @@ class QuorumSide:
             timers=timers,
             jobs=jobs,
             send=send,
-            below=self._rng.randrange,
+            below=host.rng.randrange,
             on_fatal=on_fatal,
         )
         self.loader = MetadataLoader(config.node_id, lambda: self.raft.high_watermark or None)
@@ -131,7 +128,7 @@ class QuorumSide:
         """Told after the loader has taken something in."""
         self.controller = None
         if config.is_controller:
-            self.controller = self._make_controller(disk, metadata_dir, cluster_id)
+            self.controller = self._make_controller(metadata_dir, cluster_id)
         self._snapshots = SnapshotGenerator(
             config.node_id,
             self._write_snapshot,
@@ -140,7 +137,7 @@ class QuorumSide:
             max_interval_ms=config["metadata.log.max.snapshot.interval.ms"],
         )
 
-    def _make_controller(self, disk: Disk, metadata_dir: str, cluster_id: str) -> Any:
+    def _make_controller(self, metadata_dir: str, cluster_id: str) -> Any:
         from kalda.controller.config_schema import NodeConfigSchema
         from kalda.controller.context import ControllerConfig
         from kalda.controller.quorum_controller import QuorumController
@@ -162,9 +159,9 @@ class QuorumSide:
             ),
             self.raft,
             NodeConfigSchema(config.properties),
-            bootstrap=read_bootstrap(disk, metadata_dir).records,
-            new_id=new_uuid,
-            rng=self._rng,
+            bootstrap=read_bootstrap(self._host.disk, metadata_dir).records,
+            new_id=self._host.new_uuid,
+            rng=self._host.rng,
             voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
+from collections.abc import Callable
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -18,9 +18,11 @@ _MAX_CLIENTS = 256
 class RpcSender:
     """The `SendRpc` of the quorum's driver."""
 
-    def __init__(self, client_id: str, connect_timeout_ms: int) -> None:
+    def __init__(self, client_id: str, connect_timeout_ms: int, rng: Callable[[], float]) -> None:
+        """`rng` gives numbers from 0 to 1, for the backoff."""
         self._client_id = client_id
         self._connect_timeout_ms = connect_timeout_ms
+        self._rng = rng
         self._clients: dict[tuple[str, int], RpcClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -53,7 +55,7 @@ class RpcSender:
                 self._clients.pop(next(iter(self._clients))).close()
             client = self._clients[address] = RpcClient(
                 *address,
-                rng=random.random,
+                rng=self._rng,
                 client_id=self._client_id,
                 connect_timeout_ms=self._connect_timeout_ms,
             )

@@ -1,4 +1,4 @@
-"""The outside world for the pure floors: clock, timers, threads, entropy.
+"""The outside world for the pure floors: clock, timers, threads, entropy, bundled as the host of a node.
 
 The simulator has its own of each; everything else of a node is the same in both.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from kalda.base.clock import Clock
+from kalda.base.disk import Disk
 from kalda.base.ids import Uuid, random_uuid
+from kalda.base.scheduling import Jobs, Timers
+from kalda.broker.disk import RealDisk
 
 T = TypeVar("T")
 
@@ -66,6 +71,30 @@ class ThreadJobs:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def new_uuid() -> Uuid:
-    """A fresh id from the machine's entropy."""
-    return random_uuid(os.urandom)
+class JobPool(Jobs, Protocol):
+    """Jobs that somebody has to close."""
+
+    def close(self) -> None:
+        """Wait for what runs; what has not begun is dropped."""
+        ...
+
+
+class Host:
+    """The machine that a node runs on: all of the outside world that it touches, but for the loop and its sockets."""
+
+    def __init__(self, disk: Disk | None = None) -> None:
+        self.disk: Disk = disk if disk is not None else RealDisk()
+        self.clock: Clock = SystemClock()
+        self.rng = random.Random()
+
+    def timers(self, loop: asyncio.AbstractEventLoop) -> Timers:
+        """Timers on the loop of the node."""
+        return LoopTimers(loop)
+
+    def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> JobPool:
+        """At most so many threads for jobs."""
+        return ThreadJobs(loop, threads)
+
+    def new_uuid(self) -> Uuid:
+        """A fresh id from the machine's entropy."""
+        return random_uuid(os.urandom)
