@@ -96,6 +96,10 @@ class MetadataLog:
             now_ms=now_ms,
             clean=False,
         )
+        # What is left of an unclean stop may be in the page cache only, and a vote or a fetch vouches for all of it.
+        log.flush()
+        # What is left of an unclean stop may be in the page cache only, and a vote or a fetch vouches for all of it.
+        log.flush()
         metadata_log = cls(disk, directory, config, log)
         metadata_log.snapshots = sorted(snapshots)
         latest = metadata_log.latest_snapshot

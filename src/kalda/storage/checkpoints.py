@@ -49,10 +49,10 @@ def replace_file(disk: Disk, path: str, data: bytes, *, durable: bool = True) ->
 
 def read_lines(disk: Disk, path: str) -> list[str] | None:
     """The entries of a checkpoint; None where there is no such file. Raises `ValueError` on a malformed one."""
-    if disk.stat(path) is None:
-        return None
     try:
         lines = disk.read_file(path, _MAX_BYTES).decode("utf-8").splitlines()
+    except FileNotFoundError:
+        return None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text") from error
     if not lines:
@@ -104,10 +104,12 @@ def write_epochs(disk: Disk, path: str, entries: Iterable[tuple[int, int]], *, d
 
 def read_partition_metadata(disk: Disk, path: str) -> Uuid | None:
     """The topic id; None where there is no such file."""
-    if disk.stat(path) is None:
+    try:
+        text = disk.read_file(path, 4096).decode("utf-8", "replace")
+    except FileNotFoundError:
         return None
     values = {}
-    for line in disk.read_file(path, 4096).decode("utf-8", "replace").splitlines():
+    for line in text.splitlines():
         key, colon, value = line.partition(":")
         if colon:
             values[key.strip()] = value.strip()

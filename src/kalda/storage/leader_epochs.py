@@ -5,8 +5,10 @@ and the offset of the first record written in it.
 
 Invariants: epochs and start offsets both grow strictly. A new entry takes with it every later one that contradicts it.
 
-The file is written on each change without a sync: batches carry their epoch too, so recovery finds lost entries of the
-unflushed end again, and a flush syncs the file before the recovery point moves.
+The file is written with the next flush or clean stop, not on each change: batches carry their epoch too, so recovery
+finds lost entries of the unflushed end again, and a flush syncs the file before the recovery point moves. An epoch in
+which nothing was written may be lost with the process; nobody can have copied anything of it. A node that comes back
+leads thousands of partitions in new epochs at once, and writes no file for that.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ UNDEFINED_OFFSET = -1
 class LeaderEpochs:
     """The epochs of one log, oldest first."""
 
-    __slots__ = ("_disk", "_epochs", "_offsets", "directory", "unsynced")
+    __slots__ = ("_disk", "_epochs", "_offsets", "directory", "unsynced", "unwritten")
 
     def __init__(self, disk: Disk, directory: str, entries: list[tuple[int, int]] | None = None) -> None:
         self._disk = disk
@@ -31,6 +33,7 @@ class LeaderEpochs:
         self._epochs: list[int] = []
         self._offsets: list[int] = []
         self.unsynced = False
+        self.unwritten = False
         for epoch, offset in entries or ():
             self._add(epoch, offset)
 
@@ -58,15 +61,14 @@ class LeaderEpochs:
     def earliest_entry(self) -> tuple[int, int] | None:
         return (self._epochs[0], self._offsets[0]) if self._epochs else None
 
-    def assign(self, epoch: int, start_offset: int, *, write: bool = True) -> bool:
+    def assign(self, epoch: int, start_offset: int) -> bool:
         """Epoch `epoch` begins at `start_offset`; False where that is known."""
         assert epoch >= 0, f"epoch {epoch} in {self.directory}"
         assert start_offset >= 0, f"offset {start_offset} in {self.directory}"
         if self._epochs and epoch == self._epochs[-1] and start_offset >= self._offsets[-1]:
             return False
         self._add(epoch, start_offset)
-        if write:
-            self.write()
+        self.unwritten = True
         return True
 
     def _add(self, epoch: int, start_offset: int) -> None:
@@ -76,8 +78,10 @@ class LeaderEpochs:
         self._offsets.append(start_offset)
 
     def write(self) -> None:
+        """Put the entries into the file; a sync is still owed."""
         write_epochs(self._disk, self.path, self.entries, durable=False)
         self.unsynced = True
+        self.unwritten = False
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest known epoch at most `epoch`, the offset where the next one began).

@@ -5,6 +5,10 @@ from the last index entry, the producers from the last snapshot. Otherwise every
 read: batches must follow one another with right CRCs, the first that does not ends the log, later segments go, and
 indexes, transaction index, leader epochs and producer state are made anew from what was read.
 
+A recovery that cuts nothing syncs nothing and leaves the recovery point where it was, as Kafka does: the next crash
+reads the same again, and a node with thousands of logs is not held up by as many syncs. What was read may thus not be
+on the device yet, so whoever promises durability flushes first (`Log.flush_due`, `MetadataLog.open`).
+
 All functions here work on their own objects and may run on any thread.
 """
 
@@ -112,17 +116,16 @@ class Loading:
             self._changed = True
         self._epochs.truncate_from_end(next_offset)
         self._epochs.truncate_from_start(first)
-        if to_recover:
-            self._epochs.write()
         self._snapshots.remove_strays([segment.base_offset for segment in segments])
         if not to_recover or producers.map_end_offset != next_offset:
             self._load_producers(segments, first, next_offset)
         producers.on_log_start_offset(first)
-        if to_recover:
-            self._sync(segments)
         for segment in segments:
             segment.close()  # a partition that nobody touches holds no file
-        recovery_point = next_offset if self._clean or to_recover else min(self._recovery_point, next_offset)
+        if self._truncated:
+            self._sync(segments)
+        whole = self._truncated or (self._clean and not to_recover)
+        recovery_point = next_offset if whole else min(self._recovery_point, next_offset)
         return Loaded(
             segments, self._epochs, producers, self._snapshots, first, next_offset, recovery_point, self._changed
         )
@@ -267,21 +270,24 @@ class Loading:
     def _sync(self, segments: Segments) -> None:
         """What recovery cut and rebuilt is synced, so that the next one need not look below the new recovery point.
 
-        Otherwise a second crash could bring the cut bytes back where no recovery looks for them any more.
+        Otherwise a second crash could bring the cut bytes back, behind what was appended in their place.
         """
+        if self._epochs.unwritten:
+            self._epochs.write()
         for segment in segments.above(self._recovered_from - 1):
             for file in segment.sync_files():
                 try:
                     file.sync()
                 finally:
                     file.close()
-        file = self._disk.open(self._epochs.path)
-        try:
-            file.sync()
-        finally:
-            file.close()
+        if self._epochs.unsynced:
+            file = self._disk.open(self._epochs.path)
+            try:
+                file.sync()
+            finally:
+                file.close()
+            self._epochs.unsynced = False
         self._disk.sync_dir(self._directory)
-        self._epochs.unsynced = False
 
     def _lacks_end(self, end: int, next_base: int) -> bool:
         """True where records are missing between a segment and the next: its end was never synced.
@@ -365,7 +371,7 @@ def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderE
 def _note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
     epoch = header.partition_leader_epoch
     if epoch >= 0 and (epochs.latest is None or epoch > epochs.latest):
-        epochs.assign(epoch, header.base_offset, write=False)
+        epochs.assign(epoch, header.base_offset)
 
 
 def _sound_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, Buffer]]:

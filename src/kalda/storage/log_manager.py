@@ -147,6 +147,8 @@ class LogManager:
                         "move one of them away"
                     )
                 log.update_high_watermark(directory.high_watermarks.get(log.topic_partition, 0))
+                if log.recovery_point < directory.recovery_points.get(log.topic_partition, 0):
+                    self._due["recovery points"] = self._now_ms()  # the file vouches for more than there is
                 self._add(directory, log)
 
         return self._job(directory, f"open {len(partitions)} logs of {directory.path}", work, finish)
@@ -428,6 +430,12 @@ class LogManager:
             job.complete()
         for job in self.marker_jobs(broker_epoch):
             job.complete()
+
+    def drop(self) -> None:
+        """Let go of all files and directories as they are: the next start finds what a crash would leave."""
+        for directory in self.dirs:
+            if directory.online:
+                directory.take_offline()
 
     # Failures, and the logs' hooks
 

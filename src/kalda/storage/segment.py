@@ -112,10 +112,26 @@ class Segment:
 
     @classmethod
     def create(
-        cls, disk: Disk, directory: str, base_offset: int, config: LogConfig, now_ms: int, jitter_ms: int = 0
+        cls,
+        disk: Disk,
+        directory: str,
+        base_offset: int,
+        config: LogConfig,
+        now_ms: int,
+        jitter_ms: int = 0,
+        suffix: str = "",
     ) -> Segment:
         """A new, empty segment with its files. Files that are left over under its names are emptied."""
-        segment = cls(disk, directory, base_offset, config, created_ms=now_ms, jitter_ms=jitter_ms, fresh=True)
+        segment = cls(
+            disk,
+            directory,
+            base_offset,
+            config,
+            created_ms=now_ms,
+            jitter_ms=jitter_ms,
+            fresh=True,
+            suffix=suffix,
+        )
         file = segment.file()
         if file.size():
             file.truncate(0)
@@ -291,6 +307,8 @@ class Segment:
 
     def next_offset(self, read: Reader = read_waiting) -> int:
         """The offset after the last batch, found from the last index entry on. Raises `CorruptRecord`."""
+        if not self.size:
+            return self.base_offset
         _, position = self.offset_index.last(read)
         found, end = self.base_offset, position
         for at, base, delta, size in self.walk(position, read):
