@@ -403,12 +403,16 @@ class Node:
 
     # -- stop
 
-    async def stop(self) -> None:
-        """Hand over, finish what is under way, close. Safe after a start that failed, and twice."""
+    async def stop(self, *, clean: bool = True) -> None:
+        """Hand over, finish what is under way, close. Safe after a start that failed, and twice.
+
+        With `clean` false everything is dropped as it is: nobody is told, nothing is flushed, nothing says on disk
+        that it was closed.
+        """
         if self._stopping:
             return
         log.info("node %d is stopping", self.config.node_id)
-        if self._lifecycle is not None and self._broker is not None and not self.failed:
+        if clean and self._lifecycle is not None and self._broker is not None and not self.failed:
             await self._controlled_shutdown()
         self._stopping = True
         if self._log_timer is not None:
@@ -420,10 +424,14 @@ class Node:
         if self._channel is not None:
             await self._channel.close()
         if self._server is not None:
-            await self._server.stop(deadline_ms=1_000)
+            await self._server.stop(deadline_ms=1_000 if clean else 0)
         if self._logs is not None:
-            await self._close_logs()
-        await self._close_quorum()
+            if clean:
+                await self._close_logs()
+            for directory in self._logs.dirs:
+                if directory.online:
+                    directory.take_offline()
+        await self._close_quorum(clean)
         if self._jobs is not None:
             self._jobs.close()
         log.info("node %d has stopped", self.config.node_id)
@@ -448,14 +456,14 @@ class Node:
         except OSError as error:
             log.error("the logs could not be closed cleanly: %s", error)
 
-    async def _close_quorum(self) -> None:
+    async def _close_quorum(self, clean: bool) -> None:
         if self._quorum is None:
             return
-        if not self.failed:
+        if clean and not self.failed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
                     await _settled(self._quorum.shutdown())
-        self._quorum.close()
+        self._quorum.close(clean)
         if self._sender is not None:
             await self._sender.close()
 

@@ -238,11 +238,11 @@ class QuorumSide:
             self._timer = None
         return self.raft.shutdown()
 
-    def close(self) -> None:
+    def close(self, clean: bool = True) -> None:
         """Let go of the files."""
         if self._timer is not None:
             self._timer.cancel()
-        self.raft.close()
+        self.raft.close(clean)
 
 
 def _nothing() -> None:

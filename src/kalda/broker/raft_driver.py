@@ -253,13 +253,13 @@ class RaftDriver:
                 self._closing.complete(None)
         return self._closing
 
-    def close(self) -> None:
-        """Let go of the files."""
+    def close(self, clean: bool = True) -> None:
+        """Let go of the files; with `clean` false leave them as they are."""
         self._failed = True
         for timer in (self._timer, self._clean_timer):
             if timer is not None:
                 timer.cancel()
-        self.log.close()
+        self.log.log.close(clean)
 
     # Events in, effects out.
 
