@@ -139,8 +139,14 @@ class Dispatcher:
         def settle(response: Reply, error: ApiError | None) -> None:
             if error is not None:
                 response = self._failed(api, context, request, error)
-            buffers = self._encode(context, response)
-            assert buffers is not None, f"{api.name} waited, so it has an answer"
+            assert response is not None, f"{api.name} waited, so it has an answer"
+            try:
+                buffers = self._encode(context, response)
+            except ValueError as fault:
+                log.exception("the answer to %s of %s cannot be written", api.name, context.connection)
+                answer.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
+                return
+            assert buffers is not None
             answer.complete(buffers)
 
         reply.then(settle)

@@ -50,10 +50,17 @@ def _by_topic_and_partition(
                 index = each if isinstance(each, int) else getattr(each, _index_name(each))
                 result = getattr(messages, partition_cls)(error_code=error.code)
                 setattr(result, _index_name(result), index)
+                for name in _OFFSETS:
+                    if name in type(result).declared:
+                        setattr(result, name, -1)
                 _partitions_of(answer).append(result)
             getattr(response, answers).append(answer)
 
     return fill
+
+
+_OFFSETS = ("base_offset", "high_watermark", "low_watermark")
+"""Fields whose default is 0 and whose unknown is -1."""
 
 
 def _index_name(struct: Any) -> str:
@@ -69,6 +76,20 @@ def _partitions_of(answer: Any) -> list[Any]:
             partitions: list[Any] = getattr(answer, name)
             return partitions
     raise AssertionError(f"{type(answer).__name__} has no partitions")
+
+
+def _metadata(request: Any, response: Any, error: ApiError) -> None:
+    from kalda.protocol.messages.metadata import MetadataResponseTopic
+
+    for topic in request.topics or ():
+        response.topics.append(MetadataResponseTopic(name=topic.name or "", error_code=error.code))
+
+
+def _describe_topic_partitions(request: Any, response: Any, error: ApiError) -> None:
+    from kalda.protocol.messages.metadata import DescribeTopicPartitionsResponseTopic
+
+    for topic in request.topics:
+        response.topics.append(DescribeTopicPartitionsResponseTopic(name=topic.name, error_code=error.code))
 
 
 def _create_topics(request: Any, response: Any, error: ApiError) -> None:
@@ -169,6 +190,8 @@ _FILLERS: dict[ApiKey, Callable[[Any, Any, ApiError], None]] = {
         "offsets", "OffsetCommitResponseTopic", "OffsetCommitResponsePartition", "topics", "topics", "partitions",
         ("name", "name"),
     ),
+    ApiKey.METADATA: _metadata,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
     ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
     ApiKey.CREATE_PARTITIONS: _create_partitions,

@@ -5,6 +5,8 @@ whole, whatever the limits, so that a consumer behind a large batch makes progre
 `min_bytes` the request waits: each append on a watched partition adds what became readable, and it is answered when
 that is enough, when a partition's state changes under it, or when `max_wait_ms` is over.
 
+A follower reads up to the log's end, and waits for it. Its fetch also tells up to where it has the log already.
+
 What the page cache cannot answer is read by a job, all such partitions of one request together, while other requests
 go on.
 """
@@ -19,6 +21,7 @@ from kalda.protocol.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
     FetchRequest,
+    FetchRequestFetchPartition,
     FetchResponse,
     FetchResponseEpochEndOffset,
     FetchResponseLeaderIdAndEpoch,
@@ -39,12 +42,26 @@ _NO_BYTES = b""
 class Fetch:
     """One fetch request, from its first read to its answer."""
 
-    __slots__ = ("_cold", "_context", "_manager", "_read_bytes", "_request", "answers", "max_bytes", "read_committed")
+    __slots__ = (
+        "_cold",
+        "_context",
+        "_follower_epoch",
+        "_follower_id",
+        "_manager",
+        "_read_bytes",
+        "_request",
+        "answers",
+        "max_bytes",
+        "read_committed",
+    )
 
     def __init__(self, manager: ReplicaManager, request: FetchRequest, context: FetchContext) -> None:
         self._manager = manager
         self._request = request
         self._context = context
+        state = request.replica_state
+        self._follower_id = state.replica_id if state.replica_id >= 0 else request.replica_id
+        self._follower_epoch = state.replica_epoch
         self.max_bytes = min(request.max_bytes, manager.fetch_max_bytes)
         self.read_committed = request.isolation_level == READ_COMMITTED
         self.answers: list[FetchResponsePartitionData] = []
@@ -53,7 +70,7 @@ class Fetch:
 
     def run(self) -> FetchResponse | Pending[FetchResponse]:
         """Answer now, or later."""
-        settled = self._read_all()
+        settled = self._read_all(note_follower=self._follower_id >= 0)
         request = self._request
         if self._cold:
             return self._read_cold()
@@ -66,7 +83,7 @@ class Fetch:
         ]
         pending: Pending[FetchResponse] = Pending()
         waiter = FetchWaiter(self, pending, request.min_bytes - self._read_bytes)
-        waiter.wait(partitions, self._manager.timers, request.max_wait_ms)
+        waiter.wait(partitions, self._manager.timers, request.max_wait_ms, at_end=self._follower_id >= 0)
         return pending
 
     def read_again(self) -> FetchResponse | Pending[FetchResponse]:
@@ -76,7 +93,20 @@ class Fetch:
             return self._read_cold()
         return self.response()
 
-    def _read_all(self) -> bool:
+    def _end_of(self, partition: Partition) -> int:
+        """Up to where this fetcher may read."""
+        return partition.log.log_end_offset if self._follower_id >= 0 else partition.readable_end(self.read_committed)
+
+    def _note_follower(self, partition: Partition, asked: FetchRequestFetchPartition) -> None:
+        partition.on_follower_fetch(
+            self._follower_id,
+            self._follower_epoch,
+            asked.fetch_offset,
+            asked.log_start_offset,
+            epoch_known=asked.current_leader_epoch >= 0,
+        )
+
+    def _read_all(self, note_follower: bool = False) -> bool:
         """Read every partition. True where the answer must not wait: something failed, or diverged."""
         self.answers = []
         self._cold = []
@@ -101,6 +131,8 @@ class Fetch:
                     settled = True
                     continue
                 info = self._read_one(partition, asked.fetch_offset, min(asked.partition_max_bytes, remaining))
+                if note_follower:
+                    self._note_follower(partition, asked)
                 if info is None:
                     self._cold.append((len(self.answers) - 1, partition, min(asked.partition_max_bytes, remaining)))
                     remaining -= min(asked.partition_max_bytes, remaining)
@@ -113,7 +145,7 @@ class Fetch:
         return settled
 
     def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | None:
-        end_offset = partition.readable_end(self.read_committed)
+        end_offset = self._end_of(partition)
         if max_bytes <= 0 and self._read_bytes:
             partition.check_range(offset)
             return FetchInfo.EMPTY
@@ -143,11 +175,8 @@ class Fetch:
 
     def _fail(self, answer: FetchResponsePartitionData, code: ErrorCode, partition: Partition | None) -> None:
         answer.error_code = code
-        answer.high_watermark = -1
-        if code == ErrorCode.OFFSET_OUT_OF_RANGE and partition is not None:
-            log = partition.log
-            answer.high_watermark, answer.log_start_offset = log.high_watermark, log.log_start_offset
-            answer.last_stable_offset = log.last_stable_offset
+        answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
+        answer.aborted_transactions = [] if partition is None else None
         if code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH) and partition is not None:
             answer.current_leader = FetchResponseLeaderIdAndEpoch(
                 leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
@@ -165,7 +194,7 @@ class Fetch:
                 partition,
                 entries[at].asked.fetch_offset,
                 max_bytes,
-                partition.readable_end(self.read_committed),
+                self._end_of(partition),
                 partition.log.cold_read(entries[at].asked.fetch_offset),
             )
             for at, partition, max_bytes in cold
@@ -257,9 +286,8 @@ def _diverges(partition: Partition, answer: FetchResponsePartitionData, epoch: i
     if end_offset < 0:
         raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
     if known_epoch < epoch or end_offset < offset:
-        log = partition.log
         answer.diverging_epoch = FetchResponseEpochEndOffset(epoch=known_epoch, end_offset=end_offset)
-        answer.high_watermark, answer.log_start_offset = log.high_watermark, log.log_start_offset
-        answer.last_stable_offset = log.last_stable_offset
+        answer.high_watermark = -1
+        answer.aborted_transactions = None
         return True
     return False

@@ -140,7 +140,6 @@ class FetchSessionCache:
         if session.epoch != request.session_epoch:
             raise ApiError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
-            del self._sessions[session.id]
             raise ApiError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         for topic in request.topics:
             name = (topic_name(topic.topic_id) or "") if uses_topic_ids else topic.topic
@@ -168,7 +167,7 @@ class FetchSessionCache:
         self, request: FetchRequest, entries: list[FetchEntry], uses_topic_ids: bool, now_ms: int
     ) -> FetchSession | None:
         is_follower = request.replica_id >= 0 or request.replica_state.replica_id >= 0
-        if not entries or not self._make_room(is_follower, len(entries), now_ms):
+        if not self._make_room(is_follower, len(entries), now_ms):
             return None
         session_id = self._random_int(1, _MAX_EPOCH)
         while session_id in self._sessions:
@@ -198,11 +197,14 @@ class FetchSessionCache:
 
 
 def _entries(request: FetchRequest, uses_topic_ids: bool, topic_name: Callable[[Uuid], str | None]) -> list[FetchEntry]:
-    entries: list[FetchEntry] = []
+    """What a request names, in its order. A partition named twice is read once, as it was named last."""
+    entries: dict[PartitionKey, FetchEntry] = {}
     for topic in request.topics:
         if uses_topic_ids:
             name, topic_id = topic_name(topic.topic_id) or "", topic.topic_id
         else:
             name, topic_id = topic.topic, ZERO_UUID
-        entries.extend(FetchEntry(name, topic_id, asked) for asked in topic.partitions)
-    return entries
+        key = topic_id if uses_topic_ids else name
+        for asked in topic.partitions:
+            entries[key, asked.partition] = FetchEntry(name, topic_id, asked)
+    return list(entries.values())

@@ -28,14 +28,19 @@ if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
 
 ALL = -1
+_ATTRIBUTES_AT = 22
+"""The low byte of a batch's attributes."""
+_CODEC_BITS = 7
+_ZSTD = 4
 
 
 class Produce:
     """One produce request. After `run`, `failed` says whether any partition refused its records."""
 
-    __slots__ = ("_acks", "_answers", "_manager", "_now_ms", "_required", "failed", "response")
+    __slots__ = ("_acks", "_answers", "_manager", "_now_ms", "_required", "_zstd", "failed", "response")
 
-    def __init__(self, manager: ReplicaManager, acks: int, now_ms: int) -> None:
+    def __init__(self, manager: ReplicaManager, acks: int, now_ms: int, zstd: bool) -> None:
+        self._zstd = zstd
         self._manager = manager
         self._acks = acks
         self._now_ms = now_ms
@@ -57,6 +62,10 @@ class Produce:
                     ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
                 )
             assert isinstance(records, bytearray | memoryview), "a frame is writable memory"
+            if not self._zstd and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & _CODEC_BITS == _ZSTD:
+                raise ApiError(
+                    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
+                )
             info = partition.append(records, self._acks, self._now_ms)
         except ApiError as error:
             self.failed = True
@@ -87,16 +96,29 @@ class Produce:
                 code = self._manager.missing_code(partition.topic_partition.topic, None, partition.topic_partition[1])
             for answer in self._answers[partition]:
                 _fail(answer, ApiError(code), partition)
+        if self._acks == ALL:
+            for partition, answers in self._answers.items():
+                if partition not in waiter.unsatisfied and not partition.has_enough_replicas:
+                    for answer in answers:
+                        _fail(answer, ApiError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND), partition)
         pending.complete(self.response)
 
 
-def run(manager: ReplicaManager, request: ProduceRequest, names: list[str], now_ms: int) -> Produce:
-    """Append all of a request. `names` are the topics' names, in order; empty where an id is unknown."""
-    produce = Produce(manager, request.acks, now_ms)
+def run(
+    manager: ReplicaManager, request: ProduceRequest, names: list[str], now_ms: int, *, zstd: bool = True
+) -> Produce:
+    """Append all of a request. `names` are the topics' names, in order; empty where an id is unknown.
+
+    `zstd` says whether the request's version knows that codec (KIP-110). Of a partition named twice, the last counts.
+    """
+    produce = Produce(manager, request.acks, now_ms, zstd)
     for topic, name in zip(request.topic_data, names, strict=True):
         answer = TopicProduceResponse(name=name, topic_id=topic.topic_id)
         produce.response.responses.append(answer)
-        for data in topic.partition_data:
+        partitions = topic.partition_data
+        if len(partitions) > 1:
+            partitions = list({data.index: data for data in partitions}.values())
+        for data in partitions:
             if name:
                 produce.append(name, answer, data)
             else:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.storage.log import Log
@@ -72,7 +72,7 @@ class ReplicaManager:
         """Why a partition is not here: unknown, elsewhere, or on a disk that failed."""
         if (topic, index) in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
-        if not topic and topic_id is not None:
+        if not topic and topic_id is not None and topic_id != ZERO_UUID:
             return ErrorCode.UNKNOWN_TOPIC_ID
         if self._topic_exists(topic, topic_id or Uuid(b""), index):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -18,6 +18,7 @@ from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.replica_manager import ReplicaManager
 
+_FIRST_PRODUCE_WITH_ZSTD = 7
 _FIRST_PRODUCE_WITH_IDS = 13
 _FIRST_FETCH_WITH_IDS = 13
 
@@ -52,7 +53,9 @@ class DataHandlers:
             names = [self._metadata.topic_name(topic.topic_id) or "" for topic in request.topic_data]
         else:
             names = [topic.name for topic in request.topic_data]
-        done = produce.run(self._replicas, request, names, self._clock.wall_ms())
+        done = produce.run(
+            self._replicas, request, names, self._clock.wall_ms(), zstd=context.api_version >= _FIRST_PRODUCE_WITH_ZSTD
+        )
         if request.acks == 0:
             if done.failed:
                 context.connection.close()

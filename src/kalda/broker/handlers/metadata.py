@@ -33,6 +33,8 @@ CLUSTER_OPERATIONS = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 GROUP_COORDINATOR = 0
 OFFSETS_TOPIC = "__consumer_offsets"
 _UNASKED = -(2**31)
+_FIRST_BY_ID = 12
+_FIRST_FIND_OF_MANY = 4
 _BROKERS = 1
 _CONTROLLERS = 2
 
@@ -83,6 +85,9 @@ class MetadataHandlers:
             if request.include_cluster_authorized_operations
             else _UNASKED,
         )
+        by_id = any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
+        if version < _FIRST_BY_ID and (by_id or any(topic.name is None for topic in request.topics or ())):
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Topic ids are not supported in requests of version {version}")
         complete = True
         if request.topics is None or (version == 0 and not request.topics):
             topics = cache.image.topics.by_name
@@ -90,6 +95,8 @@ class MetadataHandlers:
             return response, complete
         missing: list[str] = []
         for asked in _distinct(request.topics):
+            if by_id and asked.topic_id == ZERO_UUID:
+                continue
             topic = cache.topic_by_id(asked.topic_id) if asked.topic_id != ZERO_UUID else cache.topic(asked.name or "")
             if topic is not None:
                 response.topics.append(self._topic_entry(context, request, topic))
@@ -165,8 +172,15 @@ class MetadataHandlers:
     ) -> DescribeTopicPartitionsResponse:
         """Partitions with their eligible leaders, a page at a time (KIP-966)."""
         cursor = request.cursor
-        if cursor is not None and cursor.partition_index < 0:
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"Cursor partition index {cursor.partition_index} is negative")
+        if cursor is not None:
+            if cursor.partition_index < 0:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST, f"Cursor partition index {cursor.partition_index} is negative"
+                )
+            if request.topics and cursor.topic_name not in {topic.name for topic in request.topics}:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST, f"Cursor topic {cursor.topic_name!r} is not among the topics asked for"
+                )
         cache = self._cache
         fetch_all = not request.topics
         names = sorted(cache.image.topics.by_name) if fetch_all else sorted({topic.name for topic in request.topics})
@@ -176,12 +190,19 @@ class MetadataHandlers:
         limit = max(1, min(request.response_partition_limit, self._max_partitions))
         response = DescribeTopicPartitionsResponse()
         for name in names:
+            if limit == 0:
+                response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=0)
+                return response
             first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
             topic = cache.topic(name)
             if topic is None:
                 code = self._auto_topics.name_error(name)
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if code is ErrorCode.NONE else code
-                response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
+                response.topics.append(
+                    DescribeTopicPartitionsResponseTopic(
+                        error_code=code, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+                    )
+                )
                 continue
             entry = DescribeTopicPartitionsResponseTopic(
                 name=name,
@@ -221,14 +242,15 @@ class MetadataHandlers:
 
     def find_coordinator(self, context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
         """Which broker coordinates a group. Its topic is made when the first group asks."""
-        keys = request.coordinator_keys if context.api_version >= 4 else [request.key]
+        many = context.api_version >= _FIRST_FIND_OF_MANY
+        keys = request.coordinator_keys if many else [request.key]
         found = [self._find(context, request.key_type, key) for key in keys]
-        if context.api_version >= 4:
+        if many:
             return FindCoordinatorResponse(coordinators=found)
         first = found[0]
         return FindCoordinatorResponse(
             error_code=first.error_code,
-            error_message=first.error_message,
+            error_message=first.error_message or "NONE",
             node_id=first.node_id,
             host=first.host,
             port=first.port,

@@ -34,6 +34,7 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
+_FIRST_WITH_EPOCHS = 4
 _OLDEST_VERSION_OF = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
@@ -77,32 +78,41 @@ class OffsetHandlers:
         self, context: RequestContext, request: ListOffsetsRequest
     ) -> ListOffsetsResponse | Pending[ListOffsetsResponse]:
         """Offsets by special value at once; by time in a job, because the search may have to read the disk."""
-        response = ListOffsetsResponse()
-        searches: list[tuple[ListOffsetsPartitionResponse, _Search]] = []
-        seen: set[tuple[str, int]] = set()
+        answers: dict[str, ListOffsetsTopicResponse] = {}
+        results: dict[tuple[str, int], ListOffsetsPartitionResponse] = {}
+        searches: dict[tuple[str, int], tuple[ListOffsetsPartitionResponse, _Search]] = {}
         for topic in request.topics:
-            answer = ListOffsetsTopicResponse(name=topic.name)
-            response.topics.append(answer)
+            answer = answers.get(topic.name)
+            if answer is None:
+                answer = answers[topic.name] = ListOffsetsTopicResponse(name=topic.name)
             for asked in topic.partitions:
-                result = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
+                key = (topic.name, asked.partition_index)
+                if key in results:
+                    # Which of the two is meant, nobody can tell: one answer, and that is a refusal.
+                    searches.pop(key, None)
+                    _fill(results[key], _NOTHING)
+                    results[key].error_code = ErrorCode.INVALID_REQUEST
+                    continue
+                result = results[key] = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
                 answer.partitions.append(result)
                 try:
-                    if (topic.name, asked.partition_index) in seen:
-                        raise ApiError(ErrorCode.INVALID_REQUEST)
-                    seen.add((topic.name, asked.partition_index))
                     if context.api_version < _OLDEST_VERSION_OF.get(asked.timestamp, 0):
                         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
-                    partition = self._replicas.get(topic.name, asked.partition_index)
+                    partition = self._replicas.get(*key)
                     partition.check_leader(asked.current_leader_epoch)
                     found = self._find(partition, request, asked)
                 except ApiError as error:
                     result.error_code = error.code
                     continue
                 if isinstance(found, _Search):
-                    searches.append((result, found))
+                    searches[key] = (result, found)
                 else:
                     _fill(result, found)
-        return self._search(response, searches) if searches else response
+        response = ListOffsetsResponse(topics=list(answers.values()))
+        done = self._search(response, list(searches.values())) if searches else response
+        if context.api_version < _FIRST_WITH_EPOCHS:
+            return _without_epochs(done)
+        return done
 
     def _find(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> Found | _Search:
         """The offset, or the search for it."""
@@ -112,10 +122,11 @@ class OffsetHandlers:
         match asked.timestamp:
             case -1:
                 return Found(-1, end, partition.leader_epoch)
-            case -2 | -4 | -6:
+            case -2 | -4:
                 epoch = epochs.epoch_for_offset(log.log_start_offset)
                 return Found(-1, log.log_start_offset, -1 if epoch is None else epoch)
-            case -5:
+            case -5 | -6:
+                # Both ask of remote storage, and nothing is there.
                 return _NOTHING
             case -3:
                 search = log.max_timestamp_job()
@@ -194,6 +205,26 @@ class OffsetHandlers:
                 except ApiError as error:
                     result.error_code = error.code
         return response
+
+
+def _without_epochs(
+    done: ListOffsetsResponse | Pending[ListOffsetsResponse],
+) -> ListOffsetsResponse | Pending[ListOffsetsResponse]:
+    """The answer for versions that know no leader epochs."""
+    if not isinstance(done, Pending):
+        for topic in done.topics:
+            for result in topic.partitions:
+                result.leader_epoch = -1
+        return done
+    pending: Pending[ListOffsetsResponse] = Pending()
+
+    def settle(response: ListOffsetsResponse | None, error: ApiError | None) -> None:
+        if response is not None:
+            _without_epochs(response)
+        pending.settle(response, error)
+
+    done.then(settle)
+    return pending
 
 
 def _fill(result: ListOffsetsPartitionResponse, found: Found) -> None:
