@@ -2,6 +2,7 @@
 #
 # PYTHON  the interpreter to build the environment with, 3.11 or later (found when not given)
 # WORKERS how many processes run the tests; a file's tests stay together
+# BENCH_ARGS  --quick: a short look instead of a measurement
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +38,7 @@ lint-floors: setup
 	$(BIN)/lint-imports --no-cache
 
 bench: setup
-	@for file in bench/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	@for file in bench/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file" $(BENCH_ARGS) || exit 1; done
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo

@@ -4,7 +4,7 @@ Server and client are processes of their own. `pipelined` keeps a window of requ
 `round trip` has one. The handler is trivial, or spins for a given time to stand for the work of a produce request.
 CPU seconds of the server per request are the figure to compare: the client shares the machine.
 
-    python bench/network.py [--seconds 3] [--connections 4] [--handler-us 0] [--response 60]
+    python bench/network.py [--quick] [--seconds 2] [--connections 2] [--handler-us 0] [--response 60]
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--connections", type=int, default=2)
     parser.add_argument("--handler-us", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a fifth of the time")
     args = parser.parse_args()
+    args.seconds *= 0.2 if args.quick else 1
     for loop_name in ("uvloop", "asyncio"):
         measure(loop_name, "pipelined 64 × 250 B", args, 64, 250, 60)
         measure(loop_name, "round trip 250 B", args, 1, 250, 60)

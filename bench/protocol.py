@@ -2,11 +2,12 @@
 
 Best of several repeats, so that a busy machine disturbs little.
 
-    python bench/protocol.py
+    python bench/protocol.py [--quick]
 """
 
 from __future__ import annotations
 
+import argparse
 import timeit
 from collections.abc import Callable
 
@@ -39,8 +40,11 @@ TOPIC_ID = bytes(range(16))
 RECORDS = bytes(200)
 
 
+repeats = 7
+
+
 def measure(label: str, work: Callable[[], object], number: int = 20_000) -> None:
-    best = min(timeit.repeat(work, number=number, repeat=7)) / number * 1e6
+    best = min(timeit.repeat(work, number=number, repeat=repeats)) / number * 1e6
     print(f"{label:40} {best:9.2f} µs")
 
 
@@ -109,6 +113,11 @@ def measure_encoding(make: Callable[[int], Message], versions: tuple[int, ...], 
 
 
 def main() -> None:
+    global repeats
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two repeats")
+    if parser.parse_args().quick:
+        repeats = 2
     frame = memoryview(bytearray(b"\x00\x00\x00\x09\x00\x00\x00\x07\x00\x0ardkafka123" + bytes(30)))
     measure("request header decode", lambda: framing.decode_request_header(frame))
     measure_decoding(produce_request, (3, 9, 12, 13))

@@ -1,0 +1,206 @@
+"""One client process: `python -m harness.client WORKLOAD PORT TOPIC COUNT [SIZE]`; prints its figures as JSON.
+
+A process of its own, so that it shares the machine with the node and not the interpreter with the harness. Producing
+and consuming go through librdkafka, with batches of up to 1 MB and 5 ms of linger; raw requests and round trips over
+one plain socket, so that the node's own cost shows.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from kalda.network.blocking import BlockingConnection
+from kalda.protocol.framing import encode_request
+from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
+from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.notation import Request
+from kalda.records.builder import build_batch
+
+Figures = dict[str, float]
+_CHUNK = 10_000
+_WINDOW = 50
+
+
+def produce(port: int, topic: str, count: int, size: int) -> Figures:
+    """Records a second, from the first call until all are acknowledged by all in-sync replicas."""
+    producer = Producer(
+        {
+            "bootstrap.servers": f"127.0.0.1:{port}",
+            "acks": "all",
+            "linger.ms": 5,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 1_000_000,
+            "queue.buffering.max.kbytes": 256 * 1024,
+        }
+    )
+    producer.list_topics(topic)
+    value = bytes(size)
+    chunk: list[dict[str, object]] = [{"value": value, "partition": 0} for _ in range(_CHUNK)]
+    began = time.perf_counter()
+    for _ in range(count // _CHUNK):
+        left = chunk
+        while producer.produce_batch(topic, left) < len(left):
+            # Those that did not fit into the queue are marked; wait a little and hand them in again.
+            left = [message for message in left if message.pop("_error", None) is not None]
+            producer.poll(0.005)
+        producer.poll(0)
+    if producer.flush(120):
+        raise SystemExit("not everything was acknowledged")
+    return {"per_s": count / (time.perf_counter() - began)}
+
+
+def consume(port: int, topic: str, count: int, size: int) -> Figures:
+    """Records a second, from assignment until the last one is in Python's hands."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": f"127.0.0.1:{port}",
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "queued.min.messages": 1_000_000,
+            "queued.max.messages.kbytes": 256 * 1024,
+            "fetch.message.max.bytes": 8 * 1024 * 1024,
+        }
+    )
+    consumer.list_topics(topic)
+    began = time.perf_counter()
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    got = 0
+    while got < count:
+        messages = consumer.consume(_CHUNK, 30)
+        if not messages:
+            raise SystemExit(f"only {got} of {count} records came")
+        got += len(messages)
+    figures = {"per_s": got / (time.perf_counter() - began)}
+    consumer.close()
+    return figures
+
+
+class Raw:
+    """A plain socket that sends one frame again and again. Its answers all have the size of the first."""
+
+    def __init__(self, port: int, request: Request, version: int) -> None:
+        body = b"".join(encode_request(request, version, 1, "bench"))
+        self.frame = len(body).to_bytes(4, "big") + body
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray(1 << 20)
+        self.socket.sendall(self.frame)
+        self.answer_size = 4 + int.from_bytes(self._exactly(4), "big")
+        self._exactly(self.answer_size - 4)
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            data += self.socket.recv(size - len(data))
+        return data
+
+    def pipelined(self, count: int) -> Figures:
+        """Requests a second with 50 to 100 of them in flight."""
+        burst = self.frame * _WINDOW
+        began = time.perf_counter()
+        self.socket.sendall(burst)
+        sent, got = _WINDOW, 0
+        while got < count * self.answer_size:
+            while sent - got // self.answer_size <= _WINDOW and sent < count:
+                self.socket.sendall(burst)
+                sent += _WINDOW
+            got += self.socket.recv_into(self._buffer)
+        return {"per_s": count / (time.perf_counter() - began)}
+
+    def round_trips(self, count: int) -> Figures:
+        """Percentiles of the time that one request at a time takes, in µs."""
+        taken = []
+        for _ in range(count):
+            began = time.perf_counter_ns()
+            self.socket.sendall(self.frame)
+            got = 0
+            while got < self.answer_size:
+                got += self.socket.recv_into(self._buffer)
+            taken.append((time.perf_counter_ns() - began) / 1000)
+        taken.sort()
+        return {"p50_us": taken[count // 2], "p99_us": taken[count * 99 // 100]}
+
+
+def produce_request(topic: str, size: int) -> ProduceRequest:
+    """One batch of one record."""
+    records = build_batch([(int(time.time() * 1000), None, bytes(size), ())])
+    data = [PartitionProduceData(index=0, records=records)]
+    return ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name=topic, partition_data=data)])
+
+
+def fetch_request(topic: str) -> FetchRequest:
+    """The topic's first batch, if it is one of `produce_request`'s: the bytes of two would be too many."""
+    partitions = [FetchRequestFetchPartition(partition=0, fetch_offset=0, partition_max_bytes=200)]
+    topics = [FetchRequestFetchTopic(topic=topic, partitions=partitions)]
+    return FetchRequest(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, session_epoch=-1, topics=topics)
+
+
+def requests(port: int, topic: str, count: int, size: int) -> Figures:
+    """Produce requests of one batch of one record, pipelined on one connection."""
+    return Raw(port, produce_request(topic, size), 9).pipelined(count)
+
+
+def fetches(port: int, topic: str, count: int, size: int) -> Figures:
+    """Fetch requests of one batch of one record, pipelined on one connection."""
+    return Raw(port, fetch_request(topic), 11).pipelined(count)
+
+
+def round_trip(port: int, topic: str, count: int, size: int) -> Figures:
+    """Produce requests of one batch of one record, one at a time."""
+    raw = Raw(port, produce_request(topic, size), 9)
+    raw.round_trips(count // 10)
+    return raw.round_trips(count)
+
+
+def metadata(port: int, topic: str, count: int, size: int) -> Figures:
+    """Metadata of one topic, one request at a time."""
+    from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+    return Raw(port, request, 9).pipelined(count)
+
+
+def end_to_end(port: int, topic: str, count: int, size: int) -> Figures:
+    """Percentiles from librdkafka's `produce` until its consumer hands the record out, one record at a time, in µs."""
+    servers = {"bootstrap.servers": f"127.0.0.1:{port}"}
+    producer = Producer({**servers, "acks": "all", "linger.ms": 0})
+    consumer = Consumer({**servers, "group.id": "bench", "fetch.wait.max.ms": 100, "enable.auto.commit": False})
+    with BlockingConnection("127.0.0.1", port) as connection:
+        connection.request(produce_request(topic, size))
+    _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0))
+    consumer.assign([TopicPartition(topic, 0, end)])
+    taken = []
+    for at in range(count + count // 10):
+        began = time.perf_counter_ns()
+        producer.produce(topic, bytes(size), partition=0)
+        producer.poll(0)
+        message = consumer.poll(30)
+        if message is None or message.error() is not None:
+            raise SystemExit(f"no record came: {message and message.error()}")
+        if at >= count // 10:
+            taken.append((time.perf_counter_ns() - began) / 1000)
+    producer.flush(10)
+    consumer.close()
+    taken.sort()
+    return {"p50_us": taken[count // 2], "p99_us": taken[count * 99 // 100]}
+
+
+WORKLOADS: dict[str, Callable[[int, str, int, int], Figures]] = {
+    work.__name__: work for work in (produce, consume, requests, fetches, round_trip, metadata, end_to_end)
+}
+
+
+def main() -> None:
+    name, port, topic, count = sys.argv[1:5]
+    size = int(sys.argv[5]) if len(sys.argv) > 5 else 100
+    print(json.dumps(WORKLOADS[name](int(port), topic, int(count), size)))
+
+
+if __name__ == "__main__":
+    main()

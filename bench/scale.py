@@ -1,0 +1,71 @@
+"""What a request costs as the node's partitions grow: 10, 100, 1,000, 5,000.
+
+    python bench/scale.py [--quick] [--rounds 5] [--most 5000] [--requests 20000]
+
+Each step adds topics to the same node, then drives one partition. The node's own CPU per request is the figure: it
+hardly depends on what else the machine does. It should stay where it was with 10 partitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+from statistics import median
+
+from harness.figures import run_client
+from harness.nodes import KaldaNode, Node
+
+STEPS = (10, 100, 1_000, 5_000)
+WORKLOADS = {"requests": "produce", "fetches": "fetch", "metadata": "metadata"}
+_PER_TOPIC = 50
+
+
+def grow(node: Node, have: int, wanted: int) -> int:
+    """Add topics until there are `wanted` partitions."""
+    names = [f"more-{have}-{number}" for number in range((wanted - have) // _PER_TOPIC)]
+    for start in range(0, len(names), 20):
+        node.create_topics(names[start : start + 20], _PER_TOPIC)
+    rest = (wanted - have) % _PER_TOPIC
+    if rest:
+        node.create_topics([f"rest-{have}"], rest)
+    return wanted
+
+
+def cost(node: Node, workload: str, topic: str, requests: int) -> float:
+    """CPU µs of the node for each request."""
+    before = node.cpu_s()
+    run_client(workload, node, topic, requests, 100)
+    return (node.cpu_s() - before) / requests * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each workload at each step")
+    parser.add_argument("--most", type=int, default=STEPS[-1], help="partitions of the last step")
+    parser.add_argument("--requests", type=int, default=20_000, help="requests in a run")
+    parser.add_argument("--quick", action="store_true", help="one run, up to 1,000 partitions")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.most = 1, 1_000
+
+    node = KaldaNode()
+    try:
+        node.start()
+        node.create_topics(["driven"])
+        have = 1
+        first: dict[str, float] = {}
+        print(
+            f"{'partitions':>10}  " + "".join(f"{f'{name}, CPU µs':>26}" for name in WORKLOADS.values()) + "   RSS, MB"
+        )
+        for step in (step for step in STEPS if step <= arguments.most):
+            have = grow(node, have, step)
+            cells = ""
+            for workload in WORKLOADS:
+                middle = median(cost(node, workload, "driven", arguments.requests) for _ in range(arguments.rounds))
+                cells += f"{f'{middle:.1f} ({middle / first.setdefault(workload, middle):.2f}×)':>26}"
+            print(f"{have:>10,}  {cells}{node.rss_mb():>10.0f}", flush=True)
+    finally:
+        node.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""`kalda.spark` beside Spark's own Kafka source, both on one `local[2]` session and reading from one Kalda node.
+
+A topic of records with 100 B values is written once, batches straight from Arrow columns. Each round reads it with
+either source, first one then the other: into an aggregate, into an aggregate with only the value read, into Parquet.
+Where Maven cannot bring the other source's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), Kalda's
+figures stand alone.
+
+    python bench/spark.py [--rows 8000000] [--partitions 4] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from harness.figures import Figure, Figures
+from harness.nodes import HERE, KaldaNode, Node
+from pyspark.sql import DataFrame, SparkSession
+
+from kalda.client.cluster import Cluster
+from kalda.client.sender import Sender
+from kalda.records.arrow import build_batches
+from kalda.records.batch import NO_LEADER_EPOCH, stamp
+from kalda.spark import register
+
+TOPIC = "rows"
+VALUE_BYTES = 100
+KALDA, SPARK = "kalda.spark", "Spark's own"
+PYSPARK = "4.2.0"
+_CHUNK = 100_000
+
+
+def connector_jars() -> list[Path]:
+    """Spark's Kafka source and what it needs; empty where that cannot be had."""
+    named = os.environ.get("KALDA_SPARK_KAFKA_JARS")
+    if named:
+        return sorted(Path(named).glob("*.jar"))
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kalda" / f"spark-kafka-{PYSPARK}"
+    done = cache / ".done"
+    if not done.exists() and shutil.which("mvn"):
+        pom = HERE / "peer" / "spark" / "pom.xml"
+        copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
+        if subprocess.run(copy, stdout=sys.stderr).returncode == 0:
+            done.touch()
+    return sorted(cache.glob("*.jar")) if done.exists() else []
+
+
+def fill(node: Node, rows: int, partitions: int) -> None:
+    """Values that differ, so that nobody profits from their being the same."""
+    node.create_topics([TOPIC], partitions)
+    random = os.urandom(VALUE_BYTES * _CHUNK)
+    ends = pa.array(range(0, VALUE_BYTES * _CHUNK + 1, VALUE_BYTES), pa.int32())
+    values = pa.Array.from_buffers(pa.binary(), _CHUNK, [None, ends.buffers()[1], pa.py_buffer(random)])
+    columns = pa.RecordBatch.from_arrays([values], ["value"])
+    began = time.perf_counter()
+    with Cluster(f"127.0.0.1:{node.port}") as cluster, Sender(cluster, idempotent=True) as sender:
+        for chunk in range(rows // _CHUNK):
+            for batch in build_batches(columns, now_ms=int(time.time() * 1000), max_batch_bytes=1_000_000):
+                stamp(batch, 0, 0, NO_LEADER_EPOCH)  # offsets are the broker's
+                sender.send(TOPIC, chunk % partitions, batch)
+    print(f"wrote {rows:,} rows of {VALUE_BYTES} B at {rows / (time.perf_counter() - began) / 1e6:.2f} M rows/s")
+
+
+def session(jars: list[Path]) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").appName("bench")
+    settings = {
+        "spark.driver.memory": "3g",
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+class Work:
+    """One topic, read by either source."""
+
+    def __init__(self, spark: SparkSession, node: Node, rows: int) -> None:
+        self.spark = spark
+        self.node = node
+        self.rows = rows
+
+    def frame(self, source: str, schema: str | None = None) -> DataFrame:
+        reader = self.spark.read.format("kalda" if source == KALDA else "kafka")
+        if schema is not None and source == KALDA:
+            reader = reader.schema(schema)
+        reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}")
+        frame: DataFrame = reader.option("subscribe", TOPIC).load()
+        return frame
+
+    def _aggregate(self, frame: DataFrame) -> None:
+        found = frame.selectExpr("count(*)", "sum(length(value))").first()
+        if found is None or tuple(found) != (self.rows, self.rows * VALUE_BYTES):
+            raise SystemExit(f"{self.rows} rows were written, and {found} were read")
+
+    def aggregate(self, source: str) -> None:
+        self._aggregate(self.frame(source))
+
+    def aggregate_value(self, source: str) -> None:
+        self._aggregate(self.frame(source, "value binary"))
+
+    def parquet(self, source: str) -> None:
+        target = self.node.directory / "parquet"
+        self.frame(source).write.mode("overwrite").parquet(str(target))
+        shutil.rmtree(target)
+
+
+def measure(work: Callable[[str], None], source: str, node: Node) -> tuple[float, float]:
+    """Seconds, and CPU seconds of the node meanwhile."""
+    used, began = node.cpu_s(), time.perf_counter()
+    work(source)
+    return time.perf_counter() - began, node.cpu_s() - used
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=8_000_000)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rows = options.rows // _CHUNK * _CHUNK
+    jars = connector_jars()
+    sources = [KALDA, SPARK] if jars else [KALDA]
+    if not jars:
+        print("Spark's own Kafka source is not measured: no Maven, or no registry that has its jars")
+    node = KaldaNode()
+    try:
+        node.start()
+        fill(node, rows, options.partitions)
+        work = Work(session(jars), node, rows)
+        figures = Figures()
+        tasks = [
+            (work.aggregate, "into an aggregate"),
+            (work.aggregate_value, "the value only, into an aggregate"),
+            (work.parquet, "into Parquet"),
+        ]
+        for number in range(-1, options.rounds):
+            for do, title in tasks:
+                for source in sources if number % 2 == 0 else reversed(sources):
+                    seconds, used = measure(do, source, node)
+                    if number >= 0:  # the first round warms the JVM up
+                        figures.add(Figure(title, "M rows/s"), source, rows / seconds / 1e6)
+                        figures.add(Figure(f"{title}: node's CPU", "s", less_is_better=True), source, used)
+        figures.show(sources)
+        print(f"\nsaved to {figures.save('spark')}")
+        work.spark.stop()
+    finally:
+        node.close()
+
+
+if __name__ == "__main__":
+    main()
