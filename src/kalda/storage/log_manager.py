@@ -431,12 +431,6 @@ class LogManager:
         for job in self.marker_jobs(broker_epoch):
             job.complete()
 
-    def drop(self) -> None:
-        """Let go of all files and directories as they are: the next start finds what a crash would leave."""
-        for directory in self.dirs:
-            if directory.online:
-                directory.take_offline()
-
     # Failures, and the logs' hooks
 
     def fail_dir(self, directory: LogDir, error: OSError) -> None:
