@@ -29,5 +29,8 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `retention`: what may be deleted, and deleting it
 - `log_dir`: one log directory with its marker and checkpoints
 - `log_manager`: all log directories of a node
+- `offset_map`: the last offset of each key, for compaction
+- `compaction`: what compaction keeps, batch by batch
+- `cleaner`: which log is compacted next, how far, in which steps
 - `dump`: files as printable rows
 """

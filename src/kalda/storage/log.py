@@ -18,7 +18,7 @@ told to the hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kalda.base.disk import Buffer, Disk
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
@@ -32,8 +32,16 @@ from kalda.storage.hooks import LogHooks, StandaloneHooks
 from kalda.storage.index import Reader, WouldWait, read_nowait, read_waiting
 from kalda.storage.job import Job
 from kalda.storage.loading import Loaded, Loading
+from kalda.storage.naming import DELETED_SUFFIX, SWAP_SUFFIX
 from kalda.storage.producer_state import Marker, ProducerState, Verification, read_marker
-from kalda.storage.reading import ColdRead, Search, max_timestamp_search, read_segments, timestamp_search
+from kalda.storage.reading import (
+    ColdRead,
+    Search,
+    collect_aborted,
+    max_timestamp_search,
+    read_segments,
+    timestamp_search,
+)
 from kalda.storage.segment import Placed, Segment
 from kalda.storage.segments import Segments
 from kalda.storage.truncating import cut, empty
@@ -204,10 +212,6 @@ class Log:
     def flush_due(self) -> bool:
         """True where `flush.messages` records have been appended since the last flush."""
         return self.log_end_offset - self.recovery_point >= self.config.flush_messages
-
-    @property
-    def latest_epoch(self) -> int | None:
-        return self.leader_epochs.latest
 
     def update_config(self, config: LogConfig) -> None:
         self.config = config
@@ -491,17 +495,10 @@ class Log:
     def aborted_transactions(self, first_offset: int, upto: int) -> list[AbortedTxn]:
         """Aborted transactions that overlap [first_offset, upto), by first offset."""
         self._online()
-        found: list[AbortedTxn] = []
-        start = self.segments.floor(first_offset) or self.segments.first
         try:
-            for segment in (start, *self.segments.above(start.base_offset)):
-                if segment.txn_index.collect(first_offset, upto, found):
-                    break
+            return collect_aborted(self.segments, first_offset, upto)
         except OSError as error:
             raise self._failed(error) from error
-        if len(found) > 1:
-            found.sort(key=lambda txn: txn.first_offset)
-        return found
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp`; None where there is none. Reads files; see `timestamp_job`."""
@@ -612,22 +609,21 @@ class Log:
         self._hooks.on_rolled(self)
         return segment
 
-    def delete_segments(self, segments: Sequence[Segment]) -> None:
+    def delete_segments(self, segments: Sequence[Segment], *, kept_snapshot: int = -1) -> None:
         """Take segments out of the log and have their files deleted after `file.delete.delay.ms`.
 
-        At least one segment must be left. The caller moves the log start offset.
+        At least one must be left, or be added at once. The caller moves the log start offset.
         """
         doomed: list[str] = []
-        removers = []
+        removers: list[Callable[[Disk], None]] = []
         try:
             for segment in segments:
                 self.segments.remove(segment)
                 segment.close()
-                segment.change_suffix(".deleted")
+                segment.change_suffix(DELETED_SUFFIX)
                 removers.append(segment.files())
-                path = self.snapshots.mark_deleted(segment.base_offset)
-                if path is not None:
-                    doomed.append(path)
+                if segment.base_offset != kept_snapshot:
+                    doomed += self.snapshots.mark_deleted(segment.base_offset)
         except OSError as error:
             raise self._failed(error) from error
         self._forget_places()
@@ -653,13 +649,18 @@ class Log:
 
         return delete_old_segments(self, now_ms)
 
-    def replace_segments(self, new: Segment, old: Iterable[Segment]) -> None:
-        """The cleaner's result takes the place of what it was made from; its files have their final names."""
-        for segment in old:
-            self.segments.remove(segment)
+    def replace_segments(self, new: Segment, old: Sequence[Segment]) -> None:
+        """A cleaned segment, synced, takes the place of those that it was made from.
+
+        Its files go from `.cleaned` to `.swap`, which a crash finishes, before those of the old ones go.
+        """
+        try:
+            new.change_suffix(SWAP_SUFFIX)
+            self.delete_segments(old, kept_snapshot=new.base_offset)
+            new.change_suffix("")
+        except OSError as error:
+            raise self._failed(error) from error
         self.segments.add(new)
-        self._forget_places()
-        self._unsynced.names += 1
 
     def truncate_to(self, offset: int) -> bool:
         """Give up everything from `offset` on; False where the log ends before. For followers."""

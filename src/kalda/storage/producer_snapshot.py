@@ -147,13 +147,13 @@ class SnapshotFiles:
         for offset in strays:
             self.remove(offset)
 
-    def mark_deleted(self, offset: int) -> str | None:
-        """Rename the one at `offset` for a later deletion; its new path."""
+    def mark_deleted(self, offset: int) -> list[str]:
+        """Rename the one at `offset`, if there is one, for a later deletion; its new path."""
         if offset not in self.offsets:
-            return None
+            return []
         path = self.path(offset) + DELETED_SUFFIX
         self._disk.rename(self.path(offset), path)
         self.offsets.remove(offset)
         if offset in self.unsynced:
             self.unsynced.remove(offset)
-        return path
+        return [path]

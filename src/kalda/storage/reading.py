@@ -12,6 +12,7 @@ from kalda.records.builder import Record, read_records
 from kalda.storage.index import Reader, read_waiting
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
+from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo, TimestampOffset
 
 
@@ -60,6 +61,18 @@ class ColdRead:
         finally:
             for view in self._views:
                 view.close()
+
+
+def collect_aborted(segments: Segments, first_offset: int, upto: int) -> list[AbortedTxn]:
+    """Aborted transactions that overlap [first_offset, upto), by first offset."""
+    found: list[AbortedTxn] = []
+    start = segments.floor(first_offset) or segments.first
+    for segment in (start, *segments.above(start.base_offset)):
+        if segment.txn_index.collect(first_offset, upto, found):
+            break
+    if len(found) > 1:
+        found.sort(key=lambda txn: txn.first_offset)
+    return found
 
 
 Search = Callable[[], TimestampOffset | None]

@@ -1,0 +1,291 @@
+"""Log compaction: which log is to be cleaned, how far, and the steps of one cleaning.
+
+A compacted log has a clean part, cleaned before, and a dirty one. The log with the largest share of dirty bytes is
+cleaned next, once that share passes `min.cleanable.dirty.ratio` or a record has been dirty for `max.compaction.lag.ms`.
+Not cleaned are the active segment, what is not stable (an open transaction may yet abort), what is younger than
+`min.compaction.lag.ms`, and what has not been synced.
+
+One cleaning builds the offset map from the dirty part (as far as memory allows), then rewrites the log from its start
+up to where the map ends, a group of segments at a time. Each step is a job; its finish swaps the group's result into
+the log. A log that was truncated, deleted or lost its segments meanwhile is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.storage.checkpoints import CLEANER_OFFSET_FILE, read_offsets, write_offsets
+from kalda.storage.compaction import (
+    CleanedTransactions,
+    CleanResult,
+    CleanRules,
+    LastRecord,
+    build_map,
+    clean_group,
+    group_segments,
+)
+from kalda.storage.config import MAX_INT64
+from kalda.storage.job import Job
+from kalda.storage.log import Log
+from kalda.storage.log_dir import LogDir
+from kalda.storage.log_manager import LogManager
+from kalda.storage.offset_map import ENTRY_BYTES, LOAD_FACTOR, OffsetMap
+from kalda.storage.segment import Segment
+
+
+class Cleanable(NamedTuple):
+    """A log with something to clean: offsets [first_dirty, first_uncleanable)."""
+
+    log: Log
+    first_dirty: int
+    first_uncleanable: int
+    clean_bytes: int
+    dirty_bytes: int
+    overdue: bool
+
+    @property
+    def dirty_ratio(self) -> float:
+        return self.dirty_bytes / max(1, self.clean_bytes + self.dirty_bytes)
+
+
+def cleanable(log: Log, checkpoint: int | None, now_ms: int) -> Cleanable | None:
+    """What of a log may be cleaned; None for nothing. `checkpoint`: where the last cleaning ended."""
+    first_dirty = log.log_start_offset if checkpoint is None else checkpoint
+    if not log.log_start_offset <= first_dirty <= log.log_end_offset:
+        # Truncated or deleted below what was once cleaned: begin again.
+        first_dirty = log.log_start_offset
+    first_uncleanable = _first_uncleanable(log, first_dirty, now_ms)
+    clean = sum(segment.size for segment in log.segments if segment.base_offset < first_dirty)
+    dirty = sum(segment.size for segment in log.segments.between(first_dirty, first_uncleanable))
+    if not dirty or first_dirty >= first_uncleanable:
+        return None
+    overdue = False
+    if log.config.max_compaction_lag_ms < MAX_INT64:
+        earliest = min(s.largest_timestamp() for s in log.segments.between(first_dirty, first_uncleanable))
+        overdue = earliest < now_ms - log.config.max_compaction_lag_ms
+    return Cleanable(log, first_dirty, first_uncleanable, clean, dirty, overdue)
+
+
+def _first_uncleanable(log: Log, first_dirty: int, now_ms: int) -> int:
+    """The base offset of the first segment that must be left alone."""
+    limit = min(log.last_stable_offset, log.segments.active.base_offset, log.recovery_point)
+    lag = log.config.min_compaction_lag_ms
+    for segment, following in zip(log.segments, list(log.segments)[1:], strict=False):
+        if following.base_offset > limit:
+            return segment.base_offset
+        if lag > 0 and segment.base_offset >= first_dirty and segment.largest_timestamp() > now_ms - lag:
+            return segment.base_offset
+    return log.segments.active.base_offset
+
+
+class Cleaning:
+    """One cleaning of one log: ask for `next_job`, run it, finish it, until there is none."""
+
+    def __init__(self, work: Cleanable, now_ms: int, memory_bytes: int) -> None:
+        self.log = work.log
+        self.end_offset = work.first_dirty
+        self.bytes_read = self.bytes_written = 0
+        self._work = work
+        self._now_ms = now_ms
+        self._memory_bytes = memory_bytes
+        self._offsets: OffsetMap | None = None
+        self._groups: list[list[Segment]] = []
+        self._rules: CleanRules | None = None
+        self._transactions = CleanedTransactions()
+        self._abandoned = False
+
+    def next_job(self) -> Job[None] | None:
+        """The next step; None when the cleaning is over."""
+        if self._abandoned or self.log.offline:
+            return None
+        if self._offsets is None:
+            return self._map_job()
+        return self._group_job() if self._groups else None
+
+    @property
+    def done(self) -> bool:
+        """True when everything up to `end_offset` has been cleaned."""
+        return self._rules is not None and not self._groups and not self._abandoned
+
+    def _map_job(self) -> Job[None]:
+        log, start, upto = self.log, self._work.first_dirty, self._work.first_uncleanable
+        views = [segment.view() for segment in log.segments.between(start, upto)]
+        aborted = log.aborted_transactions(start, upto)
+
+        def work() -> OffsetMap:
+            try:
+                count = sum(header.records_count for view in views for _, header in view.headers())
+                wanted = (int(count / LOAD_FACTOR) + 2) * ENTRY_BYTES
+                offsets = OffsetMap(min(self._memory_bytes, wanted))
+                build_map(offsets, views, start, upto, aborted)
+                return offsets
+            finally:
+                _close(views)
+
+        return Job(f"map the keys of {log.topic_partition}", work, self._take_map)
+
+    def _take_map(self, offsets: OffsetMap) -> None:
+        self._offsets = offsets
+        log, upto = self.log, self._work.first_uncleanable
+        self.end_offset = max(self._work.first_dirty, offsets.latest_offset + 1)
+        if self.end_offset == self._work.first_dirty:
+            raise ApiError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"{log.topic_partition} has a batch with more keys than {self._memory_bytes} bytes of offset map hold: "
+                "raise log.cleaner.dedupe.buffer.size",
+            )
+        segments = log.segments.between(log.segments.first.base_offset, self.end_offset)
+        self._groups = group_segments(segments, log.config, upto)
+        self._rules = CleanRules(
+            offsets=offsets,
+            last_records={s.producer_id: LastRecord(s.last_data_offset, s.epoch) for s in log.producers()},
+            delete_retention_ms=log.config.delete_retention_ms,
+            now_ms=self._now_ms,
+            round_end=upto,
+        )
+
+    def _group_job(self) -> Job[None]:
+        log, group, rules = self.log, self._groups[0], self._rules
+        assert rules is not None
+        segments = log.segments
+        aborted = {}
+        for segment in group:
+            following = segments.after(segment)
+            end = self.end_offset if following is None else following.base_offset
+            aborted[segment.base_offset] = log.aborted_transactions(segment.base_offset, end)
+        views = [segment.view() for segment in group]
+        sizes = [segment.size for segment in group]
+        modified_ms = group[-1].modified_ms()
+
+        def work() -> CleanResult:
+            try:
+                return clean_group(
+                    log.disk, log.directory, log.config, views, rules, self._transactions, aborted, modified_ms
+                )
+            finally:
+                _close(views)
+
+        return Job(f"clean {log.topic_partition}", work, lambda result: self._swap(result, group, sizes))
+
+    def _swap(self, result: CleanResult, group: list[Segment], sizes: list[int]) -> None:
+        log = self.log
+        unchanged = not log.offline and all(
+            log.segments.floor(segment.base_offset) is segment and segment.size == size
+            for segment, size in zip(group, sizes, strict=True)
+        )
+        if not unchanged:
+            self._abandoned = True
+            result.cleaned.close()
+            result.cleaned.files()(log.disk)
+            return
+        log.replace_segments(result.cleaned, group)
+        del self._groups[0]
+        self.bytes_read += result.bytes_read
+        self.bytes_written += result.bytes_written
+
+
+def _close(views: Iterable[Segment]) -> None:
+    for view in views:
+        view.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerConfig:
+    """Broker settings, by Kafka's defaults; comments name the keys."""
+
+    enabled: bool = True  # log.cleaner.enable
+    memory_bytes: int = 128 * 1024 * 1024  # log.cleaner.dedupe.buffer.size over log.cleaner.threads
+    backoff_ms: int = 15_000  # log.cleaner.backoff.ms
+
+
+class LogCleaner:
+    """Chooses what to clean among a manager's logs, one at a time, and remembers how far each is clean.
+
+    The shell: `choose`, then each `next_job` of the cleaning on a thread with its `finish` here, then `finished` and
+    the job that it gives; with nothing to choose, again after `backoff_ms`. A cleaning that meets a damaged batch, or a
+    failing disk, is given to `failed`.
+    """
+
+    def __init__(self, manager: LogManager, config: CleanerConfig | None = None) -> None:
+        self._manager = manager
+        self.config = CleanerConfig() if config is None else config
+        self._offsets: dict[LogDir, dict[TopicPartition, int]] = {}
+        self.uncleanable: set[TopicPartition] = set()
+
+    def _clean_until(self, directory: LogDir) -> dict[TopicPartition, int]:
+        offsets = self._offsets.get(directory)
+        if offsets is None:
+            try:
+                offsets = read_offsets(directory.disk, f"{directory.path}/{CLEANER_OFFSET_FILE}")
+            except ValueError:
+                offsets = {}  # everything is dirty again
+            self._offsets[directory] = offsets
+        return offsets
+
+    def choose(self, now_ms: int) -> Cleaning | None:
+        """The cleaning to do next; None for none."""
+        if not self.config.enabled:
+            return None
+        best: Cleanable | None = None
+        for log in self._manager:
+            directory = self._manager.dir_of(log.topic_partition)
+            if not log.config.compacts or log.offline or directory is None or log.topic_partition in self.uncleanable:
+                continue
+            try:
+                found = cleanable(log, self._clean_until(directory).get(log.topic_partition), now_ms)
+            except (ApiError, OSError) as error:
+                if isinstance(error, OSError):
+                    log.on_io_error(error)
+                continue
+            if found is None or not (found.overdue or found.dirty_ratio > log.config.min_cleanable_dirty_ratio):
+                continue
+            if best is None or found.dirty_ratio > best.dirty_ratio:
+                best = found
+        return None if best is None else Cleaning(best, now_ms, self.config.memory_bytes)
+
+    def finished(self, cleaning: Cleaning) -> Job[None] | None:
+        """A job that notes how far the log is clean; None where the cleaning was given up."""
+        topic_partition = cleaning.log.topic_partition
+        directory = self._manager.dir_of(topic_partition)
+        if not cleaning.done or directory is None or not directory.online:
+            return None
+        offsets = self._clean_until(directory)
+        offsets[topic_partition] = cleaning.end_offset
+        for gone in [tp for tp in offsets if tp not in directory.logs]:
+            del offsets[gone]
+        path, entries = f"{directory.path}/{CLEANER_OFFSET_FILE}", dict(offsets)
+        return Job(f"checkpoint {path}", lambda: write_offsets(directory.disk, path, entries), _nothing).on_failure(
+            lambda error: self._manager.fail_dir(directory, error)
+        )
+
+    def failed(self, cleaning: Cleaning, error: BaseException) -> None:
+        """A step raised: a failing disk takes its directory offline, a damaged log is not cleaned any more."""
+        if isinstance(error, OSError):
+            cleaning.log.on_io_error(error)
+        elif not isinstance(error, ApiError) or error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+            self.uncleanable.add(cleaning.log.topic_partition)
+
+    def clean(self, now_ms: int) -> int:
+        """Everything that there is to clean, here and now; the number of cleanings. For tools and tests."""
+        count = 0
+        while (cleaning := self.choose(now_ms)) is not None:
+            try:
+                while (job := cleaning.next_job()) is not None:
+                    job.complete()
+            except (ApiError, OSError) as error:
+                self.failed(cleaning, error)
+                continue
+            checkpoint = self.finished(cleaning)
+            if checkpoint is None:
+                break
+            checkpoint.complete()
+            count += 1
+        return count
+
+
+def _nothing(_: None) -> None:
+    pass

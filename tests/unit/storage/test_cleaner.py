@@ -1,0 +1,288 @@
+"""Compaction: what is kept, what goes when, and that a crash in between harms nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kalda.base.ids import TopicPartition
+from kalda.records.batch import iter_batches
+from kalda.records.builder import Record, build_batch, read_records
+from kalda.records.compression import Compression
+from kalda.records.control import transaction_marker_batch
+from kalda.sim.disk import SimDisk
+from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
+from kalda.storage.config import LogConfig
+from kalda.storage.log import AppendOrigin, Log
+from kalda.storage.log_manager import LogManager
+from kalda.storage.offset_map import OffsetMap
+
+TP = TopicPartition("t", 0)
+NOW = 1_700_000_000_000
+DAY = 86_400_000
+COMPACT = {
+    "cleanup.policy": "compact",
+    "internal.segment.bytes": "500",
+    "min.cleanable.dirty.ratio": "0.01",
+    "segment.ms": str(10 * DAY),
+}
+
+
+class Node:
+    def __init__(self, **config: str) -> None:
+        self.now_ms = NOW
+        self.config = LogConfig.from_dict(COMPACT | {key.replace("_", "."): value for key, value in config.items()})
+        self.disk = SimDisk(random.Random(3), now_ms=lambda: self.now_ms)
+        self.disk.make_dirs("/d")
+        self.disk.sync_dir("/")
+        self.start()
+        self.log = self.logs.get_or_create_log(TP, None, self.config, None, NOW)
+
+    def start(self) -> None:
+        self.logs = LogManager(
+            {"/d": self.disk}, lambda _: self.config, unique=lambda: "0" * 32, now_ms=lambda: self.now_ms
+        )
+        for job in self.logs.load_jobs():
+            job.complete()
+        self.cleaner = LogCleaner(self.logs)
+        found = self.logs.get(TP)
+        if found is not None:
+            self.log = found
+            found.update_high_watermark(found.log_end_offset)
+
+    def put(self, *rows: tuple[str, str | None], compression: Compression = Compression.NONE) -> None:
+        encoded = [(self.now_ms, key.encode(), value.encode() if value else None, ()) for key, value in rows]
+        self.log.append_as_leader(build_batch(encoded, compression=compression), 0, self.now_ms)
+        self.log.update_high_watermark(self.log.log_end_offset)
+
+    def transact(self, pid: int, sequence: int, *keys: str, commit: bool) -> None:
+        rows = [(self.now_ms, key.encode(), b"in a transaction", ()) for key in keys]
+        guard = self.log.start_verification(pid, sequence, 0, self.now_ms)
+        batch = build_batch(rows, producer_id=pid, producer_epoch=0, base_sequence=sequence, is_transactional=True)
+        self.log.append_as_leader(batch, 0, self.now_ms, verification=guard)
+        marker = transaction_marker_batch(
+            producer_id=pid, producer_epoch=0, commit=commit, coordinator_epoch=0, timestamp_ms=self.now_ms
+        )
+        self.log.append_as_leader(marker, 0, self.now_ms, origin=AppendOrigin.COORDINATOR)
+        self.log.update_high_watermark(self.log.log_end_offset)
+
+    def clean(self) -> int:
+        """Roll, so that everything so far may be cleaned, and clean."""
+        if self.log.segments.active.size:
+            self.log.roll(self.now_ms)
+        self.log.flush()
+        return self.cleaner.clean(self.now_ms)
+
+
+def batches(log: Log) -> list[list[Record]]:
+    found = []
+    offset = log.log_start_offset
+    while (info := log.read(offset, 1 << 20, log.log_end_offset, True)).size_bytes:
+        found += [read_records(bytes(info.records), position) for position, _ in iter_batches(info.records)]
+        offset = info.next_offset
+    return found
+
+
+def contents(log: Log) -> list[tuple[int, str, str | None]]:
+    return [
+        (record.offset, (record.key or b"").decode(), None if record.value is None else record.value.decode())
+        for records in batches(log)
+        for record in records
+        if record.key is not None and not record.key.startswith(b"\0\0")  # markers
+    ]
+
+
+def test_the_last_value_of_each_key_stays_at_its_offset() -> None:
+    node = Node()
+    for round_ in range(5):
+        for key in range(6):
+            node.put((f"key-{key}", f"value {round_}"), compression=Compression(round_))
+    assert node.clean() == 1
+    assert contents(node.log) == [(24 + key, f"key-{key}", "value 4") for key in range(6)]
+    assert node.disk.read_file("/d/cleaner-offset-checkpoint") == b"0\n1\nt 0 30\n"
+    assert node.cleaner.clean(node.now_ms) == 0
+    node.put(("key-2", "newest"))
+    assert node.clean() == 1
+    assert contents(node.log)[-1] == (30, "key-2", "newest")
+    assert len(contents(node.log)) == 6
+
+
+def test_segments_are_joined() -> None:
+    node = Node()
+    for _ in range(40):
+        node.put(("key-1", "x" * 50))
+    before = len(node.log.segments)
+    node.clean()
+    # The cleaned ones are small, but what is joined is decided by the sizes from before.
+    node.put(("key-2", "y"))
+    node.clean()
+    assert len(node.log.segments) < before / 2
+    assert contents(node.log) == [(39, "key-1", "x" * 50), (40, "key-2", "y")]
+
+
+def test_a_deletion_stays_until_its_horizon() -> None:
+    node = Node(delete_retention_ms=str(DAY))
+    node.put(("gone", "value"), ("kept", "value"))
+    node.put(("gone", None))
+    node.clean()
+    assert contents(node.log) == [(1, "kept", "value"), (2, "gone", None)]
+    node.now_ms += DAY - 1
+    node.put(("other", "value"))
+    node.clean()
+    assert (2, "gone", None) in contents(node.log)
+    node.now_ms += 1
+    node.put(("another", "value"))
+    node.clean()
+    assert [key for _, key, _ in contents(node.log)] == ["kept", "other", "another"]
+
+
+def test_aborted_records_go_and_their_marker_after_them() -> None:
+    node = Node(delete_retention_ms="1000")
+    node.put(("a", "plain"))
+    node.transact(1, 0, "a", "b", commit=False)
+    node.transact(2, 0, "c", commit=True)
+    node.transact(1, 2, "d", commit=True)
+    node.transact(2, 1, "c", commit=True)
+    node.clean()
+    assert contents(node.log) == [(0, "a", "plain"), (6, "d", "in a transaction"), (8, "c", "in a transaction")]
+    assert [txn.producer_id for txn in node.log.aborted_transactions(0, 10)] == [1]
+    for _ in range(3):  # the marker gets its horizon when nothing is left of the transaction, and goes after it
+        node.now_ms += 1001
+        node.put(("e", str(node.now_ms)))
+        node.clean()
+    assert node.log.aborted_transactions(0, 10) == []
+    kinds = [record.offset for records in batches(node.log) for record in records]
+    assert 3 not in kinds  # the abort marker
+    assert {7, 9} <= set(kinds)  # the last commit markers end transactions that still have records
+
+
+def test_an_active_producers_last_sequence_survives() -> None:
+    node = Node()
+    rows = [(NOW, b"key", b"old", ())]
+    for sequence in range(3):
+        node.log.append_as_leader(build_batch(rows, producer_id=9, producer_epoch=0, base_sequence=sequence), 0, NOW)
+    node.put(("key", "new"))
+    node.clean()
+    assert [len(records) for records in batches(node.log)] == [0, 1]
+    node.log.snapshots.remove(4)
+    node.disk.sync_dir("/d/t-0")
+    node.disk.crash()
+    node.start()
+    assert [state.last_sequence for state in node.log.producers()] == [2]
+    assert node.log.log_end_offset == 4
+
+
+def test_what_is_too_young_or_not_stable_is_left() -> None:
+    node = Node(min_compaction_lag_ms="1000")
+    for _ in range(20):
+        node.put(("key", "x" * 60))
+    assert node.clean() == 0
+    node.now_ms += 1001
+    guard = node.log.start_verification(5, 0, 0, node.now_ms)
+    batch = build_batch(
+        [(NOW, b"t", b"t", ())], producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    node.log.append_as_leader(batch, 0, node.now_ms, verification=guard)
+    for _ in range(20):
+        node.put(("key", "y" * 60))
+    node.now_ms += 2000
+    node.clean()
+    values = [value for _, key, value in contents(node.log) if key == "key"]
+    assert values.count("x" * 60) == 1
+    assert values.count("y" * 60) == 20
+
+
+def test_a_full_map_cleans_in_several_rounds() -> None:
+    node = Node()
+    for key in range(60):
+        node.put((f"key-{key % 30}", f"{key}"))
+    node.cleaner = LogCleaner(node.logs, CleanerConfig(memory_bytes=24 * 16))
+    assert node.clean() > 2
+    assert contents(node.log) == [(key, f"key-{key % 30}", f"{key}") for key in range(30, 60)]
+
+
+def test_a_batch_too_large_for_the_map_makes_the_log_uncleanable() -> None:
+    node = Node()
+    node.put(*((f"key-{key}", "v") for key in range(20)))
+    node.cleaner = LogCleaner(node.logs, CleanerConfig(memory_bytes=24 * 4))
+    assert node.clean() == 0
+    assert node.cleaner.uncleanable == {TP}
+
+
+def test_a_damaged_log_is_not_cleaned() -> None:
+    node = Node()
+    for _ in range(10):
+        node.put(("key", "x" * 60))
+    node.disk.flip_bit("/d/t-0/00000000000000000000.log", 70 * 8)
+    assert node.clean() == 0
+    assert node.cleaner.uncleanable == {TP}
+    assert not node.log.offline
+
+
+def _a_cleaning(node: Node) -> Cleaning:
+    for _ in range(30):
+        node.put(("key", "x" * 60))
+    node.log.roll(NOW)
+    node.log.flush()
+    cleaning = node.cleaner.choose(NOW)
+    assert cleaning is not None
+    return cleaning
+
+
+def test_a_log_truncated_meanwhile_is_left_alone() -> None:
+    node = Node()
+    cleaning = _a_cleaning(node)
+    first = cleaning.next_job()
+    assert first is not None
+    first.complete()
+    second = cleaning.next_job()
+    assert second is not None
+    second.run()
+    node.log.truncate_to(2)
+    second.finish()
+    assert cleaning.next_job() is None
+    assert not cleaning.done
+    assert node.cleaner.finished(cleaning) is None
+    assert not any(name.endswith(".cleaned") for name in node.disk.list_dir("/d/t-0"))
+    assert len(contents(node.log)) == 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
+    node = Node()
+    node.disk._rng.seed(seed)
+    cleaning = _a_cleaning(node)
+    for _ in range(seed % 6):
+        job = cleaning.next_job()
+        if job is None:
+            break
+        job.run()
+        if seed % 4:
+            job.finish()
+        if seed % 5 == 1:
+            for due in node.logs.poll(NOW + DAY):  # the old files are deleted
+                due.complete()
+    node.disk.crash()
+    node.start()
+    found = contents(node.log)
+    assert found[-1] == (29, "key", "x" * 60)
+    assert [offset for offset, _, _ in found] == sorted({offset for offset, _, _ in found})
+    assert node.log.log_end_offset == 30
+    node.clean()
+    assert contents(node.log) == [(29, "key", "x" * 60)]
+
+
+def test_the_offset_map_keeps_the_last_offset_of_a_key() -> None:
+    offsets = OffsetMap(24 * 1000)
+    rng = random.Random(1)
+    expected: dict[bytes, int] = {}
+    offset = 0
+    while not offsets.is_full:
+        key = b"%d" % rng.randrange(2000)
+        offsets.put(key, offset)
+        expected[key] = offset
+        offset += 1
+    assert offsets.size == len(expected) == 900
+    assert all(offsets.get(key) == at for key, at in expected.items())
+    assert offsets.get(b"unknown") == -1
