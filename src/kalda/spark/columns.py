@@ -1,0 +1,123 @@
+"""Spark's columns out of fetched batches, as record batches that Spark takes without a look at the rows.
+
+The types are exactly those that PySpark derives from the schema of Spark's own Kafka source: timestamps in
+microseconds of UTC, headers null where a record has none. Only the columns that the schema asks for are made.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kalda.client.fetcher import Fetched
+from kalda.records.arrow import iter_record_batches
+from kalda.records.batch import Buffer, TimestampType, iter_batches
+
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Decompressed bytes in a record batch, or one of Kafka's batches where that is larger."""
+
+HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+TYPES: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": pa.list_(pa.field("element", HEADER_TYPE)),
+}
+
+
+def to_spark(fetched: Fetched, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The records that are asked for as record batches of `schema`, whose fields are among `TYPES`, none empty.
+
+    Raises `CorruptRecord`, and `ValueError` for what Spark's types cannot hold.
+    """
+    makers = [_MAKERS[field.name] for field in schema]
+    for timestamp_type, buffer in _runs(fetched.buffer):
+        batches = iter_record_batches(buffer, start_offset=fetched.start, keep=fetched.keep, chunk_bytes=CHUNK_BYTES)
+        for batch in batches:
+            rows = _rows_before(batch, fetched.end)
+            if rows:
+                source = _Source(batch.slice(0, rows), fetched.topic, fetched.partition, int(timestamp_type))
+                columns = [make(source) for make in makers]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _runs(buffer: memoryview) -> Iterator[tuple[TimestampType, Buffer]]:
+    """The buffer in pieces whose batches have one timestamp type: mostly it is one piece."""
+    begun, current = 0, None
+    end = 0
+    for pos, header in iter_batches(buffer):
+        if header.timestamp_type is not current:
+            if current is not None:
+                yield current, buffer[begun:pos]
+            begun, current = pos, header.timestamp_type
+        end = pos + header.size_bytes
+    if current is not None:
+        yield current, buffer[begun:end]
+
+
+def _rows_before(batch: pa.RecordBatch, end: int | None) -> int:
+    offsets = batch.column("offset")
+    rows = len(offsets)
+    if end is None or offsets[rows - 1].as_py() < end:
+        return rows
+    return bisect_left(range(rows), end, key=lambda row: offsets[row].as_py())
+
+
+class _Source:
+    """Decoded records, and what they have in common."""
+
+    __slots__ = ("batch", "partition", "timestamp_type", "topic")
+
+    def __init__(self, batch: pa.RecordBatch, topic: str, partition: int, timestamp_type: int) -> None:
+        self.batch = batch
+        self.topic = topic
+        self.partition = partition
+        self.timestamp_type = timestamp_type
+
+
+def _timestamps(source: _Source) -> pa.Array:
+    try:
+        return source.batch.column("timestamp").cast(TYPES["timestamp"])
+    except pa.ArrowInvalid:
+        raise ValueError(
+            f"{source.topic}-{source.partition}: a timestamp is too far from 1970 for Spark's microseconds. Leave the "
+            f"column out by giving a schema without it"
+        ) from None
+
+
+def _headers(source: _Source) -> pa.Array:
+    """Null where there are none, as Spark's own source has it."""
+    column = source.batch.column("headers")
+    rows = len(column)
+    lengths = column.value_lengths()
+    if pc.max(lengths).as_py() == 0:
+        return pa.nulls(rows, TYPES["headers"])
+    entries = column.flatten()
+    entries = pa.StructArray.from_arrays([entries.field("key"), entries.field("value")], fields=list(HEADER_TYPE))
+    ends = pc.cumulative_sum(lengths).cast(pa.int32())
+    starts = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    return pa.ListArray.from_arrays(starts, entries, type=TYPES["headers"], mask=pc.equal(lengths, 0))
+
+
+def _same(value: str | int, rows: int, kind: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), rows)
+
+
+_MAKERS: Final[dict[str, Callable[[_Source], pa.Array]]] = {
+    "key": lambda source: source.batch.column("key"),
+    "value": lambda source: source.batch.column("value"),
+    "topic": lambda source: _same(source.topic, source.batch.num_rows, TYPES["topic"]),
+    "partition": lambda source: _same(source.partition, source.batch.num_rows, TYPES["partition"]),
+    "offset": lambda source: source.batch.column("offset"),
+    "timestamp": _timestamps,
+    "timestampType": lambda source: _same(source.timestamp_type, source.batch.num_rows, TYPES["timestampType"]),
+    "headers": _headers,
+}
