@@ -29,6 +29,7 @@ from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.rpc_sender import RpcSender
 from kalda.broker.shell import Host, JobPool
 from kalda.metadata.features import KRAFT_VERSION, supported_ranges
+from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.connection import Answer, Connection
 from kalda.network.limits import Limits, NodeLimits
@@ -112,6 +113,12 @@ class Node:
     def port(self, listener: str) -> int:
         """The port that a listener is bound to."""
         return self._ports[listener]
+
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as this node knows it."""
+        assert self._quorum is not None, "the node has not been started"
+        return self._quorum.loader.image
 
     # -- start
 

@@ -1,0 +1,31 @@
+"""A whole cluster inside one Python process, for tests: real nodes, sockets on loopback, a directory of its own.
+
+    from kalda.testing import Cluster
+
+    with Cluster() as cluster:
+        cluster.create_topic("orders", partitions=3)
+        producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap_servers})
+        ...
+
+Three brokers, one of which dies and comes back:
+
+    with Cluster(brokers=3) as cluster:
+        cluster.create_topic("orders", configs={"min.insync.replicas": 2})
+        cluster.kill_node(2)
+        ...
+        cluster.start_node(2)
+
+In a test of pytest, the installed plugin gives one cluster for the session, and as many others as a test wants:
+
+    def test_orders(kalda_cluster):
+        kalda_cluster.create_topic("orders")
+
+    def test_failover(kalda_cluster_factory):
+        cluster = kalda_cluster_factory(brokers=3)
+
+- `cluster`: the cluster, on a thread and a loop of its own
+- `layout`: ports, properties and formatted directories of its nodes
+- `plugin`: the fixtures
+"""
+
+from kalda.testing.cluster import Cluster as Cluster

@@ -1,0 +1,239 @@
+"""Nodes of one cluster, on one thread with a loop of its own, so that blocking and asyncio clients alike can talk to
+them from the thread of the test.
+
+Every method blocks until it is done; in a coroutine, which may hold up its loop for that long or not, `async with` and
+`asyncio.to_thread` do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kalda.base.ids import Uuid, uuid_to_text
+from kalda.broker.disk import RealDisk
+from kalda.broker.node import Node, StartError
+from kalda.client.admin.topics import NewTopic, create_topics
+from kalda.client.cluster import Cluster as ClientCluster
+from kalda.testing import layout
+
+T = TypeVar("T")
+_READY_S = 30.0
+_POLL_S = 0.002
+
+
+class Cluster:
+    """A cluster of combined brokers and controllers. Nodes are numbered from 1.
+
+    >>> with Cluster(brokers=1, config={"log.segment.bytes": 1048576}) as cluster:
+    ...     cluster.create_topic("orders", partitions=3)
+    ...     print(cluster.bootstrap_servers)
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        config: Mapping[str, object] | None = None,
+        node_configs: Mapping[int, Mapping[str, object]] | None = None,
+        directory: str | Path | None = None,
+    ) -> None:
+        """`config` overrides properties of all nodes, `node_configs` those of one. A `directory` that is given is
+        kept; without one, everything is gone in the end."""
+        if brokers < 1:
+            raise ValueError(f"a cluster has at least one broker, not {brokers}")
+        self.brokers = brokers
+        self.cluster_id = uuid_to_text(layout.new_id())
+        self.nodes: dict[int, Node] = {}
+        """Those that run."""
+        self._config = dict(config or {})
+        self._node_configs = {node_id: dict(each) for node_id, each in (node_configs or {}).items()}
+        self._given = Path(directory) if directory is not None else None
+        self._own: str | None = None
+        self._places: list[layout.Place] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- life
+
+    def start(self) -> Cluster:
+        """Format, start, and wait until every broker knows of every other. Raises `StartError`."""
+        assert self._thread is None, "the cluster runs already"
+        if self._given is None:
+            self._own = tempfile.mkdtemp(prefix="kalda-")
+        home = self._given or Path(str(self._own))
+        self._places = layout.lay_out(self.brokers, home)
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kalda-cluster", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._start_all())
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop all nodes that run. Safe to call twice."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        try:
+            self._run(self._stop_all())
+        finally:
+            self._loop = self._thread = None
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+            if self._own is not None:
+                shutil.rmtree(self._own, ignore_errors=True)
+                self._own = None
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Cluster:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)
+
+    # -- nodes
+
+    def stop_node(self, node_id: int) -> None:
+        """Stop a node as an operator would: it hands its partitions over and closes its logs."""
+        self._run(self._end(node_id, clean=True))
+
+    def kill_node(self, node_id: int) -> None:
+        """End a node as SIGKILL would: nothing is handed over, flushed or marked."""
+        self._run(self._end(node_id, clean=False))
+
+    def start_node(self, node_id: int) -> None:
+        """Start a node that was stopped or killed, and wait until it serves and all that run know of it. Raises
+        `StartError`."""
+        self._run(self._start_again(node_id))
+
+    # -- clients
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Every node's address, those that are down too."""
+        return ",".join(f"{layout.HOST}:{place.port}" for place in self._places)
+
+    def address(self, node_id: int) -> str:
+        """One node's address."""
+        return f"{layout.HOST}:{self._place(node_id).port}"
+
+    def directory(self, node_id: int) -> Path:
+        """One node's log directory."""
+        return Path(self._place(node_id).directory)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = -1,
+        configs: Mapping[str, object] | None = None,
+        assignment: Sequence[Sequence[int]] = (),
+    ) -> Uuid:
+        """Create a topic and wait until every node that runs has it; by default with a replica on each of up to three
+        brokers. Raises `ApiError`."""
+        texts = {key: str(value) for key, value in (configs or {}).items()}
+        if assignment:
+            topic = NewTopic(name, configs=texts, assignment=assignment)
+        else:
+            topic = NewTopic(name, partitions, replication_factor, texts)
+        with ClientCluster(self.bootstrap_servers) as client:
+            topic_id = create_topics(client, [topic])[0].topic_id
+        self._run(self._until(lambda node: topic_id in node.image.topics.by_id, f"every node has topic {name}"))
+        return topic_id
+
+    # -- on the loop
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = self._loop
+        if loop is None:
+            work.close()
+            raise RuntimeError("the cluster does not run")
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    async def _start_all(self) -> None:
+        disk = RealDisk()
+        for place in self._places:
+            config = self._config_of(place)
+            layout.format_place(place, self._places, config, self.cluster_id, disk)
+        await asyncio.gather(*(self._start(place) for place in self._places))
+        await self._all_known()
+
+    async def _start(self, place: layout.Place) -> None:
+        node = Node(self._config_of(place))
+        try:
+            await node.start()
+        except BaseException:
+            await node.stop(clean=False)
+            raise
+        self.nodes[place.node_id] = node
+
+    async def _start_again(self, node_id: int) -> None:
+        if node_id in self.nodes:
+            raise StartError(f"node {node_id} runs already")
+        await self._start(self._place(node_id))
+        await self._all_known()
+
+    async def _end(self, node_id: int, clean: bool) -> None:
+        if node_id not in self.nodes:
+            raise ValueError(f"node {node_id} does not run")
+        await self.nodes.pop(node_id).stop(clean=clean)
+
+    async def _stop_all(self) -> None:
+        """The quorum loses its majority on the way, so nobody waits for leave that cannot be given."""
+        alone = len(self.nodes) == 1
+        await asyncio.gather(*(self._end(node_id, clean=alone) for node_id in list(self.nodes)))
+
+    async def _all_known(self) -> None:
+        """A node that serves knows itself; clients shall see all from each."""
+
+        def knows(node: Node) -> bool:
+            brokers = node.image.cluster.brokers
+            return all(other in brokers and not brokers[other].fenced for other in self.nodes)
+
+        await self._until(knows, "every node knows of every other")
+
+    async def _until(self, holds: Any, what: str) -> None:
+        try:
+            async with asyncio.timeout(_READY_S):
+                while not all(holds(node) for node in self.nodes.values()):  # noqa: ASYNC110 - nodes tell nobody
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise StartError(f"not within {_READY_S:.0f} s: {what}") from None
+
+    def _config_of(self, place: layout.Place) -> Any:
+        overrides = {**self._config, **self._node_configs.get(place.node_id, {})}
+        return layout.config_of(place, self._places, overrides)
+
+    def _place(self, node_id: int) -> layout.Place:
+        if not 1 <= node_id <= len(self._places):
+            raise ValueError(f"there is no node {node_id}: the cluster has the nodes 1 to {len(self._places)}")
+        return self._places[node_id - 1]
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -1,0 +1,128 @@
+"""Where the nodes of a test cluster live: ports on loopback, properties, formatted log directories.
+
+Ports are fixed when the cluster is laid out, for a node that comes back must be found where it was. They are taken
+from below the range that the kernel gives to outgoing connections, so that nothing takes one while its node is down.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kalda.base.configs.server import ServerConfig
+from kalda.base.disk import Disk
+from kalda.base.ids import Uuid, random_uuid, uuid_to_text
+from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
+from kalda.raft.values import Endpoint
+
+HOST = "127.0.0.1"
+CONTROLLER = "CONTROLLER"
+CLIENTS = "PLAINTEXT"
+_PORTS = (15_000, 32_000)
+_ATTEMPTS = 1_000
+_REPLICAS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One node's address and directory."""
+
+    node_id: int
+    port: int
+    controller_port: int
+    directory: str
+    directory_id: Uuid
+
+
+def new_id() -> Uuid:
+    """A fresh id."""
+    return random_uuid(os.urandom)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on. Raises `OSError` where none are found."""
+    held: dict[int, socket.socket] = {}
+    try:
+        for _ in range(_ATTEMPTS):
+            if len(held) == count:
+                return list(held)
+            port = random.randrange(*_PORTS)
+            if port in held:
+                continue
+            attempt = socket.socket()
+            try:
+                attempt.bind((HOST, port))
+            except OSError:
+                attempt.close()
+            else:
+                held[port] = attempt
+        raise OSError(f"no {count} free ports between {_PORTS[0]} and {_PORTS[1]}")
+    finally:
+        for each in held.values():
+            each.close()
+
+
+def lay_out(brokers: int, directory: Path) -> list[Place]:
+    """Places for that many nodes, which are numbered from 1."""
+    ports = free_ports(2 * brokers)
+    return [
+        Place(index + 1, ports[2 * index], ports[2 * index + 1], str(directory / f"node-{index + 1}"), new_id())
+        for index in range(brokers)
+    ]
+
+
+def config_of(place: Place, places: list[Place], overrides: Mapping[str, object]) -> ServerConfig:
+    """A combined broker and controller that wastes no time: one partition of internal topics, short waits."""
+    replicas = min(_REPLICAS, len(places))
+    listeners = f"{CLIENTS}://{HOST}:{place.port},{CONTROLLER}://{HOST}:{place.controller_port}"
+    properties: dict[str, object] = {
+        "process.roles": "broker,controller",
+        "node.id": place.node_id,
+        "controller.quorum.bootstrap.servers": ",".join(f"{HOST}:{other.controller_port}" for other in places),
+        "listeners": listeners,
+        "advertised.listeners": listeners,
+        "controller.listener.names": CONTROLLER,
+        "inter.broker.listener.name": CLIENTS,
+        "listener.security.protocol.map": f"{CLIENTS}:PLAINTEXT,{CONTROLLER}:PLAINTEXT",
+        "log.dirs": place.directory,
+        "default.replication.factor": replicas,
+        "offsets.topic.num.partitions": 1,
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.num.partitions": 1,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": 1,
+        "share.coordinator.state.topic.num.partitions": 1,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": 1,
+        "group.initial.rebalance.delay.ms": 0,
+        "controller.quorum.election.timeout.ms": 150,
+        "controller.quorum.election.backoff.max.ms": 50,
+        "broker.heartbeat.interval.ms": 200,
+        "broker.session.timeout.ms": 1_500,
+        "background.threads": 2,
+        **overrides,
+    }
+    return ServerConfig({name: str(value) for name, value in properties.items()})
+
+
+def format_place(place: Place, places: list[Place], config: ServerConfig, cluster_id: str, disk: Disk) -> None:
+    """Make storage for one node of a quorum of all."""
+    request = FormatRequest(
+        cluster_id=cluster_id,
+        node_id=place.node_id,
+        log_dirs=config.log_dirs,
+        metadata_log_dir=config.metadata_log_dir,
+        is_controller=True,
+        controller_endpoint=Endpoint(CONTROLLER, HOST, place.controller_port),
+        quorum=QuorumChoice.INITIAL_CONTROLLERS,
+        initial_controllers=",".join(
+            f"{other.node_id}@{HOST}:{other.controller_port}:{uuid_to_text(other.directory_id)}" for other in places
+        ),
+        ignore_formatted=True,
+    )
+    now_ms = 1
+    format_storage(disk, request, new_id=new_id, entropy=os.urandom, now_ms=now_ms, say=lambda _: None)
