@@ -57,10 +57,6 @@ _MAX_GAP = 2**30  # of offsets that an index, relative to its segment's base, ca
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
-def _no_jitter(bound: int) -> int:
-    return 0
-
-
 class Log:
     """Made by `Log.open`."""
 
@@ -150,7 +146,7 @@ class Log:
         producer_expiration_ms: int = DAY_MS,
         verify_transactions: bool = False,
         hooks: LogHooks | None = None,
-        jitter: Callable[[int], int] = _no_jitter,
+        jitter: Callable[[int], int] = lambda _: 0,
     ) -> Log:
         """Open the log in `directory`, making it where it is missing.
 
@@ -212,6 +208,10 @@ class Log:
     def flush_due(self) -> bool:
         """True where `flush.messages` records have been appended since the last flush."""
         return self.log_end_offset - self.recovery_point >= self.config.flush_messages
+
+    @property
+    def latest_epoch(self) -> int | None:
+        return self.leader_epochs.latest
 
     def update_config(self, config: LogConfig) -> None:
         self.config = config
