@@ -82,7 +82,9 @@ def _metadata(request: Any, response: Any, error: ApiError) -> None:
     from kalda.protocol.messages.metadata import MetadataResponseTopic
 
     for topic in request.topics or ():
-        response.topics.append(MetadataResponseTopic(name=topic.name or "", error_code=error.code))
+        response.topics.append(
+            MetadataResponseTopic(name=topic.name or "", topic_id=topic.topic_id, error_code=error.code)
+        )
 
 
 def _describe_topic_partitions(request: Any, response: Any, error: ApiError) -> None:

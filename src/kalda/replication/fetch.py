@@ -13,6 +13,7 @@ go on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -48,14 +49,26 @@ class Fetch:
         "_follower_epoch",
         "_follower_id",
         "_manager",
+        "_moved",
         "_read_bytes",
         "_request",
+        "_tell_leaders",
         "answers",
         "max_bytes",
         "read_committed",
     )
 
-    def __init__(self, manager: ReplicaManager, request: FetchRequest, context: FetchContext) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        request: FetchRequest,
+        context: FetchContext,
+        tell_leaders: Callable[[FetchResponse], None] | None = None,
+    ) -> None:
+        """`tell_leaders` adds the addresses of new leaders to an answer that names some (KIP-951); None where the
+        request's version cannot be told of them."""
+        self._tell_leaders = tell_leaders
+        self._moved = False
         self._manager = manager
         self._request = request
         self._context = context
@@ -124,7 +137,8 @@ class Fetch:
                     raise ApiError(self._manager.missing_code(entry.topic, entry.topic_id, entry.index))
                 if entry.topic_id != partition.topic_id and entry.topic_id != _ZERO:
                     raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID)
-                partition.check_leader(asked.current_leader_epoch)
+                # Unlike elsewhere, any negative epoch says nothing here.
+                partition.check_leader(max(-1, asked.current_leader_epoch))
                 if asked.last_fetched_epoch >= 0 and _diverges(
                     partition, answer, asked.last_fetched_epoch, asked.fetch_offset
                 ):
@@ -177,7 +191,10 @@ class Fetch:
         answer.error_code = code
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
         answer.aborted_transactions = [] if partition is None else None
-        if code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH) and partition is not None:
+        if code not in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
+            return
+        if partition is not None and self._tell_leaders is not None:
+            self._moved = True
             answer.current_leader = FetchResponseLeaderIdAndEpoch(
                 leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
             )
@@ -243,6 +260,8 @@ class Fetch:
                 response.responses.append(topic)
                 last = entry
             topic.partitions.append(answer)
+        if self._moved and self._tell_leaders is not None:
+            self._tell_leaders(response)
         return response
 
 

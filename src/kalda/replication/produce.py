@@ -7,6 +7,7 @@ is answered REQUEST_TIMED_OUT; the records stay, and a retry of an idempotent pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 ALL = -1
 _ATTRIBUTES_AT = 22
 """The low byte of a batch's attributes."""
+_UNJUDGED = frozenset(
+    (
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    )
+)
+"""Refusals before the log had a say: their answers tell no log start offset."""
 _CODEC_BITS = 7
 _ZSTD = 4
 
@@ -37,10 +50,28 @@ _ZSTD = 4
 class Produce:
     """One produce request. After `run`, `failed` says whether any partition refused its records."""
 
-    __slots__ = ("_acks", "_answers", "_manager", "_now_ms", "_required", "_zstd", "failed", "response")
+    __slots__ = (
+        "_acks",
+        "_answers",
+        "_manager",
+        "_now_ms",
+        "_required",
+        "_tell_leaders",
+        "_zstd",
+        "failed",
+        "response",
+    )
 
-    def __init__(self, manager: ReplicaManager, acks: int, now_ms: int, zstd: bool) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        acks: int,
+        now_ms: int,
+        zstd: bool,
+        tell_leaders: Callable[[ProduceResponse], None] | None,
+    ) -> None:
         self._zstd = zstd
+        self._tell_leaders = tell_leaders
         self._manager = manager
         self._acks = acks
         self._now_ms = now_ms
@@ -82,7 +113,7 @@ class Produce:
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
         """The response, now or when every partition's records are as safe as was asked."""
         if not self._required:
-            return self.response
+            return self._answered()
         pending: Pending[ProduceResponse] = Pending()
         satisfied = Partition.committed if self._acks == ALL else Partition.durable
         waiter = OffsetWaiter(self._required, satisfied, lambda: self._finished(waiter, pending))
@@ -101,17 +132,39 @@ class Produce:
                 if partition not in waiter.unsatisfied and not partition.has_enough_replicas:
                     for answer in answers:
                         _fail(answer, ApiError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND), partition)
-        pending.complete(self.response)
+                self.failed = True
+        pending.complete(self._answered())
+
+    def _answered(self) -> ProduceResponse:
+        response = self.response
+        if self.failed:
+            if self._tell_leaders is None:
+                for topic in response.responses:
+                    for result in topic.partition_responses:
+                        result.current_leader = ProduceResponseLeaderIdAndEpoch()
+            else:
+                self._tell_leaders(response)
+        return response
 
 
 def run(
-    manager: ReplicaManager, request: ProduceRequest, names: list[str], now_ms: int, *, zstd: bool = True
+    manager: ReplicaManager,
+    request: ProduceRequest,
+    names: list[str],
+    now_ms: int,
+    *,
+    zstd: bool = True,
+    by_id: bool = False,
+    tell_leaders: Callable[[ProduceResponse], None] | None = None,
 ) -> Produce:
     """Append all of a request. `names` are the topics' names, in order; empty where an id is unknown.
 
-    `zstd` says whether the request's version knows that codec (KIP-110). Of a partition named twice, the last counts.
+    `zstd` says whether the request's version knows that codec (KIP-110), `by_id` whether it names topics by id.
+    `tell_leaders` adds the addresses of new leaders to an answer that names some (KIP-951); None where the request's
+    version cannot be told of them. Of a partition named twice, the last counts.
     """
-    produce = Produce(manager, request.acks, now_ms, zstd)
+    produce = Produce(manager, request.acks, now_ms, zstd, tell_leaders)
+    unnamed = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for topic, name in zip(request.topic_data, names, strict=True):
         answer = TopicProduceResponse(name=name, topic_id=topic.topic_id)
         produce.response.responses.append(answer)
@@ -124,7 +177,7 @@ def run(
             else:
                 produce.failed = True
                 result = PartitionProduceResponse(index=data.index)
-                _fail(result, ApiError(ErrorCode.UNKNOWN_TOPIC_ID), None)
+                _fail(result, ApiError(unnamed), None)
                 answer.partition_responses.append(result)
     return produce
 
@@ -134,13 +187,13 @@ def _fail(result: PartitionProduceResponse, error: ApiError, partition: Partitio
     result.error_message = error.message or None
     result.base_offset = -1
     result.log_append_time_ms = -1
-    result.log_start_offset = -1
+    judged = partition is not None and error.code not in _UNJUDGED
+    result.log_start_offset = partition.log.log_start_offset if partition is not None and judged else -1
     if isinstance(error, RecordsRefused):
         result.record_errors = [
             BatchIndexAndErrorMessage(batch_index=each.batch_index, batch_index_error_message=each.message)
             for each in error.record_errors
         ]
-        result.log_start_offset = partition.log.log_start_offset if partition is not None else -1
     if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None:
         result.current_leader = ProduceResponseLeaderIdAndEpoch(
             leader_id=partition.leader_id, leader_epoch=partition.leader_epoch

@@ -6,13 +6,16 @@ buffers to the response.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.dispatch import RequestContext
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
-from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse
+from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponseNodeEndpoint
+from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse, ProduceResponseNodeEndpoint
 from kalda.replication import produce
 from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchSessionCache
@@ -20,7 +23,9 @@ from kalda.replication.replica_manager import ReplicaManager
 
 _FIRST_PRODUCE_WITH_ZSTD = 7
 _FIRST_PRODUCE_WITH_IDS = 13
+_FIRST_PRODUCE_WITH_LEADERS = 10
 _FIRST_FETCH_WITH_IDS = 13
+_FIRST_FETCH_WITH_LEADERS = 16
 
 
 class DataHandlers:
@@ -37,6 +42,7 @@ class DataHandlers:
         self._metadata = metadata
         self._sessions = sessions
         self._clock = clock
+        self._tell_leaders: dict[str, Callable[[ProduceResponse | FetchResponse], None]] = {}
 
     def produce(
         self, context: RequestContext, request: ProduceRequest
@@ -49,18 +55,53 @@ class DataHandlers:
                 ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
                 f"Transactional id {request.transactional_id} is unknown: this broker serves no transactions",
             )
-        if context.api_version >= _FIRST_PRODUCE_WITH_IDS:
+        version = context.api_version
+        by_id = version >= _FIRST_PRODUCE_WITH_IDS
+        if by_id:
             names = [self._metadata.topic_name(topic.topic_id) or "" for topic in request.topic_data]
         else:
             names = [topic.name for topic in request.topic_data]
         done = produce.run(
-            self._replicas, request, names, self._clock.wall_ms(), zstd=context.api_version >= _FIRST_PRODUCE_WITH_ZSTD
+            self._replicas,
+            request,
+            names,
+            self._clock.wall_ms(),
+            zstd=version >= _FIRST_PRODUCE_WITH_ZSTD,
+            by_id=by_id,
+            tell_leaders=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
         )
         if request.acks == 0:
             if done.failed:
                 context.connection.close()
             return None
         return done.finish(max(0, request.timeout_ms))
+
+    def _leaders(self, context: RequestContext) -> Callable[[ProduceResponse | FetchResponse], None]:
+        """What adds the new leaders' addresses to an answer that goes out on this listener. One for each listener."""
+        listener = context.listener_name
+        known = self._tell_leaders.get(listener)
+        if known is None:
+            known = self._tell_leaders[listener] = partial(self._add_leaders, listener)
+        return known
+
+    def _add_leaders(self, listener: str, response: ProduceResponse | FetchResponse) -> None:
+        leaders: set[int] = set()
+        if isinstance(response, ProduceResponse):
+            for topic in response.responses:
+                leaders.update(result.current_leader.leader_id for result in topic.partition_responses)
+            response.node_endpoints = [
+                ProduceResponseNodeEndpoint(node_id=each.node_id, host=each.host, port=each.port, rack=each.rack)
+                for each in self._metadata.broker_entries(listener)
+                if each.node_id in leaders
+            ]
+            return
+        for fetched in response.responses:
+            leaders.update(answer.current_leader.leader_id for answer in fetched.partitions)
+        response.node_endpoints = [
+            FetchResponseNodeEndpoint(node_id=each.node_id, host=each.host, port=each.port, rack=each.rack)
+            for each in self._metadata.broker_entries(listener)
+            if each.node_id in leaders
+        ]
 
     def fetch(self, context: RequestContext, request: FetchRequest) -> FetchResponse | Pending[FetchResponse]:
         """Read what is there, or wait for it."""
@@ -73,7 +114,8 @@ class DataHandlers:
             )
         except ApiError as error:
             return FetchResponse(error_code=error.code)
-        answer = Fetch(self._replicas, request, fetch_context).run()
+        tell_leaders = self._leaders(context) if context.api_version >= _FIRST_FETCH_WITH_LEADERS else None
+        answer = Fetch(self._replicas, request, fetch_context, tell_leaders).run()
         if isinstance(answer, Pending):
             # Its answer may be large: a peer that reads nothing must not have many of them waiting.
             context.connection.answer_alone()
