@@ -5,6 +5,12 @@ produce and fetch requests in terms of partitions and offsets; it knows no socke
 argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
 
 - `partition`: one replica: leadership, append, read, high watermark
+- `followers`: what a leader knows of each follower, and asks of the cluster
+- `in_sync`: who is in the ISR, who may join, who must leave
+- `alter_partition`: ISR changes on their way to the controller
+- `fetcher`: a follower's fetching from one leader
+- `fetcher_session`: the fetcher's end of a fetch session
+- `fetchers`: which partition is fetched from whom
 - `waiting`: requests that wait for a partition to move: the waiting room
 - `fetch`: the fetch path: read what was asked, wait for more
 - `fetch_session`: incremental fetch sessions (KIP-227)

@@ -9,20 +9,24 @@ record is not committed before its fsync, so an acknowledgement survives a loss 
 append itself waits for the disk.
 
 Invariants: `high_watermark <= log_end_offset`; a leader is a member of its ISR; `leader_epoch` and `partition_epoch`
-never decrease.
+never decrease. Below `min.insync.replicas` the high watermark stands still (KIP-966): what is committed has been in as
+many logs as the topic asks for.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
+from kalda.replication.followers import Alone, Cluster, FollowerState, IsrOutcome
+from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
-from kalda.storage.log import AppendInfo, AppendOrigin, FetchInfo, Log
+from kalda.storage.log import AppendInfo, AppendOrigin, FetchInfo, Log, UnexpectedAppendOffset
 
 if TYPE_CHECKING:
     from kalda.replication.waiting import Waiter
@@ -30,14 +34,7 @@ if TYPE_CHECKING:
 NO_LEADER = -1
 
 
-@dataclass(slots=True)
-class RemoteReplica:
-    """What a leader knows of a follower."""
-
-    broker_id: int
-    log_end_offset: int = -1
-    log_start_offset: int = -1
-    last_caught_up_ms: int = 0
+_MAX_UNCOMMITTED = 1_000
 
 
 class Partition:
@@ -46,23 +43,34 @@ class Partition:
     __slots__ = (
         "__weakref__",
         "_broker_id",
+        "_cluster",
         "_flush_to",
         "_flushing",
         "_jobs",
-        "isr",
+        "_uncommitted",
+        "end_waiters",
+        "in_sync",
         "leader_epoch",
         "leader_id",
         "log",
+        "on_caught_up_with_disk",
         "on_high_watermark",
         "partition_epoch",
-        "remotes",
         "replicas",
         "topic_id",
         "topic_partition",
         "waiters",
     )
 
-    def __init__(self, topic_partition: TopicPartition, topic_id: Uuid, broker_id: int, log: Log, jobs: Jobs) -> None:
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: Uuid,
+        broker_id: int,
+        log: Log,
+        jobs: Jobs,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.log = log
@@ -70,15 +78,30 @@ class Partition:
         self.leader_epoch = -1
         self.partition_epoch = -1
         self.replicas: tuple[int, ...] = ()
-        self.isr: tuple[int, ...] = ()
-        self.remotes: dict[int, RemoteReplica] = {}
+        self._cluster: Cluster = Alone() if cluster is None else cluster
+        self.in_sync = InSync(broker_id, self._cluster)
         self.waiters: dict[Waiter, None] = {}
+        """Requests that wait for the high watermark."""
+        self.end_waiters: dict[Waiter, None] = {}
+        """Requests that wait for the log's end: followers' fetches."""
         self.on_high_watermark: Callable[[int], None] | None = None
         """A coordinator whose log this is; told after waiting requests are."""
+        self.on_caught_up_with_disk: Callable[[], None] | None = None
+        """Told when a flush has made the whole log durable: a follower may fetch on."""
         self._broker_id = broker_id
         self._jobs = jobs
         self._flush_to = 0
         self._flushing = False
+        self._uncommitted: deque[tuple[int, int]] = deque()
+        """(end offset, size) of what was appended and is not committed, for those who wait for bytes."""
+
+    def __str__(self) -> str:
+        return str(self.topic_partition)
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The in-sync replicas, as the controller has decided."""
+        return self.in_sync.isr
 
     @property
     def is_leader(self) -> bool:
@@ -88,39 +111,50 @@ class Partition:
     def become_leader(
         self, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]
     ) -> None:
-        """Lead, or take the news of a changed ISR while leading."""
+        """Lead, or take the news of a changed ISR while leading. What the controller has answered already, or what is
+        older than that, is no news."""
         assert self._broker_id in isr, f"{self.topic_partition}: leader {self._broker_id} is not in its ISR {isr}"
-        if leader_epoch > self.leader_epoch or not self.is_leader:
-            self.log.assign_leader_epoch(leader_epoch, self.log.log_end_offset)
-            self.remotes = {}
-        for broker_id in replicas:
-            if broker_id != self._broker_id:
-                self.remotes.setdefault(broker_id, RemoteReplica(broker_id))
-        for broker_id in [other for other in self.remotes if other not in replicas]:
-            del self.remotes[broker_id]
-        self._take(self._broker_id, leader_epoch, partition_epoch, replicas, isr)
-        self._advance_high_watermark(0)
+        was_leader = self.is_leader
+        new_epoch = leader_epoch > self.leader_epoch
+        if partition_epoch < self.partition_epoch or (
+            was_leader and not new_epoch and partition_epoch == self.partition_epoch
+        ):
+            return
+        in_sync, end = self.in_sync, self.log.log_end_offset
+        if new_epoch or not was_leader:
+            self.log.assign_leader_epoch(leader_epoch, end)
+        in_sync.decide(isr)
+        in_sync.lead(replicas)
+        if new_epoch or not was_leader:
+            in_sync.start_epoch(end, was_leader=was_leader)
+            self._release(self.end_waiters)
+        self._take(self._broker_id, leader_epoch, partition_epoch, replicas)
+        if self.log.flush_due:
+            # Read back after an unclean stop, but perhaps not on disk yet: not committed before it is.
+            self._flush(self.log.log_end_offset)
+        self._advance_high_watermark()
 
     def become_follower(
         self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]
     ) -> None:
         """Follow `leader_id`, or nobody while there is no leader. Whoever waits on this replica is sent away."""
-        self._take(leader_id, leader_epoch, partition_epoch, replicas, isr)
-        self.remotes = {}
+        if partition_epoch < self.partition_epoch:
+            return
+        self._take(leader_id, leader_epoch, partition_epoch, replicas)
+        self.in_sync.decide(isr)
+        self.in_sync.follow()
         self.release_waiters()
 
-    def _take(
-        self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]
-    ) -> None:
+    def _take(self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...]) -> None:
         assert leader_epoch >= self.leader_epoch, (
             f"{self.topic_partition}: epoch {leader_epoch} after {self.leader_epoch}"
         )
         self.leader_id, self.leader_epoch, self.partition_epoch = leader_id, leader_epoch, partition_epoch
-        self.replicas, self.isr = replicas, isr
+        self.replicas = replicas
 
     def check_leader(self, current_leader_epoch: int) -> None:
         """Raise unless this replica leads, in the epoch that the client believes in; -1 is no belief (KIP-320)."""
-        if current_leader_epoch >= 0 and current_leader_epoch != self.leader_epoch:
+        if current_leader_epoch != -1 and current_leader_epoch != self.leader_epoch:
             if current_leader_epoch < self.leader_epoch:
                 raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
             raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH)
@@ -135,18 +169,37 @@ class Partition:
         """Append one batch as leader. The in-sync minimum is checked before: too few, and nothing is written."""
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if acks == -1 and len(self.isr) < self.min_isr:
+        isr = self.in_sync.isr
+        if acks == -1 and len(isr) < self.min_isr:
             raise ApiError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"The size of the current ISR {list(self.isr)} is insufficient to satisfy the min.isr requirement of "
+                f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
                 f"{self.min_isr} for partition {self.topic_partition}",
             )
         log = self.log
         info = log.append_as_leader(records, self.leader_epoch, now_ms, origin=origin)
         if log.flush_due:
             self._flush(log.log_end_offset)
-        self._advance_high_watermark(len(records))
+        if self.in_sync.followers:
+            self._appended(len(records))
+        else:
+            self._move_high_watermark(self._local_end(), len(records))
         return info
+
+    def _appended(self, size: int) -> None:
+        """Records are at the end of a log that others copy: tell those who wait for the end."""
+        self._note_uncommitted(size)
+        if len(self.in_sync.maximal) == 1:
+            self._advance_high_watermark()
+        if self.end_waiters:
+            for waiter in list(self.end_waiters):
+                waiter.on_moved(self, size)
+
+    def _note_uncommitted(self, size: int) -> None:
+        uncommitted = self._uncommitted
+        if len(uncommitted) >= _MAX_UNCOMMITTED:
+            size += uncommitted.pop()[1]
+        uncommitted.append((self.log.log_end_offset, size))
 
     @property
     def min_isr(self) -> int:
@@ -181,7 +234,10 @@ class Partition:
             return
         if self.log.recovery_point < self._flush_to:
             self._flush(self._flush_to)
-        self._advance_high_watermark(0)
+        elif self.on_caught_up_with_disk is not None:
+            self.on_caught_up_with_disk()
+        if self.is_leader:
+            self._advance_high_watermark()
         self.tell_waiters(0)
 
     def _local_end(self) -> int:
@@ -191,20 +247,129 @@ class Partition:
             return min(end, self.log.recovery_point)
         return end
 
-    def _advance_high_watermark(self, appended_bytes: int) -> None:
-        if len(self.isr) == 1:
-            target = self._local_end()
-        else:
-            target = min(
-                self._local_end() if broker_id == self._broker_id else self.remotes[broker_id].log_end_offset
-                for broker_id in self.isr
-            )
+    def _advance_high_watermark(self) -> None:
+        """As a leader, look anew at what is committed."""
+        in_sync = self.in_sync
+        if len(in_sync.isr) < self.min_isr:
+            return
+        target = self._local_end()
+        if in_sync.followers:
+            target = in_sync.committed_end(target, self.log.log_end_offset)
+        self._move_high_watermark(target, 0)
+
+    def _move_high_watermark(self, target: int, appended_bytes: int) -> None:
+        """Forward, where `target` is that; whoever waits for it is told."""
         if target > self.log.high_watermark:
             self.log.update_high_watermark(target)
+            uncommitted = self._uncommitted
+            while uncommitted and uncommitted[0][0] <= target:
+                appended_bytes += uncommitted.popleft()[1]
             if self.waiters:
                 self.tell_waiters(appended_bytes)
             if self.on_high_watermark is not None:
                 self.on_high_watermark(target)
+
+    # -- leading others
+
+    def on_follower_fetch(
+        self, broker_id: int, broker_epoch: int, offset: int, log_start_offset: int, epoch_known: bool
+    ) -> None:
+        """A follower has everything below `offset`. Raises `ApiError` for one that is none, or an old incarnation.
+        `epoch_known`: it has named this leader's epoch, so it is this broker whose metadata lags behind."""
+        follower = self.in_sync.followers.get(broker_id)
+        if follower is None:
+            raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH if epoch_known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        before, start_before = follower.log_end_offset, follower.log_start_offset
+        end = self.log.log_end_offset
+        follower.on_fetch(offset, log_start_offset, broker_epoch, end, self._cluster.now_ms())
+        if broker_id not in self.in_sync.isr:
+            self._maybe_expand(follower)
+        if before != offset:
+            self._advance_high_watermark()
+        if start_before != log_start_offset and self.waiters:
+            self.tell_waiters(0)
+
+    def _maybe_expand(self, follower: FollowerState) -> None:
+        if self.in_sync.may_join(follower, self.log.high_watermark):
+            self._propose((*self.in_sync.isr, follower.broker_id))
+
+    def shrink_isr(self) -> None:
+        """Propose an ISR without those who do not keep pace. Looked at every half of `replica.lag.time.max.ms`."""
+        if self.is_leader and (gone := self.in_sync.laggards(self.log.log_end_offset)):
+            self._propose(tuple(broker_id for broker_id in self.in_sync.isr if broker_id not in gone))
+
+    def _propose(self, isr: tuple[int, ...]) -> None:
+        broker_epoch = self._cluster.eligible_epoch(self._broker_id)
+        proposal = self.in_sync.propose(
+            isr, -1 if broker_epoch is None else broker_epoch, self.leader_epoch, self.partition_epoch
+        )
+
+        def answered(outcome: IsrOutcome) -> None:
+            if self.in_sync.proposal is proposal and self.is_leader and self.leader_epoch == proposal.leader_epoch:
+                self._on_isr_outcome(outcome)
+
+        self._cluster.propose(self.topic_partition, self.topic_id, proposal, answered)
+
+    def _on_isr_outcome(self, outcome: IsrOutcome) -> None:
+        """Refused for good, the proposal is void. Refused for another reason, the metadata that comes will tell: until
+        then the larger ISR counts."""
+        if outcome.error is ErrorCode.NONE:
+            if outcome.leader_epoch != self.leader_epoch or outcome.partition_epoch < self.partition_epoch:
+                return
+            self.in_sync.decide(outcome.isr)
+            self.partition_epoch = outcome.partition_epoch
+        elif outcome.error in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED):
+            self.in_sync.withdraw()
+        else:
+            return
+        self._advance_high_watermark()
+
+    @property
+    def has_enough_replicas(self) -> bool:
+        """Whether the in-sync minimum holds, counting those who may be members already."""
+        return len(self.in_sync.maximal) >= self.min_isr
+
+    def on_config(self) -> None:
+        """The topic's configs changed: its in-sync minimum may be another."""
+        if self.is_leader:
+            self._advance_high_watermark()
+
+    # -- following
+
+    def append_as_follower(self, records: Buffer, leader_epoch: int, high_watermark: int, leader_log_start: int) -> int:
+        """Take what the leader sent: records, its high watermark, its log start offset. Returns the bytes appended.
+        Raises `CorruptRecord`, `UnexpectedAppendOffset`, and `ApiError` where the disk fails."""
+        log = self.log
+        size = 0
+        if len(records):
+            size = self._append_fetched(records, leader_epoch)
+            if log.flush_due:
+                self._flush(log.log_end_offset)
+        # What was committed stays so, though a new leader may not know it yet.
+        target = min(high_watermark, log.log_end_offset)
+        if size and self.waiters:
+            self._note_uncommitted(size)
+        self._move_high_watermark(target, 0)
+        if leader_log_start > log.log_start_offset:
+            log.advance_log_start_offset(min(leader_log_start, log.high_watermark))
+        return size
+
+    def _append_fetched(self, records: Buffer, leader_epoch: int) -> int:
+        log = self.log
+        try:
+            return log.append_as_follower(records, leader_epoch).size_bytes
+        except UnexpectedAppendOffset as error:
+            end = log.log_end_offset
+            if log.log_start_offset == end and error.first_offset < end <= error.last_offset:
+                # The leader's log starts within a batch, whose first records were deleted: take the batch whole.
+                log.truncate_fully_and_start_at(error.first_offset, end)
+                return log.append_as_follower(records, leader_epoch).size_bytes
+            raise
+
+    @property
+    def may_fetch_on(self) -> bool:
+        """A follower that owes the disk a flush does not report records that it could still lose."""
+        return not self._flushing
 
     # -- reading
 
@@ -236,7 +401,12 @@ class Partition:
 
     def release_waiters(self) -> None:
         """Send everybody away: this replica no longer is what they waited for."""
-        for waiter in list(self.waiters):
+        self._uncommitted.clear()
+        self._release(self.waiters)
+        self._release(self.end_waiters)
+
+    def _release(self, waiters: dict[Waiter, None]) -> None:
+        for waiter in list(waiters):
             waiter.leave()
 
     # -- deleting records
@@ -259,4 +429,20 @@ class Partition:
                 f"{self.log.high_watermark}",
             )
         self.log.advance_log_start_offset(target)
-        return self.log.log_start_offset
+        self._release(self.end_waiters)
+        return self.low_watermark
+
+    @property
+    def low_watermark(self) -> int:
+        """The smallest log start offset among the living replicas: nothing below is served anywhere."""
+        low = self.log.log_start_offset
+        for broker_id, follower in self.in_sync.followers.items():
+            if follower.log_start_offset < low and (
+                broker_id in self.in_sync.isr or self._cluster.eligible_epoch(broker_id) is not None
+            ):
+                low = follower.log_start_offset
+        return low
+
+    def deleted(self, offset: int) -> bool:
+        """True once no living replica serves anything below `offset`."""
+        return self.low_watermark >= offset

@@ -12,6 +12,7 @@ from typing import Protocol
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
+from kalda.replication.followers import Cluster
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.storage.log import Log
 
@@ -31,6 +32,13 @@ class Assignment(Protocol):
     def isr(self) -> tuple[int, ...]: ...
 
 
+class Following(Protocol):
+    """Who is told which partitions to copy (`kalda.replication.fetchers.ReplicaFetchers`)."""
+
+    def follow(self, partition: Partition) -> None: ...
+    def stop(self, partition: Partition) -> None: ...
+
+
 class ReplicaManager:
     """The broker's partitions."""
 
@@ -41,13 +49,18 @@ class ReplicaManager:
         jobs: Jobs,
         fetch_max_bytes: int,
         topic_exists: Callable[[str, Uuid, int], bool],
+        cluster: Cluster | None = None,
     ) -> None:
-        """`topic_exists(name, id, partition)` asks the metadata, by whichever of name and id is there."""
+        """`topic_exists(name, id, partition)` asks the metadata, by whichever of name and id is there. Without a
+        `cluster` no partition has followers."""
         self.broker_id = broker_id
         self.timers = timers
         self.jobs = jobs
         self.fetch_max_bytes = fetch_max_bytes
+        self.following: Following | None = None
+        """Set by whoever runs fetchers, before the first `apply`."""
         self._topic_exists = topic_exists
+        self._cluster = cluster
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._offline: set[tuple[str, int]] = set()
 
@@ -86,7 +99,7 @@ class ReplicaManager:
         partition = self._partitions.get(topic_partition)
         if partition is None:
             try:
-                partition = Partition(topic_partition, topic_id, self.broker_id, log(), self.jobs)
+                partition = Partition(topic_partition, topic_id, self.broker_id, log(), self.jobs, self._cluster)
             except ApiError as error:
                 if error.code != ErrorCode.KAFKA_STORAGE_ERROR:
                     raise
@@ -95,6 +108,7 @@ class ReplicaManager:
             self._partitions[topic_partition] = partition
             self._offline.discard(topic_partition)
         if assignment.leader == self.broker_id:
+            self._stop_following(partition)
             partition.become_leader(
                 assignment.leader_epoch, assignment.partition_epoch, assignment.replicas, assignment.isr
             )
@@ -103,15 +117,30 @@ class ReplicaManager:
             partition.become_follower(
                 leader, assignment.leader_epoch, assignment.partition_epoch, assignment.replicas, assignment.isr
             )
+            if self.following is not None:
+                self.following.follow(partition)
+
+    def shrink_isrs(self) -> None:
+        """Propose ISRs without those who do not keep pace; due every half of `replica.lag.time.max.ms`."""
+        for partition in self._partitions.values():
+            partition.shrink_isr()
+
+    def _stop_following(self, partition: Partition) -> None:
+        if self.following is not None:
+            self.following.stop(partition)
 
     def remove(self, topic_partition: TopicPartition) -> Partition | None:
         """Forget a replica that the metadata no longer gives to this broker; its log is the caller's to delete."""
         self._offline.discard(topic_partition)
         partition = self._partitions.pop(topic_partition, None)
         if partition is not None:
-            partition.leader_id = NO_LEADER
-            partition.release_waiters()
+            self._let_go(partition)
         return partition
+
+    def _let_go(self, partition: Partition) -> None:
+        self._stop_following(partition)
+        partition.leader_id = NO_LEADER
+        partition.release_waiters()
 
     def take_offline(self, topic_partitions: Iterable[TopicPartition]) -> list[Partition]:
         """A log directory failed: its replicas answer KAFKA_STORAGE_ERROR from now on."""
@@ -120,7 +149,6 @@ class ReplicaManager:
             partition = self._partitions.pop(topic_partition, None)
             self._offline.add(topic_partition)
             if partition is not None:
-                partition.leader_id = NO_LEADER
-                partition.release_waiters()
+                self._let_go(partition)
                 gone.append(partition)
         return gone

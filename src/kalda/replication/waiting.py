@@ -34,11 +34,11 @@ class Waiter:
         """Answer the request."""
         raise NotImplementedError
 
-    def wait(self, partitions: list[Partition], timers: Timers, timeout_ms: int) -> None:
-        """Start to watch, for `timeout_ms` at most."""
+    def wait(self, partitions: list[Partition], timers: Timers, timeout_ms: int, *, at_end: bool = False) -> None:
+        """Start to watch, for `timeout_ms` at most: the high watermarks, or with `at_end` the logs' ends."""
         self._partitions = partitions
         for partition in partitions:
-            partition.waiters[self] = None
+            (partition.end_waiters if at_end else partition.waiters)[self] = None
         self._timer = timers.call_later_ms(timeout_ms, self.leave)
 
     def leave(self) -> None:
@@ -50,6 +50,7 @@ class Waiter:
             self._timer.cancel()
         for partition in self._partitions:
             partition.waiters.pop(self, None)
+            partition.end_waiters.pop(self, None)
         self.finish()
 
 

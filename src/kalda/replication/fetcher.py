@@ -1,0 +1,333 @@
+"""A follower's fetching from one leader, as a machine: what to ask next, what to make of the answer.
+
+    next_request(now)           what to send, or None: nothing to ask before `deadline_ms`, or a call of `wake`
+    on_response(response, now)  the answer to it
+    on_failure(error, now)      that there is none
+
+One request is under way at a time. Each fetch names the epoch of the last record that the follower has (KIP-595): where
+the leader's log says otherwise, the answer tells where the two part, and the follower cuts its log back to there and
+asks again, until they agree. Its own high watermark says nothing about that: a record above it may be committed, one
+below it never diverges.
+
+A follower whose log ends where the leader's log has no records asks for the leader's ends (ListOffsets), and cuts back
+to the leader's end, or empties its log and begins at the leader's start.
+
+A partition in trouble waits, longer each time, while the others go on. A fenced one waits for the metadata to tell its
+new epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.protocol.messages.fetch import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestReplicaState,
+    FetchResponse,
+    FetchResponsePartitionData,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from kalda.replication.fetcher_session import FetcherSession, Key
+from kalda.replication.partition import Partition
+from kalda.storage.log import UnexpectedAppendOffset
+
+log = logging.getLogger("kalda.fetcher")
+
+FIRST_BACKOFF_MS = 20
+_LATEST, _EARLIEST = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class FetcherConfig:
+    """Broker settings; comments name the keys."""
+
+    broker_id: int
+    cluster_id: str
+    backoff_ms: int = 1_000  # replica.fetch.backoff.ms: the longest pause; the first ones are shorter
+    wait_max_ms: int = 500  # replica.fetch.wait.max.ms
+    min_bytes: int = 1  # replica.fetch.min.bytes
+    partition_max_bytes: int = 1_048_576  # replica.fetch.max.bytes
+    response_max_bytes: int = 10_485_760  # replica.fetch.response.max.bytes
+    fetchers_a_leader: int = 1  # num.replica.fetchers
+
+
+class Followed:
+    """One partition that is fetched."""
+
+    __slots__ = ("asked", "asking_end", "backoff_ms", "fenced", "leader_epoch", "not_before_ms", "partition")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.leader_epoch = partition.leader_epoch
+        self.asked: FetchRequestFetchPartition | None = None
+        """What the next fetch says, while that is still true."""
+        self.asking_end: int | None = None
+        """The special timestamp to be looked up, after OFFSET_OUT_OF_RANGE."""
+        self.not_before_ms = 0
+        self.backoff_ms = 0
+        self.fenced = False
+
+    def pause(self, now_ms: int, longest_ms: int) -> None:
+        self.backoff_ms = _next_backoff(self.backoff_ms, longest_ms)
+        self.not_before_ms = now_ms + self.backoff_ms
+
+    def is_ready(self, now_ms: int) -> bool:
+        return not self.fenced and self.not_before_ms <= now_ms and self.partition.may_fetch_on
+
+    def ask(self, max_bytes: int) -> FetchRequestFetchPartition:
+        """The same object as long as nothing has changed, so that a session sees that at a glance."""
+        end = self.partition.log
+        asked = self.asked
+        if asked is None or asked.fetch_offset != end.log_end_offset or asked.log_start_offset != end.log_start_offset:
+            epoch = end.leader_epochs.latest
+            asked = self.asked = FetchRequestFetchPartition(
+                partition=self.partition.topic_partition.partition,
+                current_leader_epoch=self.leader_epoch,
+                fetch_offset=end.log_end_offset,
+                last_fetched_epoch=-1 if epoch is None else epoch,
+                log_start_offset=end.log_start_offset,
+                partition_max_bytes=max_bytes,
+            )
+        return asked
+
+
+def _next_backoff(backoff_ms: int, longest_ms: int) -> int:
+    return min(longest_ms, backoff_ms * 2 or FIRST_BACKOFF_MS)
+
+
+class ReplicaFetcher:
+    """Fetches from one leader."""
+
+    def __init__(self, leader_id: int, config: FetcherConfig, broker_epoch: Callable[[], int]) -> None:
+        self.leader_id = leader_id
+        self.wake: Callable[[], None] = _nothing
+        """Told when there may be something to ask earlier than was said."""
+        self._config = config
+        self._broker_epoch = broker_epoch
+        self._followed: dict[Key, Followed] = {}
+        self._session = FetcherSession()
+        self._under_way: dict[Key, FetchRequestFetchPartition] | None = None
+        self._backoff_ms = 0
+        self._not_before_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    # -- what to fetch
+
+    def add(self, partition: Partition) -> None:
+        """Fetch a partition, or go on with it in a new epoch of its leader."""
+        self._followed[_key(partition)] = Followed(partition)
+        partition.on_caught_up_with_disk = lambda: self.wake()
+        self.wake()
+
+    def remove(self, partition: Partition) -> None:
+        """Fetch it no longer. What is under way for it will not be looked at."""
+        if self._followed.pop(_key(partition), None) is not None:
+            partition.on_caught_up_with_disk = None
+
+    def epoch_of(self, partition: Partition) -> int | None:
+        """The leader epoch in which the partition is fetched."""
+        followed = self._followed.get(_key(partition))
+        return None if followed is None or followed.partition is not partition else followed.leader_epoch
+
+    # -- asking
+
+    def next_request(self, now_ms: int) -> FetchRequest | ListOffsetsRequest | None:
+        """What to send now."""
+        if now_ms < self._not_before_ms:
+            return None
+        for timestamp in (_LATEST, _EARLIEST):
+            asking = [
+                each for each in self._followed.values() if each.asking_end == timestamp and each.is_ready(now_ms)
+            ]
+            if asking:
+                return self._list_offsets(asking, timestamp)
+        max_bytes = self._config.partition_max_bytes
+        wanted = {
+            key: followed.ask(max_bytes)
+            for key, followed in self._followed.items()
+            if followed.asking_end is None and followed.is_ready(now_ms)
+        }
+        if not wanted:
+            return None
+        config = self._config
+        request = FetchRequest(
+            replica_id=config.broker_id,
+            replica_state=FetchRequestReplicaState(replica_id=config.broker_id, replica_epoch=self._broker_epoch()),
+            cluster_id=config.cluster_id,
+            max_wait_ms=config.wait_max_ms,
+            min_bytes=config.min_bytes,
+            max_bytes=config.response_max_bytes,
+        )
+        self._session.fill(request, wanted)
+        self._under_way = wanted
+        return request
+
+    def _list_offsets(self, asking: list[Followed], timestamp: int) -> ListOffsetsRequest:
+        topics: dict[str, ListOffsetsTopic] = {}
+        for followed in asking:
+            name, index = followed.partition.topic_partition
+            topics.setdefault(name, ListOffsetsTopic(name=name)).partitions.append(
+                ListOffsetsPartition(
+                    partition_index=index, current_leader_epoch=followed.leader_epoch, timestamp=timestamp
+                )
+            )
+        return ListOffsetsRequest(replica_id=self._config.broker_id, topics=list(topics.values()))
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        """When `next_request` may have something; None: not before a `wake`."""
+        times = [
+            each.not_before_ms for each in self._followed.values() if not each.fenced and each.partition.may_fetch_on
+        ]
+        return max(now_ms, self._not_before_ms, min(times)) if times else None
+
+    # -- answers
+
+    def on_failure(self, error: ApiError, now_ms: int) -> None:
+        """No answer came."""
+        if self._backoff_ms == 0:
+            log.info("fetching from broker %d: %s", self.leader_id, error)
+        self._under_way = None
+        self._session.restart()
+        self._backoff_ms = _next_backoff(self._backoff_ms, self._config.backoff_ms)
+        self._not_before_ms = now_ms + self._backoff_ms
+
+    def on_response(self, response: FetchResponse | ListOffsetsResponse, now_ms: int) -> None:
+        """Take what came."""
+        if isinstance(response, ListOffsetsResponse):
+            self._on_offsets(response, now_ms)
+            return
+        under_way, self._under_way = self._under_way, None
+        assert under_way is not None, "an answer to a fetch that was not sent"
+        if not self._session.on_response(response):
+            if response.error_code not in _SESSION_ERRORS:
+                self.on_failure(ApiError(ErrorCode(response.error_code)), now_ms)
+            return
+        self._backoff_ms = 0
+        for topic in response.responses:
+            for data in topic.partitions:
+                key = (topic.topic_id, data.partition_index)
+                followed = self._followed.get(key)
+                if followed is None or followed.asked is None or followed.asked is not under_way.get(key):
+                    continue  # not fetched any more, or in a later epoch
+                self._on_partition(followed, data, now_ms)
+
+    def _on_partition(self, followed: Followed, data: FetchResponsePartitionData, now_ms: int) -> None:
+        partition = followed.partition
+        match data.error_code:
+            case ErrorCode.NONE:
+                if data.diverging_epoch.epoch >= 0:
+                    self._truncate(followed, data.diverging_epoch.epoch, data.diverging_epoch.end_offset, now_ms)
+                else:
+                    self._append(followed, data, now_ms)
+            case ErrorCode.OFFSET_OUT_OF_RANGE:
+                log.info("%s ends at %d, out of the range of its leader", partition, partition.log.log_end_offset)
+                followed.asking_end = _LATEST
+            case ErrorCode.FENCED_LEADER_EPOCH:
+                followed.fenced = True
+            case code:
+                log.debug("%s is not fetched: %s", partition, code)
+                followed.pause(now_ms, self._config.backoff_ms)
+
+    def _append(self, followed: Followed, data: FetchResponsePartitionData, now_ms: int) -> None:
+        records = data.records or b""
+        assert not isinstance(records, list), "records are decoded as one buffer"
+        try:
+            followed.partition.append_as_follower(
+                records, followed.leader_epoch, data.high_watermark, data.log_start_offset
+            )
+            followed.backoff_ms = 0
+        except (CorruptRecord, UnexpectedAppendOffset) as error:
+            log.error("%s: what its leader sent cannot be appended: %s", followed.partition, error)
+            followed.pause(now_ms, self._config.backoff_ms)
+        except ApiError as error:
+            self._give_up(followed, error)
+
+    def _give_up(self, followed: Followed, error: ApiError) -> None:
+        """Its disk failed; the directory is offline and whoever must know has been told."""
+        log.error("%s is not fetched any more: %s", followed.partition, error)
+        followed.fenced = True
+
+    def _truncate(self, followed: Followed, epoch: int, end_offset: int, now_ms: int) -> None:
+        """The leader's `epoch` ends at `end_offset`: keep no more of it, and nothing of later ones."""
+        log_ = followed.partition.log
+        known_epoch, known_end = log_.end_offset_for_epoch(epoch)
+        target = min(end_offset, log_.log_end_offset) if known_end < 0 else min(known_end, log_.log_end_offset)
+        if known_epoch == epoch:
+            target = min(target, end_offset)
+        if target >= log_.log_end_offset:
+            followed.pause(now_ms, self._config.backoff_ms)
+            return
+        self._cut(followed, target)
+
+    def _cut(self, followed: Followed, offset: int) -> None:
+        partition = followed.partition
+        level = logging.WARNING if offset < partition.log.high_watermark else logging.INFO
+        log.log(level, "%s is cut back from %d to %d", partition, partition.log.log_end_offset, offset)
+        try:
+            partition.log.truncate_to(offset)
+        except ApiError as error:
+            self._give_up(followed, error)
+        followed.asked = None
+
+    # -- out of range
+
+    def _on_offsets(self, response: ListOffsetsResponse, now_ms: int) -> None:
+        found = {
+            (topic.name, answer.partition_index): answer for topic in response.topics for answer in topic.partitions
+        }
+        for followed in self._followed.values():
+            answer = found.get(followed.partition.topic_partition)
+            if followed.asking_end is None or answer is None:
+                continue
+            if answer.error_code == ErrorCode.FENCED_LEADER_EPOCH:
+                followed.fenced = True
+            elif answer.error_code or answer.offset < 0:
+                followed.pause(now_ms, self._config.backoff_ms)
+            else:
+                self._on_end(followed, answer.offset)
+
+    def _on_end(self, followed: Followed, offset: int) -> None:
+        """The leader's log ends, or begins, at `offset`."""
+        partition = followed.partition
+        if followed.asking_end == _LATEST:
+            followed.asking_end = None
+            if offset < partition.log.log_end_offset:
+                self._cut(followed, offset)
+            else:
+                followed.asking_end = _EARLIEST
+            return
+        followed.asking_end = None
+        followed.asked = None
+        if offset > partition.log.log_end_offset:
+            log.info("%s begins anew at %d, where its leader's log begins", partition, offset)
+            try:
+                partition.log.truncate_fully_and_start_at(offset)
+            except ApiError as error:
+                self._give_up(followed, error)
+
+
+_SESSION_ERRORS = frozenset(
+    (
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    )
+)
+
+
+def _key(partition: Partition) -> tuple[Uuid, int]:
+    return partition.topic_id, partition.topic_partition.partition
+
+
+def _nothing() -> None:
+    return None

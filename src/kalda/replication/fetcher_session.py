@@ -1,0 +1,100 @@
+"""The fetcher's end of a fetch session (KIP-227): name every partition once, then only what has changed.
+
+A session begins with a full request of epoch 0; the leader answers with the session's id, or with 0 where it has no
+room, and then the next request is full again. Each further request carries the next epoch. Whatever goes wrong, the
+next request is full: it closes the old session and begins another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import Uuid
+from kalda.protocol.messages.fetch import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    FetchRequestForgottenTopic,
+    FetchResponse,
+)
+
+Key = tuple[Uuid, int]
+"""Topic id and partition."""
+
+_MAX_EPOCH = 2**31 - 1
+
+
+class FetcherSession:
+    """One fetcher's session with one leader. Requests and answers alternate."""
+
+    __slots__ = ("_epoch", "_id", "_said")
+
+    def __init__(self) -> None:
+        self._id = 0
+        self._epoch = 0
+        self._said: dict[Key, FetchRequestFetchPartition] = {}
+        """What the last request made the leader believe."""
+
+    def fill(self, request: FetchRequest, wanted: dict[Key, FetchRequestFetchPartition]) -> None:
+        """Put into `request` what it must say, so that the leader fetches all that is wanted and nothing else."""
+        request.session_id, request.session_epoch = self._id, self._epoch
+        if self._epoch == 0:
+            request.topics = _by_topic(wanted.items())
+        else:
+            said = self._said
+            request.topics = _by_topic((key, each) for key, each in wanted.items() if _differs(said.get(key), each))
+            forgotten: dict[Uuid, list[int]] = {}
+            for topic_id, index in said:
+                if (topic_id, index) not in wanted:
+                    forgotten.setdefault(topic_id, []).append(index)
+            request.forgotten_topics_data = [
+                FetchRequestForgottenTopic(topic_id=topic_id, partitions=indexes)
+                for topic_id, indexes in forgotten.items()
+            ]
+        self._said = wanted
+
+    def on_response(self, response: FetchResponse) -> bool:
+        """Whether the answer can be used: it is one to this session."""
+        if response.error_code != ErrorCode.NONE:
+            # An unknown session has no id to close; any other goes with the next, full request.
+            if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
+                self._id = 0
+            self._epoch = 0
+            return False
+        if self._epoch == 0:
+            self._id = response.session_id
+            self._epoch = 1 if self._id else 0
+        elif response.session_id != self._id:
+            self.restart()
+            return response.session_id == 0
+        else:
+            self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1
+        return True
+
+    def restart(self) -> None:
+        """No answer came: what the leader has understood is not known."""
+        self._epoch = 0
+
+
+def _differs(said: FetchRequestFetchPartition | None, now: FetchRequestFetchPartition) -> bool:
+    return (
+        said is None
+        or said.fetch_offset != now.fetch_offset
+        or said.current_leader_epoch != now.current_leader_epoch
+        or said.last_fetched_epoch != now.last_fetched_epoch
+        or said.log_start_offset != now.log_start_offset
+        or said.partition_max_bytes != now.partition_max_bytes
+    )
+
+
+def _by_topic(
+    partitions: Iterable[tuple[Key, FetchRequestFetchPartition]],
+) -> list[FetchRequestFetchTopic]:
+    topics: dict[Uuid, FetchRequestFetchTopic] = {}
+    for (topic_id, _), asked in partitions:
+        topic = topics.get(topic_id)
+        if topic is None:
+            topic = topics[topic_id] = FetchRequestFetchTopic(topic_id=topic_id)
+        topic.partitions.append(asked)
+    return list(topics.values())

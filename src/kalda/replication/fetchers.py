@@ -1,0 +1,57 @@
+"""All fetchers of a broker: which partition is fetched from whom.
+
+A leader has `num.replica.fetchers` of them, and a partition always goes to the same one. Whoever carries their
+requests out is told of each that comes to be.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from kalda.base.ids import TopicPartition
+from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
+from kalda.replication.partition import NO_LEADER, Partition
+
+Started = Callable[[ReplicaFetcher], None]
+
+
+class ReplicaFetchers:
+    """Invariant: a partition is fetched by one fetcher at most, and only while it follows."""
+
+    def __init__(self, config: FetcherConfig, broker_epoch: Callable[[], int], started: Started) -> None:
+        """`started` is told of a new fetcher, before it has anything to fetch."""
+        self._config = config
+        self._broker_epoch = broker_epoch
+        self._started = started
+        self._fetchers: dict[tuple[int, int], ReplicaFetcher] = {}
+        self._fetched_by: dict[TopicPartition, tuple[ReplicaFetcher, Partition]] = {}
+
+    def follow(self, partition: Partition) -> None:
+        """Fetch from the partition's present leader; nothing changes where that is so already, in this epoch."""
+        if partition.leader_id == NO_LEADER:
+            self.stop(partition)
+            return
+        fetcher = self._fetcher(partition)
+        known = self._fetched_by.get(partition.topic_partition)
+        if known == (fetcher, partition) and fetcher.epoch_of(partition) == partition.leader_epoch:
+            return
+        self.stop(partition)
+        self._fetched_by[partition.topic_partition] = fetcher, partition
+        fetcher.add(partition)
+
+    def stop(self, partition: Partition) -> None:
+        """Fetch it no longer."""
+        known = self._fetched_by.pop(partition.topic_partition, None)
+        if known is not None:
+            known[0].remove(known[1])
+
+    def _fetcher(self, partition: Partition) -> ReplicaFetcher:
+        topic, index = partition.topic_partition
+        shard = (zlib.crc32(topic.encode()) + index) % self._config.fetchers_a_leader
+        fetcher = self._fetchers.get((partition.leader_id, shard))
+        if fetcher is None:
+            fetcher = ReplicaFetcher(partition.leader_id, self._config, self._broker_epoch)
+            self._fetchers[partition.leader_id, shard] = fetcher
+            self._started(fetcher)
+        return fetcher

@@ -1,0 +1,155 @@
+"""What a leader knows of its followers, by their fetches.
+
+A follower's fetch offset says up to where it has the log: everything below has been appended there. It is caught up
+while its log end is the leader's, and for `replica.lag.time.max.ms` after the last time when it was. A fetch that
+reaches the end that the leader had at the fetch before counts for that earlier moment: so a follower that keeps pace
+with a busy leader, always one fetch behind, is in sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+
+UNKNOWN = -1
+
+
+class FollowerState:
+    """One follower, as its leader sees it."""
+
+    __slots__ = (
+        "_fetched_at_leader_end",
+        "_fetched_ms",
+        "broker_epoch",
+        "broker_id",
+        "last_caught_up_ms",
+        "log_end_offset",
+        "log_start_offset",
+    )
+
+    def __init__(self, broker_id: int) -> None:
+        self.broker_id = broker_id
+        self.broker_epoch = UNKNOWN
+        """Of the incarnation that fetched last (KIP-903)."""
+        self.log_end_offset = UNKNOWN
+        self.log_start_offset = UNKNOWN
+        self.last_caught_up_ms: int | None = None
+        """None: not since this broker leads."""
+        self._fetched_ms: int | None = None
+        self._fetched_at_leader_end = UNKNOWN
+
+    def start_epoch(self, now_ms: int, leader_end: int, *, in_sync: bool, keep_offsets: bool) -> None:
+        """A leader epoch begins. A member of the ISR has its full time to show up."""
+        known_ms = now_ms if in_sync else None
+        self.last_caught_up_ms = known_ms
+        if keep_offsets:
+            self._fetched_at_leader_end, self._fetched_ms = leader_end, known_ms
+        else:
+            self.broker_epoch = self.log_end_offset = self.log_start_offset = UNKNOWN
+            self._fetched_at_leader_end, self._fetched_ms = UNKNOWN, None
+
+    def on_fetch(self, offset: int, log_start_offset: int, broker_epoch: int, leader_end: int, now_ms: int) -> None:
+        """The follower asks for what is from `offset` on. Raises NOT_LEADER_OR_FOLLOWER for an incarnation that is
+        gone: its log is not the one that the newer incarnation has."""
+        if broker_epoch != UNKNOWN and broker_epoch < self.broker_epoch:
+            raise ApiError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"broker {self.broker_id} fetches with epoch {broker_epoch}, but {self.broker_epoch} is known",
+            )
+        caught_up_ms: int | None = None
+        if offset >= leader_end:
+            caught_up_ms = now_ms
+        elif offset >= self._fetched_at_leader_end:
+            caught_up_ms = self._fetched_ms
+        if caught_up_ms is not None and (self.last_caught_up_ms is None or caught_up_ms > self.last_caught_up_ms):
+            self.last_caught_up_ms = caught_up_ms
+        self.log_end_offset = offset
+        self.log_start_offset = log_start_offset
+        self.broker_epoch = broker_epoch
+        self._fetched_at_leader_end = max(leader_end, self._fetched_at_leader_end)
+        self._fetched_ms = now_ms
+
+    def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
+        """Whether it belongs in the ISR as far as pace goes."""
+        if self.log_end_offset == leader_end:
+            return True
+        return self.last_caught_up_ms is not None and now_ms - self.last_caught_up_ms <= lag_max_ms
+
+
+class IsrProposal:
+    """An ISR that a leader has proposed to the controller, and not heard of yet."""
+
+    __slots__ = ("grows", "isr", "leader_epoch", "members", "partition_epoch")
+
+    def __init__(
+        self, isr: tuple[int, ...], members: list[tuple[int, int]], leader_epoch: int, partition_epoch: int, grows: bool
+    ) -> None:
+        self.isr = isr
+        self.members = members
+        """Members with their broker epochs; -1 where a follower's is not known."""
+        self.leader_epoch = leader_epoch
+        self.partition_epoch = partition_epoch
+        self.grows = grows
+
+
+class IsrOutcome:
+    """What the controller says of an ISR: its present state, or why the proposal was refused."""
+
+    __slots__ = ("error", "isr", "leader_epoch", "partition_epoch")
+
+    def __init__(
+        self, error: ErrorCode, isr: tuple[int, ...] = (), leader_epoch: int = -1, partition_epoch: int = -1
+    ) -> None:
+        self.error = error
+        self.isr = isr
+        self.leader_epoch = leader_epoch
+        self.partition_epoch = partition_epoch
+
+
+class Cluster(Protocol):
+    """What a leader asks of the rest of the cluster."""
+
+    lag_max_ms: int
+    """`replica.lag.time.max.ms`."""
+
+    def now_ms(self) -> int:
+        """A clock that never goes back."""
+        ...
+
+    def eligible_epoch(self, broker_id: int) -> int | None:
+        """The broker epoch of one that may join an ISR; None where it is fenced, shuts down, or is unknown."""
+        ...
+
+    def propose(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        proposal: IsrProposal,
+        answered: Callable[[IsrOutcome], None],
+    ) -> None:
+        """Have the controller decide on an ISR."""
+        ...
+
+
+class Alone:
+    """A cluster of one, for a partition without followers."""
+
+    lag_max_ms = 30_000
+
+    def now_ms(self) -> int:
+        return 0
+
+    def eligible_epoch(self, broker_id: int) -> int | None:
+        return None
+
+    def propose(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        proposal: IsrProposal,
+        answered: Callable[[IsrOutcome], None],
+    ) -> None:
+        raise AssertionError(f"{topic_partition} has no followers, so its ISR does not change")

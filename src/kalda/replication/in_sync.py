@@ -1,0 +1,131 @@
+"""The in-sync set of a partition that this broker leads: who is in it, who may join, who must leave.
+
+The leader proposes a set, the controller decides (KIP-497). While a proposal is under way the leader acts on the
+larger of the two sets, the maximal ISR: a follower that may be a member already must have every record before it is
+committed, because the controller could make that follower the leader; a follower that may still be a member, too.
+Nothing else is proposed meanwhile.
+
+A replica may join when it has everything that is committed and all that was there when this leader's epoch began:
+then no record that the leader's epoch could lose is missing to it (KIP-101). The high watermark waits for one that is
+about to join, or a busy partition would never let it in.
+"""
+
+from __future__ import annotations
+
+from kalda.replication.followers import UNKNOWN, Cluster, FollowerState, IsrProposal
+
+
+class InSync:
+    """Invariants: the leader is a member; `maximal` holds `isr`."""
+
+    __slots__ = ("_broker_id", "_cluster", "_epoch_start", "followers", "isr", "maximal", "proposal")
+
+    def __init__(self, broker_id: int, cluster: Cluster) -> None:
+        self._broker_id = broker_id
+        self._cluster = cluster
+        self._epoch_start = 0
+        self.followers: dict[int, FollowerState] = {}
+        """While this broker leads, every other replica."""
+        self.isr: tuple[int, ...] = ()
+        self.maximal: tuple[int, ...] = ()
+        self.proposal: IsrProposal | None = None
+
+    @property
+    def epoch_start(self) -> int:
+        """Where the log ended when this leader's epoch began."""
+        return self._epoch_start
+
+    def decide(self, isr: tuple[int, ...]) -> None:
+        """The controller's word; whatever is proposed is void."""
+        self.isr = self.maximal = isr
+        self.proposal = None
+
+    def follow(self) -> None:
+        """This broker does not lead: who keeps pace is another's business."""
+        self.followers = {}
+
+    def lead(self, replicas: tuple[int, ...]) -> None:
+        """Replicas as they are now; those that are new have shown nothing yet."""
+        known = self.followers
+        self.followers = {
+            broker_id: known.get(broker_id) or FollowerState(broker_id)
+            for broker_id in replicas
+            if broker_id != self._broker_id
+        }
+
+    def start_epoch(self, leader_end: int, *, was_leader: bool) -> None:
+        """A new leader epoch, maybe of the same leader."""
+        self._epoch_start = leader_end
+        now_ms = self._cluster.now_ms()
+        for follower in self.followers.values():
+            follower.start_epoch(now_ms, leader_end, in_sync=follower.broker_id in self.isr, keep_offsets=was_leader)
+
+    # -- high watermark
+
+    def committed_end(self, local_end: int, leader_end: int) -> int:
+        """The smallest log end among those that count. `local_end`: how far the leader's own log counts."""
+        end = local_end
+        for broker_id, follower in self.followers.items():
+            if follower.log_end_offset < end and (broker_id in self.maximal or self._is_joining(follower, leader_end)):
+                end = follower.log_end_offset
+        return end
+
+    def _is_joining(self, follower: FollowerState, leader_end: int) -> bool:
+        cluster = self._cluster
+        return (
+            follower.log_end_offset != UNKNOWN
+            and follower.is_caught_up(leader_end, cluster.now_ms(), cluster.lag_max_ms)
+            and self._is_eligible(follower)
+        )
+
+    # -- joining and leaving
+
+    def _is_eligible(self, follower: FollowerState) -> bool:
+        """Alive, and the incarnation that fetched is the one that the cluster knows (KIP-903)."""
+        epoch = self._cluster.eligible_epoch(follower.broker_id)
+        return epoch is not None and follower.broker_epoch in (epoch, UNKNOWN)
+
+    def may_join(self, follower: FollowerState, high_watermark: int) -> bool:
+        """Whether to propose that this follower becomes a member."""
+        return (
+            self.proposal is None
+            and follower.broker_id not in self.isr
+            and follower.log_end_offset >= high_watermark
+            and follower.log_end_offset >= self._epoch_start
+            and self._is_eligible(follower)
+        )
+
+    def laggards(self, leader_end: int) -> tuple[int, ...]:
+        """Members that do not keep pace; none while a proposal is under way."""
+        if self.proposal is not None or len(self.isr) <= 1:
+            return ()
+        now_ms, lag_max_ms = self._cluster.now_ms(), self._cluster.lag_max_ms
+        return tuple(
+            broker_id
+            for broker_id in self.isr
+            if broker_id != self._broker_id
+            and not (
+                broker_id in self.followers and self.followers[broker_id].is_caught_up(leader_end, now_ms, lag_max_ms)
+            )
+        )
+
+    def propose(self, isr: tuple[int, ...], broker_epoch: int, leader_epoch: int, partition_epoch: int) -> IsrProposal:
+        """The proposal to send; from now on the larger set counts."""
+        assert self.proposal is None, "one proposal at a time"
+        assert self._broker_id in isr, f"leader {self._broker_id} proposes an ISR {isr} without itself"
+        members = [
+            (broker_id, broker_epoch if broker_id == self._broker_id else self._epoch_of(broker_id))
+            for broker_id in isr
+        ]
+        grows = len(isr) > len(self.isr)
+        self.maximal = isr if grows else self.isr
+        self.proposal = IsrProposal(isr, members, leader_epoch, partition_epoch, grows)
+        return self.proposal
+
+    def _epoch_of(self, broker_id: int) -> int:
+        follower = self.followers.get(broker_id)
+        return UNKNOWN if follower is None else follower.broker_epoch
+
+    def withdraw(self) -> None:
+        """The controller has said that the proposal did not and will not take effect."""
+        self.decide(self.isr)
