@@ -1,14 +1,30 @@
-"""Makes the log manager of a node out of its configuration."""
+"""Keeps a broker's logs: makes their manager, and does in the background what the manager and the cleaner find due.
+
+Retention, checkpoints, flushes, deletions and compaction run as jobs; one log is compacted at a time, and each step of
+a compaction lets everything else have its turn.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ApiError
+from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.shell import Host
+from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
 from kalda.storage.config import LogConfig
+from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager, LogManagerConfig
+
+log = logging.getLogger("kalda.logs")
+
+_LONGEST_WAIT_MS = 1_000
 
 
 def make_log_manager(
@@ -37,3 +53,104 @@ def make_log_manager(
         jitter=lambda bound: host.rng.randrange(bound) if bound > 0 else 0,
         on_dir_failed=on_dir_failed,
     )
+
+
+def make_cleaner(config: ServerConfig, logs: LogManager) -> LogCleaner:
+    """The cleaner of those logs."""
+    threads = max(1, config["log.cleaner.threads"])
+    return LogCleaner(
+        logs,
+        CleanerConfig(
+            enabled=config["log.cleaner.enable"],
+            memory_bytes=config["log.cleaner.dedupe.buffer.size"] // threads,
+            backoff_ms=config["log.cleaner.backoff.ms"],
+        ),
+    )
+
+
+class LogKeeper:
+    """Polls the manager and the cleaner until it is closed."""
+
+    def __init__(self, logs: LogManager, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
+        self._logs = logs
+        self._cleaner = cleaner
+        self._clock = clock
+        self._timers = timers
+        self._jobs = jobs
+        self._upkeep: Timer | None = None
+        self._cleaning: Timer | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin, when the logs are loaded."""
+        self._poll()
+        self._clean_later()
+
+    def close(self) -> None:
+        """Start nothing more; what runs is finished by its thread."""
+        self._closed = True
+        for timer in (self._upkeep, self._cleaning):
+            if timer is not None:
+                timer.cancel()
+
+    # -- upkeep
+
+    def _poll(self) -> None:
+        """What is due now, and again when more is."""
+        if self._closed:
+            return
+        for job in self._logs.poll(self._clock.wall_ms()):
+            self._jobs.run(job.run, partial(_finish, job))
+        now_ms = self._clock.wall_ms()
+        delay_ms = min(max(1, self._logs.next_deadline_ms(now_ms) - now_ms), _LONGEST_WAIT_MS)
+        self._upkeep = self._timers.call_later_ms(delay_ms, self._poll)
+
+    # -- compaction
+
+    def _clean_later(self) -> None:
+        if not self._closed:
+            self._cleaning = self._timers.call_later_ms(self._cleaner.config.backoff_ms, self._clean)
+
+    def _clean(self) -> None:
+        """Clean the log that needs it most, then the next, until none does."""
+        cleaning = None if self._closed else self._cleaner.choose(self._clock.wall_ms())
+        if cleaning is None:
+            self._clean_later()
+        else:
+            self._next_step(cleaning)
+
+    def _next_step(self, cleaning: Cleaning) -> None:
+        job = cleaning.next_job()
+        if job is not None:
+            self._jobs.run(job.run, partial(self._finish_step, cleaning, job))
+            return
+        checkpoint = self._cleaner.finished(cleaning)
+        if checkpoint is None:
+            self._clean_later()
+            return
+        log.info("compacted %s up to %d", cleaning.log.topic_partition, cleaning.end_offset)
+        self._jobs.run(checkpoint.run, partial(self._finish_checkpoint, checkpoint))
+
+    def _finish_step(self, cleaning: Cleaning, job: Job[None], _: None, error: BaseException | None) -> None:
+        if self._closed:
+            return
+        try:
+            job.finish()
+        except (ApiError, OSError) as failure:
+            log.error("%s failed: %s", job.description, failure)
+            self._cleaner.failed(cleaning, failure)
+            self._clean_later()
+        else:
+            self._next_step(cleaning)
+
+    def _finish_checkpoint(self, checkpoint: Job[None], _: None, error: BaseException | None) -> None:
+        _finish(checkpoint, None, error)
+        self._clean()
+
+
+def _finish(job: Job[Any], _: None, error: BaseException | None) -> None:
+    """The owner's half of a job. A failing disk has told the manager, which has taken its directory offline."""
+    try:
+        job.finish()
+    except (ApiError, OSError) as failure:
+        log.error("%s failed: %s", job.description, failure)

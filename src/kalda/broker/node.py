@@ -13,7 +13,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from kalda.base.configs.server import ServerConfig
@@ -107,7 +106,7 @@ class Node:
         self._logs: Any = None
         self._broker: Any = None
         self._jobs: JobPool | None = None
-        self._log_timer: asyncio.TimerHandle | None = None
+        self._keeper: Any = None
         self._stopping = False
 
     def port(self, listener: str) -> int:
@@ -271,7 +270,7 @@ class Node:
 
     def _prepare_broker(self, cluster_id: str, ensemble: MetaPropertiesEnsemble, timers: Timers) -> None:
         from kalda.broker.broker_side import BrokerSide
-        from kalda.broker.log_keeper import make_log_manager
+        from kalda.broker.log_keeper import LogKeeper, make_cleaner, make_log_manager
 
         config, quorum, channel, jobs = self.config, self._quorum, self._channel, self._jobs
         assert quorum is not None
@@ -283,6 +282,7 @@ class Node:
             lambda topic: self._broker.log_config(topic, quorum.loader.image),
             self._on_dir_failed,
         )
+        self._keeper = LogKeeper(self._logs, make_cleaner(config, self._logs), self._clock, timers, jobs)
         self._load_jobs = self._logs.load_jobs()
         self._lifecycle = BrokerLifecycle(
             self._broker_identity(cluster_id),
@@ -354,7 +354,7 @@ class Node:
         await _settled(lifecycle.milestones.unfenced)
         for endpoint in self.config.broker_listeners:
             self._gates[endpoint.listener].open(self._broker.dispatcher.on_frame)
-        self._poll_logs()
+        self._keeper.start()
 
     def _set_stray_logs_aside(self) -> None:
         """Logs that the metadata does not give to this broker are not served, and not deleted either."""
@@ -371,26 +371,6 @@ class Node:
         self._jobs.run(job.run, lambda _, __: _wake(done))
         await done
         return job.finish()
-
-    def _poll_logs(self) -> None:
-        """Retention, checkpoints, flushes, deletions: what is due now, then again when more is."""
-        if self._stopping:
-            return
-        assert self._jobs is not None
-        now_ms = self._clock.wall_ms()
-        for job in self._logs.poll(now_ms):
-            self._jobs.run(job.run, partial(self._finish_log_job, job))
-        deadline_ms = self._logs.next_deadline_ms(self._clock.wall_ms())
-        delay_ms = min(max(1, deadline_ms - self._clock.wall_ms()), 1_000)
-        self._log_timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._poll_logs)
-
-    def _finish_log_job(self, job: Job[Any], _: None, error: BaseException | None) -> None:
-        try:
-            job.finish()
-        except (OSError, ApiError) as failure:
-            log.error("%s failed: %s", job.description, failure)
-            if isinstance(failure, OSError):
-                self._logs.on_job_error(job.description.rpartition(" ")[2], failure)
 
     def _on_dir_failed(self, directory: Any, error: OSError) -> None:
         """A disk failed: its replicas answer KAFKA_STORAGE_ERROR, the controller is told, the rest goes on."""
@@ -422,10 +402,10 @@ class Node:
         if clean and self._lifecycle is not None and self._broker is not None and not self.failed:
             await self._controlled_shutdown()
         self._stopping = True
-        if self._log_timer is not None:
-            self._log_timer.cancel()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._broker is not None:
-            self._broker.close()
+            await self._broker.close()
         if self._lifecycle is not None:
             self._lifecycle.close()
         if self._channel is not None:

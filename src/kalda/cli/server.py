@@ -92,6 +92,7 @@ def run(arguments: list[str]) -> int:
     from kalda.broker import logs
 
     logs.set_up(options.log_level, options.log_format == "json")
+    _allow_many_files()
     try:
         import uvloop
     except ImportError:
@@ -106,6 +107,19 @@ def _read_config(options: Options) -> ServerConfig:
 
     with open(options.file, encoding="utf-8") as file:
         return ServerConfig({**parse_properties(file.read()), **options.overrides})
+
+
+def _allow_many_files() -> None:
+    """A used log holds one or two files open: take as many as the system lets this process have."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        except (ValueError, OSError) as error:
+            logging.getLogger("kalda.server").warning("only %d files can be open at a time: %s", soft, error)
 
 
 async def _serve(options: Options) -> int:
