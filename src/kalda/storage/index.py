@@ -304,4 +304,6 @@ class TimeIndex(Index):
 
 
 def _rows(entry: Struct, data: bytes) -> list[tuple[int, int]]:
-    return list(entry.iter_unpack(data[: len(data) - len(data) % entry.size]))
+    """The entries in `data`. A node that runs, or has died, leaves zeros behind the last one: room made beforehand."""
+    size = max(len(data.rstrip(b"\0")), min(len(data), entry.size))
+    return list(entry.iter_unpack(data[: min(-(-size // entry.size), len(data) // entry.size) * entry.size]))
