@@ -74,12 +74,19 @@ class Fetched(NamedTuple):
 
     def records(self) -> Iterator[Record]:
         """The records that are asked for, decoded: no control records, none that `keep` refuses."""
+        for _, records in self.batches():
+            yield from records
+
+    def batches(self) -> Iterator[tuple[BatchHeader, list[Record]]]:
+        """The same, with the header of the batch that they come from."""
         for pos, header in iter_batches(self.buffer):
             if header.is_control or (self.keep is not None and not self.keep(header)):
                 continue
-            for record in read_records(self.buffer, pos, header):
-                if record.offset >= self.start and (self.end is None or record.offset < self.end):
-                    yield record
+            records = read_records(self.buffer, pos, header)
+            if header.base_offset < self.start or (self.end is not None and header.last_offset >= self.end):
+                end = header.next_offset if self.end is None else self.end
+                records = [record for record in records if self.start <= record.offset < end]
+            yield header, records
 
 
 class _Reading:

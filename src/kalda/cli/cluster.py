@@ -1,0 +1,124 @@
+"""`kalda cluster`: its id, its brokers, their log directories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.base.errors import ErrorCode
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.client.cluster import Cluster
+
+
+@click.group()
+def cluster() -> None:
+    """The cluster's id, brokers and log directories."""
+
+
+@cluster.command("id")
+@json_option
+@with_cluster
+def id_command(cluster: Cluster, as_json: bool) -> None:
+    """Print the cluster's id.
+
+    \b
+    Example:
+      kalda cluster id
+    """
+    from kalda.client.admin.nodes import describe_cluster
+
+    cluster_id = describe_cluster(cluster).cluster_id
+    if as_json:
+        print_json({"cluster_id": cluster_id})
+    else:
+        click.echo(cluster_id)
+
+
+@cluster.command("describe")
+@click.option("--include-fenced-brokers", is_flag=True, help="Also brokers that are registered but not in service.")
+@json_option
+@with_cluster
+def describe_command(cluster: Cluster, include_fenced_brokers: bool, as_json: bool) -> None:
+    """Describe the cluster's brokers.
+
+    \b
+    Examples:
+      kalda cluster describe
+      kalda cluster describe --include-fenced-brokers --json
+    """
+    from kalda.client.admin.nodes import describe_cluster
+
+    found = describe_cluster(cluster, fenced=include_fenced_brokers)
+    if as_json:
+        print_json({**found._asdict(), "nodes": [node._asdict() for node in found.nodes]})
+        return
+    click.echo(f"ClusterId: {found.cluster_id}")
+    rows = [(node.node_id, node.host, node.port, node.rack, "fenced" if node.is_fenced else "") for node in found.nodes]
+    columns = ("BROKER", "HOST", "PORT", "RACK", "STATE")
+    print_table(
+        columns if include_fenced_brokers else columns[:-1], rows if include_fenced_brokers else [r[:-1] for r in rows]
+    )
+
+
+@cluster.command("log-dirs")
+@click.option("--broker", "broker_ids", type=int, multiple=True, help="Of this broker. May be repeated. [default: all]")
+@click.option("--partitions", "show_partitions", is_flag=True, help="A row for each partition in a directory.")
+@json_option
+@with_cluster
+def log_dirs_command(cluster: Cluster, broker_ids: tuple[int, ...], show_partitions: bool, as_json: bool) -> None:
+    """Describe the brokers' log directories, and what is in them.
+
+    \b
+    Examples:
+      kalda cluster log-dirs
+      kalda cluster log-dirs --broker 1 --partitions
+    """
+    from kalda.client.admin.nodes import describe_log_dirs
+
+    found = []
+    for broker_id in broker_ids or sorted(cluster.metadata(()).brokers):
+        found += describe_log_dirs(cluster, broker_id)
+    if as_json:
+        print_json(
+            [
+                {
+                    **log_dir._asdict(),
+                    "partitions": [{**p._asdict(), "size_bytes": size} for p, size in log_dir.partitions.items()],
+                }
+                for log_dir in found
+            ]
+        )
+    elif show_partitions:
+        rows = [
+            (log_dir.broker_id, log_dir.path, *partition, size)
+            for log_dir in found
+            for partition, size in sorted(log_dir.partitions.items())
+        ]
+        print_table(("BROKER", "LOG-DIR", "TOPIC", "PARTITION", "SIZE-BYTES"), rows)
+    else:
+        print_table(
+            ("BROKER", "LOG-DIR", "STATE", "PARTITIONS", "SIZE-BYTES", "USABLE-BYTES", "TOTAL-BYTES"),
+            [
+                (
+                    d.broker_id,
+                    d.path,
+                    _state(d.error_code, d.is_cordoned),
+                    len(d.partitions),
+                    sum(d.partitions.values()),
+                    d.usable_bytes,
+                    d.total_bytes,
+                )
+                for d in found
+            ],
+        )
+
+
+def _state(error_code: int, is_cordoned: bool) -> str:
+    if error_code:
+        known = error_code in ErrorCode._value2member_map_
+        return ErrorCode(error_code).name if known else f"error {error_code}"
+    return "cordoned" if is_cordoned else "online"

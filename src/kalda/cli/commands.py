@@ -1,0 +1,99 @@
+"""The `kalda` command: a group that loads a noun's module when it is used, and turns failures into exit codes.
+
+`kalda --help` and completion of the nouns import nothing but click and this table.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+from kalda import __version__
+from kalda.base.errors import ApiError
+from kalda.cli.failures import Failure, failure_of
+
+
+class _Noun(NamedTuple):
+    module: str
+    command: str
+    help: str
+
+
+NOUNS = {
+    "server": _Noun("server", "", "Run a node."),
+    "storage": _Noun("storage", "storage", "Make storage for a node, and look at it."),
+    "topics": _Noun("topics", "topics", "List, describe, create, alter and delete topics."),
+    "configs": _Noun("configs", "configs", "Describe and alter configs of topics, brokers and groups."),
+    "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
+    "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
+    "consume": _Noun("consume", "consume", "Read records of topics."),
+    "cluster": _Noun("cluster", "cluster", "The cluster's id, brokers and log directories."),
+    "features": _Noun("features", "features", "Feature levels, metadata.version among them."),
+    "quorum": _Noun("quorum", "quorum", "The metadata quorum: leader, voters, observers."),
+    "dump-log": _Noun("dump_log", "dump_log", "Show what is in log segments, indexes, snapshots, checkpoints."),
+    "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),
+}
+
+
+class Kalda(click.Group):
+    """Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong, 3 the cluster cannot be reached."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(NOUNS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        noun = NOUNS.get(cmd_name)
+        if noun is None:
+            return None
+        if cmd_name == "server":
+            return _server_command(noun.help)
+        command: click.Command = getattr(import_module(f"kalda.cli.{noun.module}"), noun.command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, noun.help) for name, noun in NOUNS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ApiError as error:
+            raise failure_of(error) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            raise Failure(f"{where}{error.strerror or error}") from error
+
+
+def _server_command(text: str) -> click.Command:
+    """Only for help and completion: `main` runs a server without coming here."""
+
+    @click.command("server", help=text, context_settings={"ignore_unknown_options": True}, add_help_option=False)
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def server(arguments: tuple[str, ...]) -> None:
+        from kalda.cli.server import run
+
+        sys.exit(run(list(arguments)))
+
+    return server
+
+
+@click.group(cls=Kalda, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, "--version", prog_name="kalda", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Kalda: a distributed event log that speaks Apache Kafka's protocol.
+
+    \b
+    Examples:
+      kalda topics create orders --partitions 6
+      echo 'alice:42' | kalda produce orders --key-separator :
+      kalda consume orders --from beginning --max-messages 10
+
+    Commands that ask a cluster take --bootstrap-server HOST:PORT, or KALDA_BOOTSTRAP_SERVER from the environment.
+    Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong, 3 the cluster cannot be reached.
+    """

@@ -1,0 +1,71 @@
+"""Completion in a shell: the script, and the names that only the cluster knows.
+
+A name that is being typed waits for nobody: the cluster gets a moment, and silence means no suggestions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.base.errors import ApiError
+from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
+
+if TYPE_CHECKING:
+    from kalda.client.cluster import Cluster
+
+_PATIENCE_MS = 700
+
+
+def _complete(ctx: click.Context, incomplete: str, names: Callable[[Cluster], Iterable[str]]) -> list[str]:
+    from kalda.client.cluster import Cluster
+
+    servers = ctx.params.get("bootstrap_server") or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
+    try:
+        with Cluster(servers, timeout_ms=_PATIENCE_MS, connect_timeout_ms=_PATIENCE_MS) as cluster:
+            return [name for name in names(cluster) if name.startswith(incomplete)]
+    except (ApiError, ValueError):
+        return []
+
+
+def complete_topic(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Topics of the cluster that the command line, or the environment, names."""
+    del parameter
+    return _complete(ctx, incomplete, lambda cluster: sorted(cluster.metadata().topics))
+
+
+def complete_group(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Groups of that cluster."""
+    del parameter
+    return _complete(ctx, incomplete, _groups)
+
+
+def _groups(cluster: Cluster) -> list[str]:
+    from kalda.client.admin.groups import list_groups
+
+    return [group.group_id for group in list_groups(cluster)]
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options, topics and groups in SHELL.
+
+    \b
+    Examples:
+      kalda completion bash > ~/.local/share/bash-completion/completions/kalda
+      eval "$(kalda completion zsh)"
+      kalda completion fish > ~/.config/fish/completions/kalda.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from kalda.cli.commands import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click knows no {shell}"
+    # Not `source()`: for bash it would run bash to learn its version.
+    script = kind(cli, {}, "kalda", "_KALDA_COMPLETE")
+    click.echo(script.source_template % script.source_vars())

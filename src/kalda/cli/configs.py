@@ -1,0 +1,165 @@
+"""`kalda configs`: describe and alter what topics, brokers, groups and client-metrics subscriptions are set to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
+
+import click
+
+from kalda.cli.completion import complete_group, complete_topic
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, parse_pairs, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.client.admin.configs import ConfigEntry, Resource
+    from kalda.client.cluster import Cluster
+
+P = ParamSpec("P")
+
+
+@click.group()
+def configs() -> None:
+    """Describe and alter configs of topics, brokers and groups."""
+
+
+def _of_resource(command: Callable[Concatenate[Cluster, Resource, P], None]) -> Callable[..., None]:
+    """The options of which exactly one says whose configs are meant."""
+
+    @click.option("--topic", metavar="NAME", shell_complete=complete_topic, help="Of this topic.")
+    @click.option("--broker", metavar="ID", type=click.IntRange(min=0), help="Of this broker.")
+    @click.option("--broker-defaults", is_flag=True, help="What all brokers share, unless it is set on one.")
+    @click.option("--broker-logger", metavar="ID", type=click.IntRange(min=0), help="Log levels of this broker.")
+    @click.option("--group", metavar="NAME", shell_complete=complete_group, help="Of this group.")
+    @click.option("--client-metrics", metavar="NAME", help="Of this client-metrics subscription.")
+    @wraps(command)
+    def run(
+        cluster: Cluster,
+        topic: str | None,
+        broker: int | None,
+        broker_defaults: bool,
+        broker_logger: int | None,
+        group: str | None,
+        client_metrics: str | None,
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> None:
+        from kalda.client.admin.configs import Resource, ResourceType
+
+        chosen = [
+            Resource(kind, str(name))
+            for kind, name in (
+                (ResourceType.TOPIC, topic),
+                (ResourceType.BROKER, broker),
+                (ResourceType.BROKER, "" if broker_defaults else None),
+                (ResourceType.BROKER_LOGGER, broker_logger),
+                (ResourceType.GROUP, group),
+                (ResourceType.CLIENT_METRICS, client_metrics),
+            )
+            if name is not None
+        ]
+        if len(chosen) != 1:
+            raise click.UsageError(
+                "say whose configs, with one of --topic, --broker, --broker-defaults, --broker-logger, --group, "
+                f"--client-metrics; {len(chosen)} are given"
+            )
+        command(cluster, chosen[0], *args, **options)
+
+    return run
+
+
+@configs.command("describe")
+@click.argument("names", metavar="[KEY]...", nargs=-1)
+@click.option("--all", "show_all", is_flag=True, help="Defaults too, not only what was set.")
+@click.option("--synonyms", is_flag=True, help="Also which values lie beneath, and from where.")
+@json_option
+@with_cluster
+@_of_resource
+def describe_command(
+    cluster: Cluster, resource: Resource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
+) -> None:
+    """Describe configs: those that were set, or the KEYs that are named.
+
+    \b
+    Examples:
+      kalda configs describe --topic orders
+      kalda configs describe --topic orders --all
+      kalda configs describe --broker 1 log.retention.ms
+    """
+    from kalda.client.admin.configs import describe_configs
+
+    entries = describe_configs(cluster, resource, names or None)
+    if not show_all and not names:
+        entries = [entry for entry in entries if _is_set(entry)]
+    if as_json:
+        print_json([_as_json(entry) for entry in entries])
+        return
+    columns = ["CONFIG", "VALUE", "SOURCE", "SENSITIVE", "READ-ONLY"]
+    rows: list[list[object]] = []
+    for entry in entries:
+        row: list[object] = [entry.name, _shown(entry), entry.source.name, entry.is_sensitive, entry.is_read_only]
+        if synonyms:
+            row.append(" ".join(f"{s.source.name}:{s.name}={s.value}" for s in entry.synonyms))
+        rows.append(row)
+    print_table([*columns, "SYNONYMS"] if synonyms else columns, rows)
+
+
+def _is_set(entry: ConfigEntry) -> bool:
+    from kalda.client.admin.configs import ConfigSource
+
+    return entry.source not in (ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG)
+
+
+def _shown(entry: ConfigEntry) -> str | None:
+    return "(hidden)" if entry.is_sensitive else entry.value
+
+
+def _as_json(entry: ConfigEntry) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "value": entry.value,
+        "source": entry.source.name,
+        "sensitive": entry.is_sensitive,
+        "read_only": entry.is_read_only,
+        "synonyms": [{"name": s.name, "value": s.value, "source": s.source.name} for s in entry.synonyms],
+    }
+
+
+@configs.command("alter")
+@click.option("--add-config", metavar="KEY=VALUE", multiple=True, help="Set a config. May be repeated.")
+@click.option("--delete-config", metavar="KEY", multiple=True, help="Go back to the default. May be repeated.")
+@click.option("--append-config", metavar="KEY=ITEM", multiple=True, help="Add an item to a list.")
+@click.option("--subtract-config", metavar="KEY=ITEM", multiple=True, help="Take an item out of a list.")
+@click.option("--validate-only", is_flag=True, help="Only check whether it could be done.")
+@with_cluster
+@_of_resource
+def alter_command(
+    cluster: Cluster,
+    resource: Resource,
+    add_config: tuple[str, ...],
+    delete_config: tuple[str, ...],
+    append_config: tuple[str, ...],
+    subtract_config: tuple[str, ...],
+    validate_only: bool,
+) -> None:
+    """Alter some configs and leave the others as they are.
+
+    \b
+    Examples:
+      kalda configs alter --topic orders --add-config retention.ms=86400000
+      kalda configs alter --topic orders --delete-config retention.ms
+      kalda configs alter --broker-defaults --add-config log.cleaner.threads=2
+    """
+    from kalda.client.admin.configs import Alteration, Operation, alter_configs
+
+    changes = [
+        *(Alteration(k, Operation.SET, v) for k, v in parse_pairs("--add-config", add_config).items()),
+        *(Alteration(key, Operation.DELETE) for key in delete_config),
+        *(Alteration(k, Operation.APPEND, v) for k, v in parse_pairs("--append-config", append_config).items()),
+        *(Alteration(k, Operation.SUBTRACT, v) for k, v in parse_pairs("--subtract-config", subtract_config).items()),
+    ]
+    if not changes:
+        raise click.UsageError("nothing to alter: give --add-config KEY=VALUE or --delete-config KEY")
+    alter_configs(cluster, resource, changes, validate_only=validate_only)
+    click.echo(f"{'Could alter' if validate_only else 'Altered'} {len(changes)} config(s) of {resource}.")

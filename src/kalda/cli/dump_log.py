@@ -1,0 +1,205 @@
+"""`kalda dump-log`: what is in the files of a log directory, without a node.
+
+What records of the cluster's own topics mean is read out of their bytes; by the name of the directory they are in,
+or as --decode says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.base.errors import CorruptRecord
+from kalda.cli.failures import Failure
+from kalda.cli.formats import as_json as bytes_as_json
+
+if TYPE_CHECKING:
+    from kalda.protocol.notation import Struct
+    from kalda.records.builder import Record
+    from kalda.storage.dump import Meaning, Row
+
+_BY_TOPIC = {
+    "__cluster_metadata": "metadata",
+    "__remote_log_metadata": "remote-log-metadata",
+    "__consumer_offsets": "offsets",
+    "__transaction_state": "transactions",
+    "__share_group_state": "share",
+}
+_COORDINATOR_MODULES = {"offsets": "group_records", "transactions": "transaction_records", "share": "share_records"}
+_METADATA_MODULES = {"metadata": "metadata_records", "remote-log-metadata": "remote_log_records"}
+
+
+@click.command("dump-log")
+@click.argument("paths", metavar="FILE|DIR...", nargs=-1, required=True, type=click.Path(exists=True))
+@click.option("--deep", is_flag=True, help="The records of each batch too.")
+@click.option(
+    "--decode",
+    type=click.Choice(["auto", "none", *_BY_TOPIC.values()]),
+    default="auto",
+    show_default=True,
+    help="What the records are. auto: by the name of their directory.",
+)
+@click.option("--max-bytes", type=click.IntRange(min=1), metavar="N", help="Read only so much of each log.")
+@click.option("--json", "as_json", is_flag=True, help="Print an object a line, for programs.")
+def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | None, as_json: bool) -> None:
+    """Show what is in segments, indexes, producer snapshots, checkpoints and metadata snapshots.
+
+    Directories are shown file by file. Exits with 1 where something is damaged.
+
+    \b
+    Examples:
+      kalda dump-log data/orders-0/00000000000000000000.log --deep
+      kalda dump-log data/__cluster_metadata-0 --deep --json
+      kalda dump-log data/__consumer_offsets-7 --deep
+    """
+    from kalda.broker.disk import RealDisk
+    from kalda.storage.dump import dump
+
+    disk = RealDisk()
+    damaged = 0
+    for path, is_named in _files(paths):
+        try:
+            rows = dump(disk, path, records=deep, meaning=_meaning(path, decode), max_bytes=max_bytes)
+        except ValueError as error:
+            if is_named:
+                raise Failure(f"{path}: {error}") from error
+            continue
+        if not as_json:
+            click.echo(f"Dumping {path}")
+        try:
+            for row in rows:
+                damaged += "error" in row
+                _print_row(path, row, as_json)
+        except (ValueError, CorruptRecord) as error:
+            damaged += 1
+            _print_row(path, {"error": str(error)}, as_json)
+    if damaged:
+        raise Failure(f"{damaged} place(s) in these files are damaged; each says how, at `error`")
+
+
+def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
+    """Files, and whether they were named; of directories all, in order."""
+    for path in paths:
+        if not os.path.isdir(path):
+            yield path, True
+            continue
+        for directory, directories, names in os.walk(path):
+            directories.sort()
+            yield from ((os.path.join(directory, name), False) for name in sorted(names))
+
+
+def _print_row(path: str, row: Row, as_json: bool) -> None:
+    if as_json:
+        click.echo(_dump_json({"file": path, **{key: _plain(value) for key, value in row.items()}}))
+        return
+    records = row.pop("records", ())
+    click.echo("  ".join(f"{key}: {_shown(value)}" for key, value in row.items()))
+    assert isinstance(records, list | tuple)
+    for record in records:
+        if "meaning" in record:  # the bytes of it would only be in the way
+            record = {key: value for key, value in record.items() if key not in ("key", "value")}
+        click.echo("| " + "  ".join(f"{key}: {_shown(value)}" for key, value in record.items()))
+
+
+def _dump_json(document: dict[str, object]) -> str:
+    import json
+
+    return json.dumps(document, ensure_ascii=False)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, bytes):
+        try:
+            text = value.decode("utf-8")
+        except UnicodeDecodeError:
+            return "0x" + value.hex()
+        return text if text.isprintable() else repr(text)
+    if isinstance(value, dict | list):
+        return _dump_json_value(value)
+    return str(value)
+
+
+def _dump_json_value(value: object) -> str:
+    import json
+
+    return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    """As JSON has it."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes_as_json(bytes(value))
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _meaning(path: str, decode: str) -> Meaning | None:
+    """How to read the records of the file."""
+    if decode == "auto":
+        directory = os.path.basename(os.path.dirname(os.path.abspath(path)))
+        decode = _BY_TOPIC.get(directory.partition(".")[0].rpartition("-")[0], "none")
+    if decode in _METADATA_MODULES:
+        module = _METADATA_MODULES[decode]
+        return lambda record: _read_metadata(module, record)
+    if decode in _COORDINATOR_MODULES:
+        module = _COORDINATOR_MODULES[decode]
+        return lambda record: _read_coordinator(module, record)
+    return None
+
+
+def _read_metadata(module: str, record: Record) -> object:
+    from kalda.base.errors import InvalidRequest
+    from kalda.protocol.record_framing import decode_metadata_record
+
+    if record.value is None:
+        return None
+    try:
+        said = decode_metadata_record(record.value, module)
+    except InvalidRequest as error:
+        return {"unreadable": error.message}
+    return {"type": type(said.record).__name__, "version": said.version, "data": _fields(said.record)}
+
+
+def _read_coordinator(module: str, record: Record) -> object:
+    from kalda.base.errors import InvalidRequest
+    from kalda.protocol.record_framing import decode_coordinator_key, decode_coordinator_value
+
+    if record.key is None:
+        return None
+    try:
+        key = decode_coordinator_key(module, record.key)
+        said: dict[str, object] = {"type": type(key).__name__.removesuffix("Key"), "key": _fields(key)}
+        if record.value is None:
+            return {**said, "value": None}
+        value = decode_coordinator_value(module, key.RECORD_TYPE, record.value)
+    except InvalidRequest as error:
+        return {"unreadable": error.message}
+    return {**said, "version": value.version, "value": _fields(value.record)}
+
+
+def _fields(struct: Struct) -> dict[str, object]:
+    """A message as JSON values; ids as Kafka writes them."""
+    return {name: _field(struct, name, getattr(struct, name)) for name in type(struct).declared}
+
+
+def _field(struct: Struct, name: str, value: object) -> object:
+    from kalda.base.ids import Uuid, uuid_to_text
+    from kalda.protocol.notation import Struct
+
+    if isinstance(value, Struct):
+        return _fields(value)
+    if isinstance(value, list):
+        return [_field(struct, name, inner) for inner in value]
+    if isinstance(value, bytes) and "Uuid" in type(struct).__annotations__[name]:
+        return uuid_to_text(Uuid(value))
+    return _plain(value)

@@ -1,0 +1,139 @@
+"""`kalda features`: finalized and supported feature levels, and their upgrade and downgrade."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, parse_pairs, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.client.cluster import Cluster
+
+METADATA_VERSION = "metadata.version"
+
+_feature_option = click.option(
+    "-f", "--feature", "levels", metavar="FEATURE=LEVEL", multiple=True, help="A feature's new level. May be repeated."
+)
+_release_option = click.option(
+    "-r", "--release-version", metavar="RELEASE", help="All features at the levels of this release: 4.2, 4.3-IV0."
+)
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Only check whether it could be done.")
+
+
+@click.group()
+def features() -> None:
+    """Feature levels, metadata.version among them."""
+
+
+@features.command("describe")
+@json_option
+@with_cluster
+def describe_command(cluster: Cluster, as_json: bool) -> None:
+    """Describe the levels that the brokers support, and those that the cluster has finalized.
+
+    \b
+    Example:
+      kalda features describe
+    """
+    from kalda.client.admin.features import describe_features
+
+    found = describe_features(cluster)
+    if as_json:
+        print_json({"epoch": found.epoch, "features": [feature._asdict() for feature in found.features]})
+        return
+    print_table(
+        ("FEATURE", "SUPPORTED-MIN", "SUPPORTED-MAX", "FINALIZED", "EPOCH"),
+        [
+            (f.name, *(_level(f.name, level) for level in (f.supported_min, f.supported_max, f.finalized)), found.epoch)
+            for f in found.features
+        ],
+    )
+
+
+def _level(feature: str, level: int) -> str:
+    """metadata.version by the name that releases give it, others by number."""
+    if feature == METADATA_VERSION and level:
+        from kalda.metadata.metadata_version import from_level
+
+        try:
+            return f"{level} ({from_level(level)})"
+        except ValueError:
+            pass  # of a later release
+    return str(level)
+
+
+@features.command("upgrade")
+@_feature_option
+@_release_option
+@_dry_run_option
+@with_cluster
+def upgrade_command(cluster: Cluster, levels: tuple[str, ...], release_version: str | None, dry_run: bool) -> None:
+    """Raise feature levels, all or none of those that are named.
+
+    \b
+    Examples:
+      kalda features upgrade --release-version 4.3
+      kalda features upgrade --feature transaction.version=2 --dry-run
+    """
+    from kalda.client.admin.features import UpgradeType
+
+    _update(cluster, _wanted(levels, release_version), UpgradeType.UPGRADE, dry_run, "Upgraded")
+
+
+@features.command("downgrade")
+@_feature_option
+@_release_option
+@click.option("--unsafe", is_flag=True, help="Even where the metadata holds what the lower level cannot say.")
+@_dry_run_option
+@with_cluster
+def downgrade_command(
+    cluster: Cluster, levels: tuple[str, ...], release_version: str | None, unsafe: bool, dry_run: bool
+) -> None:
+    """Lower feature levels; level 0 turns a feature off.
+
+    \b
+    Example:
+      kalda features downgrade --feature share.version=0
+    """
+    from kalda.client.admin.features import UpgradeType
+
+    kind = UpgradeType.UNSAFE_DOWNGRADE if unsafe else UpgradeType.SAFE_DOWNGRADE
+    _update(cluster, _wanted(levels, release_version), kind, dry_run, "Downgraded")
+
+
+def _wanted(texts: tuple[str, ...], release_version: str | None) -> dict[str, int]:
+    levels = {}
+    if release_version is not None:
+        from kalda.metadata.features import KRAFT_VERSION, default_levels
+        from kalda.metadata.formatter import parse_release_version
+
+        try:
+            version = parse_release_version(release_version, unstable=True)
+        except ValueError as error:
+            raise click.UsageError(f"--release-version {release_version}: {error}") from error
+        levels = {METADATA_VERSION: version.value, **default_levels(version)}
+        del levels[KRAFT_VERSION]  # the quorum's own: it goes up by name only, and never down
+    for name, text in parse_pairs("--feature", texts).items():
+        if not text.isdecimal():
+            raise click.UsageError(f"--feature {name}={text}: a level, 0 or more, is expected")
+        levels[name] = int(text)
+    if not levels:
+        raise click.UsageError("nothing to change: give --feature FEATURE=LEVEL or --release-version RELEASE")
+    return levels
+
+
+def _update(cluster: Cluster, levels: dict[str, int], kind: int, dry_run: bool, done: str) -> None:
+    from kalda.client.admin.features import UpgradeType, describe_features, update_features
+
+    finalized = {feature.name: feature.finalized for feature in describe_features(cluster).features}
+    changes = {name: level for name, level in levels.items() if finalized.get(name, 0) != level}
+    if not changes:
+        click.echo("Nothing to do: all these levels are finalized already.")
+        return
+    update_features(cluster, changes, upgrade_type=UpgradeType(kind), validate_only=dry_run)
+    for name, level in changes.items():
+        word = f"Could have {done.lower()}" if dry_run else done
+        click.echo(f"{word} {name} from {finalized.get(name, 0)} to {level}.")

@@ -1,0 +1,110 @@
+"""How records are printed: as text, as JSON, as they are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from base64 import b64encode
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kalda.records.batch import TimestampType
+
+if TYPE_CHECKING:
+    from kalda.client.fetcher import Fetched
+    from kalda.records.builder import Record
+
+
+class Layout(Enum):
+    """Text is for people: bytes that are not UTF-8 are escaped. Raw prints values and newlines and nothing else."""
+
+    TEXT = "text"
+    JSON = "json"
+    RAW = "raw"
+
+
+class RecordWriter:
+    """Prints records on stdout, and counts them."""
+
+    def __init__(self, layout: Layout, parts: set[str], separator: bytes) -> None:
+        """`parts`, for text, are out of timestamp, partition, offset, headers, key; the value is always there."""
+        self.count = 0
+        self._layout = layout
+        self._parts = parts
+        self._separator = separator
+
+    def write(self, fetched: Fetched, limit: int | None) -> int | None:
+        """Print at most `limit` of the records. Where that left some, the offset of the first of them."""
+        lines: list[bytes] = []
+        left = None
+        for header, records in fetched.batches():
+            if limit is not None and len(lines) + len(records) > limit:
+                rest = records[limit - len(lines) :]
+                left = rest[0].offset
+                records = records[: limit - len(lines)]
+            if self._layout is Layout.JSON:
+                lines += [self._json(fetched, record) for record in records]
+            elif self._layout is Layout.RAW:
+                lines += [record.value or b"" for record in records]
+            elif self._parts:
+                is_log_append = header.timestamp_type is TimestampType.LOG_APPEND
+                lines += [self._text(fetched, record, is_log_append) for record in records]
+            else:
+                lines += [_readable(record.value) for record in records]
+            if left is not None:
+                break
+        self.count += len(lines)
+        if lines:
+            lines.append(b"")
+            sys.stdout.buffer.write(b"\n".join(lines))
+            sys.stdout.buffer.flush()
+        return left
+
+    def _text(self, fetched: Fetched, record: Record, is_log_append: bool) -> bytes:
+        parts, shown = self._parts, []
+        if "timestamp" in parts:
+            kind = "LogAppendTime" if is_log_append else "CreateTime"
+            shown.append(f"{kind}:{record.timestamp}".encode() if record.timestamp >= 0 else b"NO_TIMESTAMP")
+        if "partition" in parts:
+            shown.append(b"Partition:%d" % fetched.partition)
+        if "offset" in parts:
+            shown.append(b"Offset:%d" % record.offset)
+        if "headers" in parts:
+            headers = b",".join(name.encode() + b":" + _readable(value) for name, value in record.headers)
+            shown.append(headers or b"NO_HEADERS")
+        if "key" in parts:
+            shown.append(_readable(record.key))
+        shown.append(_readable(record.value))
+        return self._separator.join(shown)
+
+    def _json(self, fetched: Fetched, record: Record) -> bytes:
+        document = {
+            "topic": fetched.topic,
+            "partition": fetched.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "key": as_json(record.key),
+            "value": as_json(record.value),
+            "headers": [[name, as_json(value)] for name, value in record.headers],
+        }
+        return json.dumps(document, ensure_ascii=False).encode()
+
+
+def _readable(data: bytes | None) -> bytes:
+    if data is None:
+        return b"null"
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "backslashreplace").encode()
+    return data
+
+
+def as_json(data: bytes | None) -> object:
+    """Text where it is UTF-8, else its base64 in an object that says so."""
+    if data is None:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": b64encode(data).decode("ascii")}

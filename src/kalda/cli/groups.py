@@ -1,0 +1,300 @@
+"""`kalda groups`: list, describe, delete, reset-offsets, delete-offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.cli.completion import complete_group, complete_topic
+from kalda.cli.failures import Failure
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, with_cluster
+from kalda.cli.times import parse_duration_ms, parse_time_ms
+
+if TYPE_CHECKING:
+    from kalda.client.admin.groups import Group, Member
+    from kalda.client.cluster import Cluster
+
+
+@click.group()
+def groups() -> None:
+    """Consumer groups: their members, offsets and lag."""
+
+
+@groups.command("list")
+@click.option("--state", "states", multiple=True, help="Only groups in this state: Stable, Empty, … May be repeated.")
+@click.option("--type", "types", multiple=True, help="Only groups of this type: classic, consumer, … May be repeated.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="With type, state and coordinator.")
+@json_option
+@with_cluster
+def list_command(
+    cluster: Cluster, states: tuple[str, ...], types: tuple[str, ...], is_long: bool, as_json: bool
+) -> None:
+    """List groups, one a line.
+
+    \b
+    Examples:
+      kalda groups list
+      kalda groups list --long --state Empty
+    """
+    from kalda.client.admin.groups import list_groups
+
+    found = list_groups(cluster, states=states, types=types)
+    if as_json:
+        print_json([group._asdict() for group in found])
+    elif is_long:
+        rows = [(g.group_id, g.type, g.protocol_type, g.state, g.coordinator) for g in found]
+        print_table(("GROUP", "TYPE", "PROTOCOL", "STATE", "COORDINATOR"), rows)
+    else:
+        for group in found:
+            click.echo(group.group_id)
+
+
+@groups.command("describe")
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
+@click.option("--members", "show_members", is_flag=True, help="Members and what they read, instead of offsets.")
+@click.option("--state", "show_state", is_flag=True, help="Only state, assignor, coordinator, number of members.")
+@json_option
+@with_cluster
+def describe_command(
+    cluster: Cluster, names: tuple[str, ...], show_members: bool, show_state: bool, as_json: bool
+) -> None:
+    """Describe groups: committed offsets, lag, and who reads what.
+
+    \b
+    Examples:
+      kalda groups describe billing
+      kalda groups describe billing --members
+    """
+    from kalda.client.admin.groups import describe_group
+
+    documents = []
+    for name in names:
+        group = describe_group(cluster, name)
+        rows = [] if show_members or show_state else _lag_rows(cluster, group)
+        if as_json:
+            documents.append(
+                {**_group_as_json(group), "offsets": [dict(zip(_LAG_KEYS, row, strict=True)) for row in rows]}
+            )
+        elif show_state:
+            columns = ("GROUP", "TYPE", "STATE", "ASSIGNOR", "COORDINATOR", "MEMBERS")
+            row = (name, group.type, group.state, group.assignor, group.coordinator, len(group.members))
+            print_table(columns, [row])
+        elif show_members:
+            print_table(
+                ("GROUP", "MEMBER", "INSTANCE", "HOST", "CLIENT", "PARTITIONS"),
+                [(name, m.member_id, m.instance_id, m.host, m.client_id, m.partitions) for m in group.members],
+            )
+        else:
+            if not group.members:
+                click.echo(f"Group {name} has no active members.", err=True)
+            print_table(("GROUP", *(key.upper().replace("_", "-") for key in _LAG_KEYS)), [(name, *r) for r in rows])
+    if as_json:
+        print_json(documents)
+
+
+_LAG_KEYS = ("topic", "partition", "current_offset", "log_end_offset", "lag", "member", "host", "client")
+
+
+def _lag_rows(cluster: Cluster, group: Group) -> list[tuple[object, ...]]:
+    """A row for each partition that is committed or assigned. The lag is none where a topic is gone."""
+    from kalda.client.admin.groups import committed_offsets
+
+    committed = committed_offsets(cluster, group.group_id)
+    readers: dict[TopicPartition, Member] = {p: member for member in group.members for p in member.partitions}
+    ends = _ends(cluster, {*committed, *readers})
+    rows: list[tuple[object, ...]] = []
+    for partition in sorted({*committed, *readers}):
+        member, end = readers.get(partition), ends.get(partition)
+        at = committed[partition].offset if partition in committed else None
+        lag = max(0, end - at) if at is not None and end is not None else None
+        who = (member.member_id, member.host, member.client_id) if member else (None, None, None)
+        rows.append((*partition, at, end, lag, *who))
+    return rows
+
+
+def _ends(cluster: Cluster, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
+    from kalda.client.admin.offsets import LATEST, offsets_at
+
+    topics = cluster.metadata(sorted({partition.topic for partition in partitions})).topics if partitions else {}
+    living = {
+        TopicPartition(topic.name, p.partition) for topic in topics.values() for p in topic.partitions if p.leader >= 0
+    }
+    return offsets_at(cluster, sorted(partitions & living), LATEST)
+
+
+def _group_as_json(group: Group) -> dict[str, object]:
+    return {
+        "group": group.group_id,
+        "type": group.type,
+        "state": group.state,
+        "assignor": group.assignor,
+        "coordinator": group.coordinator,
+        "members": [
+            {**member._asdict(), "partitions": [partition._asdict() for partition in member.partitions]}
+            for member in group.members
+        ],
+    }
+
+
+@groups.command("delete")
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
+@click.option("--if-exists", is_flag=True, help="A group that is not there is no failure.")
+@with_cluster
+def delete_command(cluster: Cluster, names: tuple[str, ...], if_exists: bool) -> None:
+    """Delete groups without members, with their offsets.
+
+    \b
+    Example:
+      kalda groups delete billing-test
+    """
+    from kalda.client.admin.groups import delete_group
+
+    for name in names:
+        try:
+            delete_group(cluster, name)
+        except ApiError as error:
+            if not (if_exists and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
+                raise
+        else:
+            click.echo(f"Deleted group {name}.")
+
+
+def _read_partitions(cluster: Cluster, texts: tuple[str, ...]) -> list[TopicPartition]:
+    """`orders` for all its partitions, `orders:0,3` for these."""
+    found: list[TopicPartition] = []
+    for text in texts:
+        topic, colon, numbers = text.partition(":")
+        if not colon:
+            found += cluster.partitions(topic)
+            continue
+        try:
+            found += [TopicPartition(topic, int(number)) for number in numbers.split(",")]
+        except ValueError:
+            raise click.UsageError(f"--topic {text}: TOPIC or TOPIC:PARTITION,PARTITION,... is expected") from None
+    return list(dict.fromkeys(found))
+
+
+@groups.command("reset-offsets")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.option(
+    "--topic", "topics", metavar="TOPIC[:P,P]", multiple=True, shell_complete=complete_topic, help="Of these."
+)
+@click.option("--all-topics", is_flag=True, help="Of all topics that the group has offsets of.")
+@click.option("--to-earliest", is_flag=True, help="To the first offset that there is.")
+@click.option("--to-latest", is_flag=True, help="To the end: what is there already will not be read.")
+@click.option("--to-current", is_flag=True, help="To where the group is, brought into the range that there is.")
+@click.option("--to-offset", type=click.IntRange(min=0), metavar="OFFSET", help="To this offset.")
+@click.option("--shift-by", type=int, metavar="N", help="By so many records, forward or (negative) backward.")
+@click.option("--to-datetime", metavar="TIME", help="To the first record at or after a time: 2026-01-31T12:00:00Z.")
+@click.option("--by-duration", metavar="DURATION", help="To the first record of the last so long: PT1H30M, P2D.")
+@click.option("--execute", is_flag=True, help="Do it; else only show what would be done.")
+@json_option
+@with_cluster
+def reset_command(
+    cluster: Cluster,
+    /,
+    name: str,
+    topics: tuple[str, ...],
+    all_topics: bool,
+    execute: bool,
+    as_json: bool,
+    **where: object,
+) -> None:
+    """Set the offsets from which a group without members will read on.
+
+    Shows what it would do; with --execute it does it.
+
+    \b
+    Examples:
+      kalda groups reset-offsets billing --topic orders --to-earliest
+      kalda groups reset-offsets billing --topic orders:0,1 --shift-by -100 --execute
+      kalda groups reset-offsets billing --all-topics --by-duration PT1H --execute
+    """
+    from kalda.client.admin.groups import commit_offsets, committed_offsets, describe_group
+
+    chosen = {key: value for key, value in where.items() if value is not None and value is not False}
+    if len(chosen) != 1:
+        options = ", ".join(f"--{key.replace('_', '-')}" for key in where)
+        raise click.UsageError(f"say where to, with one of {options}; {len(chosen)} are given")
+    if bool(topics) == all_topics:
+        raise click.UsageError("say of what, with --topic TOPIC[:PARTITION,...] or with --all-topics")
+    how, value = next(iter(chosen.items()))
+    committed = {partition: at.offset for partition, at in committed_offsets(cluster, name).items()}
+    partitions = sorted(committed) if all_topics else _read_partitions(cluster, topics)
+    if not partitions:
+        raise Failure(f"group {name!r} has no offsets; name topics with --topic")
+    new = _new_offsets(cluster, partitions, committed, how, value)
+    if execute:
+        try:
+            group = describe_group(cluster, name)
+        except ApiError as error:
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise
+        else:
+            if group.members:
+                raise Failure(
+                    f"group {name!r} has {len(group.members)} member(s) and is {group.state}; stop them first"
+                )
+        commit_offsets(cluster, name, new)
+    rows = [(*partition, committed.get(partition), offset) for partition, offset in new.items()]
+    if as_json:
+        keys = ("topic", "partition", "old_offset", "new_offset")
+        print_json({"group": name, "executed": execute, "offsets": [dict(zip(keys, r, strict=True)) for r in rows]})
+        return
+    print_table(("GROUP", "TOPIC", "PARTITION", "OLD-OFFSET", "NEW-OFFSET"), [(name, *row) for row in rows])
+    if not execute:
+        click.echo("Nothing was changed; add --execute to do it.", err=True)
+
+
+def _new_offsets(
+    cluster: Cluster, partitions: list[TopicPartition], committed: dict[TopicPartition, int], how: str, value: object
+) -> dict[TopicPartition, int]:
+    """Where each partition's reading shall go on, brought into the range that the partition has."""
+    from kalda.client.admin.offsets import EARLIEST, LATEST, offsets_at
+
+    first, last = offsets_at(cluster, partitions, EARLIEST), offsets_at(cluster, partitions, LATEST)
+    if how == "to_earliest":
+        return first
+    if how == "to_latest":
+        return last
+    if how == "to_datetime":
+        return offsets_at(cluster, partitions, parse_time_ms("--to-datetime", str(value)))
+    if how == "by_duration":
+        return offsets_at(cluster, partitions, parse_duration_ms("--by-duration", str(value)))
+    if how == "to_offset":
+        assert isinstance(value, int)
+        wanted = dict.fromkeys(partitions, value)
+    else:
+        lacking = [str(partition) for partition in partitions if partition not in committed]
+        if lacking:
+            raise Failure(
+                f"the group has no offset of {', '.join(lacking)} to start from; use --to-offset or --to-earliest"
+            )
+        shift = value if how == "shift_by" and isinstance(value, int) else 0
+        wanted = {partition: committed[partition] + shift for partition in partitions}
+    return {p: min(max(offset, first[p]), last[p]) for p, offset in wanted.items()}
+
+
+@groups.command("delete-offsets")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.option(
+    "--topic", "topics", metavar="TOPIC[:P,P]", multiple=True, required=True, shell_complete=complete_topic,
+    help="Of this topic, or these partitions of it. May be repeated.",
+)  # fmt: skip
+@with_cluster
+def delete_offsets_command(cluster: Cluster, name: str, topics: tuple[str, ...]) -> None:
+    """Let a group forget its offsets of topics that none of its members reads.
+
+    \b
+    Example:
+      kalda groups delete-offsets billing --topic orders:0
+    """
+    from kalda.client.admin.groups import delete_offsets
+
+    partitions = _read_partitions(cluster, topics)
+    delete_offsets(cluster, name, partitions)
+    click.echo(f"Deleted the offsets of {len(partitions)} partition(s) from group {name}.")

@@ -1,0 +1,296 @@
+"""`kalda topics`: list, describe, create, alter, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition, uuid_to_text
+from kalda.cli.completion import complete_topic
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, parse_pairs, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.client.admin.topics import EligibleReplicas
+    from kalda.client.cluster import Cluster
+    from kalda.client.metadata import Partition, Topic
+
+
+@click.group()
+def topics() -> None:
+    """List, describe, create, alter and delete topics."""
+
+
+@topics.command("list")
+@click.option("--exclude-internal", is_flag=True, help="Leave out the cluster's own topics.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="With partitions, replication factor and id.")
+@json_option
+@with_cluster
+def list_command(cluster: Cluster, exclude_internal: bool, is_long: bool, as_json: bool) -> None:
+    """List topics, one a line.
+
+    \b
+    Examples:
+      kalda topics list
+      kalda topics list --long --exclude-internal
+    """
+    from kalda.client.admin.topics import list_topics
+
+    found = list_topics(cluster, internal=not exclude_internal)
+    if as_json:
+        print_json([_summary(topic) for topic in found])
+    elif is_long:
+        rows = [(t.name, len(t.partitions), _replication(t), uuid_to_text(t.topic_id), t.is_internal) for t in found]
+        print_table(("TOPIC", "PARTITIONS", "REPLICATION", "ID", "INTERNAL"), rows)
+    else:
+        for topic in found:
+            click.echo(topic.name)
+
+
+@topics.command("describe")
+@click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topic)
+@click.option("--under-replicated-partitions", is_flag=True, help="Only partitions with replicas out of sync.")
+@click.option("--unavailable-partitions", is_flag=True, help="Only partitions without a leader.")
+@click.option("--topics-with-overrides", is_flag=True, help="Only the configs that are set on topics.")
+@json_option
+@with_cluster
+def describe_command(
+    cluster: Cluster,
+    names: tuple[str, ...],
+    under_replicated_partitions: bool,
+    unavailable_partitions: bool,
+    topics_with_overrides: bool,
+    as_json: bool,
+) -> None:
+    """Describe topics and their partitions; all topics where none is named.
+
+    \b
+    Examples:
+      kalda topics describe orders
+      kalda topics describe --under-replicated-partitions
+    """
+    from kalda.client.admin.topics import describe_topics, eligible_replicas, list_topics
+
+    found = describe_topics(cluster, names) if names else list_topics(cluster, internal=True)
+    eligible = eligible_replicas(cluster, [topic.name for topic in found]) if found else {}
+    overrides = {topic.name: _overrides(cluster, topic.name) for topic in found}
+
+    def is_wanted(partition: Partition) -> bool:
+        if unavailable_partitions and partition.leader >= 0:
+            return False
+        return not (under_replicated_partitions and len(partition.isr) >= len(partition.replicas))
+
+    shown = [topic._replace(partitions=tuple(filter(is_wanted, topic.partitions))) for topic in found]
+    is_filtered = under_replicated_partitions or unavailable_partitions
+    if is_filtered:
+        shown = [topic for topic in shown if topic.partitions]
+    if topics_with_overrides:
+        shown = [topic for topic in shown if overrides[topic.name]]
+    if as_json:
+        print_json(
+            [
+                {
+                    **_summary(topic),
+                    "configs": overrides[topic.name],
+                    "partition_details": [_partition(p, topic.name, eligible) for p in topic.partitions],
+                }
+                for topic in shown
+            ]
+        )
+        return
+    for index, topic in enumerate(shown):
+        if index and not topics_with_overrides:
+            click.echo()
+        if not is_filtered:
+            click.echo(_headline(topic, overrides[topic.name]))
+        if not topics_with_overrides:
+            _print_partitions(topic, eligible)
+
+
+def _headline(topic: Topic, configs: dict[str, str | None]) -> str:
+    text = ",".join(f"{name}={value}" for name, value in configs.items()) or "-"
+    return (
+        f"Topic: {topic.name}  TopicId: {uuid_to_text(topic.topic_id)}  PartitionCount: {len(topic.partitions)}  "
+        f"ReplicationFactor: {_replication(topic)}  Configs: {text}"
+    )
+
+
+def _print_partitions(topic: Topic, eligible: dict[TopicPartition, EligibleReplicas]) -> None:
+    columns = ["TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR"]
+    if eligible:
+        columns += ["ELR", "LAST-KNOWN-ELR"]
+    rows = []
+    for p in topic.partitions:
+        leader = p.leader if p.leader >= 0 else "none"
+        row = [topic.name, p.partition, leader, p.leader_epoch, p.replicas, p.isr]
+        if eligible:
+            elr = eligible.get(TopicPartition(topic.name, p.partition))
+            row += [elr.eligible if elr else None, elr.last_known if elr else None]
+        rows.append(row)
+    print_table(columns, rows)
+
+
+def _overrides(cluster: Cluster, name: str) -> dict[str, str | None]:
+    """Configs set on the topic or dynamically on the brokers; none where the caller may not see them."""
+    from kalda.client.admin.configs import ConfigSource, Resource, ResourceType, describe_configs
+
+    shown = (ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_BROKER_CONFIG)
+    try:
+        entries = describe_configs(cluster, Resource(ResourceType.TOPIC, name))
+    except ApiError as error:
+        if error.code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        return {}
+    return {entry.name: entry.value for entry in entries if entry.source in shown}
+
+
+def _summary(topic: Topic) -> dict[str, object]:
+    return {
+        "name": topic.name,
+        "id": uuid_to_text(topic.topic_id),
+        "partitions": len(topic.partitions),
+        "replication_factor": _replication(topic),
+        "internal": topic.is_internal,
+    }
+
+
+def _replication(topic: Topic) -> int:
+    return max((len(partition.replicas) for partition in topic.partitions), default=0)
+
+
+def _partition(p: Partition, topic: str, eligible: dict[TopicPartition, EligibleReplicas]) -> dict[str, object]:
+    elr = eligible.get(TopicPartition(topic, p.partition))
+    return {
+        "partition": p.partition,
+        "leader": p.leader if p.leader >= 0 else None,
+        "leader_epoch": p.leader_epoch,
+        "replicas": p.replicas,
+        "isr": p.isr,
+        "offline_replicas": p.offline_replicas,
+        "elr": elr.eligible if elr else None,
+        "last_known_elr": elr.last_known if elr else None,
+    }
+
+
+def _read_assignment(text: str | None) -> Sequence[Sequence[int]]:
+    """`1:2,2:3`: partition 0 on brokers 1 and 2, partition 1 on 2 and 3."""
+    if text is None:
+        return ()
+    try:
+        return [[int(broker_id) for broker_id in partition.split(":")] for partition in text.split(",")]
+    except ValueError:
+        raise click.UsageError(
+            f"--replica-assignment {text}: broker ids are expected, with : between those of a partition and , between "
+            "partitions"
+        ) from None
+
+
+@topics.command("create")
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
+@click.option("-p", "--partitions", type=click.IntRange(min=1), help="How many partitions. [default: the cluster's]")
+@click.option(
+    "-r", "--replication-factor", type=click.IntRange(1, 32767), help="Replicas of each. [default: the cluster's]"
+)
+@click.option("-c", "--config", "configs", metavar="KEY=VALUE", multiple=True, help="A config of the topic.")
+@click.option("--replica-assignment", metavar="ID:ID,...", help="Place the replicas by hand.")
+@click.option("--if-not-exists", is_flag=True, help="Leave a topic that exists as it is.")
+@click.option("--validate-only", is_flag=True, help="Only check whether it could be created.")
+@json_option
+@with_cluster
+def create_command(
+    cluster: Cluster,
+    names: tuple[str, ...],
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    replica_assignment: str | None,
+    if_not_exists: bool,
+    validate_only: bool,
+    as_json: bool,
+) -> None:
+    """Create topics.
+
+    \b
+    Examples:
+      kalda topics create orders --partitions 6 --replication-factor 3
+      kalda topics create users -p 12 -c cleanup.policy=compact -c min.insync.replicas=2
+      kalda topics create audit --replica-assignment 1:2,2:3,3:1
+    """
+    from kalda.client.admin.topics import BROKER_DEFAULT, NewTopic, create_topics
+
+    if replica_assignment is not None and (partitions is not None or replication_factor is not None):
+        raise click.UsageError("--replica-assignment says both already: leave out --partitions, --replication-factor")
+    settings = parse_pairs("--config", configs)
+    assignment = _read_assignment(replica_assignment)
+    done = []
+    for name in names:
+        topic = NewTopic(name, partitions or BROKER_DEFAULT, replication_factor or BROKER_DEFAULT, settings, assignment)
+        try:
+            done += create_topics(cluster, [topic], validate_only=validate_only)
+        except ApiError as error:
+            if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS):
+                raise
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": topic.name,
+                    "id": uuid_to_text(topic.topic_id),
+                    "partitions": topic.partitions,
+                    "replication_factor": topic.replication_factor,
+                }
+                for topic in done
+            ]
+        )
+        return
+    for created in done:
+        click.echo(f"{'Could create' if validate_only else 'Created'} topic {created.name}.")
+
+
+@topics.command("alter")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
+@click.option("-p", "--partitions", type=click.IntRange(min=1), required=True, help="How many partitions in all.")
+@click.option("--replica-assignment", metavar="ID:ID,...", help="Place the new partitions' replicas by hand.")
+@click.option("--validate-only", is_flag=True, help="Only check whether it could be done.")
+@with_cluster
+def alter_command(
+    cluster: Cluster, name: str, partitions: int, replica_assignment: str | None, validate_only: bool
+) -> None:
+    """Add partitions to a topic. Keys go to other partitions from then on, and none can be taken away.
+
+    \b
+    Examples:
+      kalda topics alter orders --partitions 12
+      kalda configs alter --topic orders --add-config retention.ms=86400000   (for configs)
+    """
+    from kalda.client.admin.topics import create_partitions
+
+    assignment = _read_assignment(replica_assignment) or None
+    create_partitions(cluster, name, partitions, assignment=assignment, validate_only=validate_only)
+    click.echo(f"Topic {name} {'could have' if validate_only else 'has'} {partitions} partitions.")
+
+
+@topics.command("delete")
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
+@click.option("--if-exists", is_flag=True, help="A topic that is not there is no failure.")
+@with_cluster
+def delete_command(cluster: Cluster, names: tuple[str, ...], if_exists: bool) -> None:
+    """Delete topics, with all their records.
+
+    \b
+    Example:
+      kalda topics delete orders-test --if-exists
+    """
+    from kalda.client.admin.topics import delete_topics
+
+    for name in names:
+        try:
+            delete_topics(cluster, [name])
+        except ApiError as error:
+            if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise
+        else:
+            click.echo(f"Deleted topic {name}.")
