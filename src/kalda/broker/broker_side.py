@@ -30,6 +30,7 @@ from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
 from kalda.broker.handlers.table import handler_table
 from kalda.broker.lifecycle import BrokerLifecycle
 from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.peers import FetcherShell, Peers
 from kalda.broker.publisher import BrokerPublisher
 from kalda.broker.shell import Host
 from kalda.coordinator.config import GroupCoordinatorConfig
@@ -87,7 +88,15 @@ class BrokerSide:
         self._config = config
         self.logs = logs
         self.cache = MetadataCache()
-        self.replicas = ReplicaManager(config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists)
+        self._peers = Peers(config, self.cache, channel, lambda: lifecycle.broker_epoch, clock, timers)
+        self.replicas = ReplicaManager(
+            config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists, self._peers
+        )
+        self._fetchers = FetcherShell(
+            config, cluster_id, self.cache, lambda: lifecycle.broker_epoch, clock, host.rng.random
+        )
+        self.replicas.following = self._fetchers
+        self._peers.watch(self.replicas)
         coordinator = GroupCoordinator(
             GroupCoordinatorConfig.from_properties(config.values),
             GroupLog(self.replicas),
@@ -171,9 +180,11 @@ class BrokerSide:
 
     # -- the end
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop what runs by itself; the logs are closed by their manager."""
         self.groups.close()
+        self._peers.close()
+        await self._fetchers.close()
 
 
 def _nothing(config: ServerConfig) -> None:

@@ -161,7 +161,6 @@ class ReplicaFetcher:
             return None
         config = self._config
         request = FetchRequest(
-            replica_id=config.broker_id,
             replica_state=FetchRequestReplicaState(replica_id=config.broker_id, replica_epoch=self._broker_epoch()),
             cluster_id=config.cluster_id,
             max_wait_ms=config.wait_max_ms,

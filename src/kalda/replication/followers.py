@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
+from kalda.base.ids import TopicPartition, Uuid
 
 UNKNOWN = -1
 
@@ -126,7 +126,7 @@ class Cluster(Protocol):
     def propose(
         self,
         topic_partition: TopicPartition,
-        topic_id: bytes,
+        topic_id: Uuid,
         proposal: IsrProposal,
         answered: Callable[[IsrOutcome], None],
     ) -> None:
@@ -148,7 +148,7 @@ class Alone:
     def propose(
         self,
         topic_partition: TopicPartition,
-        topic_id: bytes,
+        topic_id: Uuid,
         proposal: IsrProposal,
         answered: Callable[[IsrOutcome], None],
     ) -> None:

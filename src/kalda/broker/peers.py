@@ -1,0 +1,201 @@
+"""The rest of the cluster, as a broker's replicas see it: who may join an ISR, whom to copy from, whom to tell.
+
+Carries out what the replication floor decides: proposals go to the controller, fetch requests to leaders, each fetcher
+in a task of its own over a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kalda.base.clock import Clock
+from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.scheduling import Timer, Timers
+from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.network.client import RpcClient
+from kalda.replication.alter_partition import AlterPartitionQueue
+from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
+from kalda.replication.fetchers import ReplicaFetchers
+from kalda.replication.followers import IsrOutcome, IsrProposal
+from kalda.replication.partition import Partition
+from kalda.replication.replica_manager import ReplicaManager
+
+log = logging.getLogger("kalda.peers")
+
+_CONNECT_BACKOFF_MS = 20
+
+
+class Peers:
+    """What one broker's partitions know of the cluster (`kalda.replication.followers.Cluster`)."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        cache: MetadataCache,
+        channel: ControllerChannel,
+        broker_epoch: Callable[[], int],
+        clock: Clock,
+        timers: Timers,
+    ) -> None:
+        self.lag_max_ms: int = config["replica.lag.time.max.ms"]
+        self._cache = cache
+        self._clock = clock
+        self._timers = timers
+        self._timer: Timer | None = None
+        self._isr_changes = AlterPartitionQueue(config.node_id, broker_epoch, channel.send, timers)
+
+    def now_ms(self) -> int:
+        """A clock that never goes back."""
+        return self._clock.mono_ms()
+
+    def eligible_epoch(self, broker_id: int) -> int | None:
+        """The broker epoch of one that may join an ISR (KIP-841)."""
+        broker = self._cache.image.cluster.brokers.get(broker_id)
+        return None if broker is None or broker.fenced or broker.in_controlled_shutdown else broker.epoch
+
+    def propose(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: Uuid,
+        proposal: IsrProposal,
+        answered: Callable[[IsrOutcome], None],
+    ) -> None:
+        """Have the controller decide on an ISR."""
+        log.info("%s: the ISR should be %s, in leader epoch %d", topic_partition, proposal.isr, proposal.leader_epoch)
+        self._isr_changes.propose(topic_id, topic_partition.partition, proposal, answered)
+
+    def watch(self, replicas: ReplicaManager) -> None:
+        """Look for followers that do not keep pace, from now on."""
+
+        def look() -> None:
+            self._timer = self._timers.call_later_ms(max(1, self.lag_max_ms // 2), look)
+            replicas.shrink_isrs()
+
+        self._timer = self._timers.call_later_ms(max(1, self.lag_max_ms // 2), look)
+
+    def close(self) -> None:
+        """Propose nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._isr_changes.close()
+
+
+class FetcherShell:
+    """Carries out the requests of all fetchers of a broker (`kalda.replication.replica_manager.Following`)."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        cluster_id: str,
+        cache: MetadataCache,
+        broker_epoch: Callable[[], int],
+        clock: Clock,
+        random: Callable[[], float],
+    ) -> None:
+        self._broker_id = config.node_id
+        self._listener = config.inter_broker_listener_name
+        self._timeout_ms: int = config["replica.socket.timeout.ms"]
+        self._cache = cache
+        self._clock = clock
+        self._random = random
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fetchers = ReplicaFetchers(
+            FetcherConfig(
+                config.node_id,
+                cluster_id,
+                backoff_ms=config["replica.fetch.backoff.ms"],
+                wait_max_ms=config["replica.fetch.wait.max.ms"],
+                min_bytes=config["replica.fetch.min.bytes"],
+                partition_max_bytes=config["replica.fetch.max.bytes"],
+                response_max_bytes=config["replica.fetch.response.max.bytes"],
+                fetchers_a_leader=config["num.replica.fetchers"],
+            ),
+            broker_epoch,
+            self._start,
+        )
+
+    def follow(self, partition: Partition) -> None:
+        """Copy a partition from its leader."""
+        self._fetchers.follow(partition)
+
+    def stop(self, partition: Partition) -> None:
+        """Copy it no longer."""
+        self._fetchers.stop(partition)
+
+    def _start(self, fetcher: ReplicaFetcher) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(fetcher))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.critical("a fetcher has failed", exc_info=failure)
+
+    async def _run(self, fetcher: ReplicaFetcher) -> None:
+        awake = asyncio.Event()
+        fetcher.wake = awake.set
+        client: RpcClient | None = None
+        address: tuple[str, int] | None = None
+        try:
+            while True:
+                awake.clear()
+                now_ms = self._clock.mono_ms()
+                request = fetcher.next_request(now_ms)
+                if request is None:
+                    await _wait(awake, fetcher.deadline_ms(now_ms), now_ms)
+                    continue
+                try:
+                    current = self._address_of(fetcher.leader_id)
+                    if client is None or current != address:
+                        if client is not None:
+                            client.close()
+                        client, address = self._client(current), current
+                    response = await client.request(request, timeout_ms=self._timeout_ms)
+                except ApiError as error:
+                    fetcher.on_failure(error, self._clock.mono_ms())
+                else:
+                    fetcher.on_response(response, self._clock.mono_ms())
+        finally:
+            if client is not None:
+                client.close()
+
+    def _address_of(self, broker_id: int) -> tuple[str, int]:
+        broker = self._cache.image.cluster.brokers.get(broker_id)
+        endpoint = None if broker is None else broker.listeners.get(self._listener)
+        if endpoint is None:
+            raise ApiError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} has no known listener {self._listener}")
+        return endpoint.host, endpoint.port
+
+    def _client(self, address: tuple[str, int]) -> RpcClient:
+        return RpcClient(
+            *address,
+            rng=self._random,
+            client_id=f"broker-{self._broker_id}-fetcher",
+            connect_timeout_ms=self._timeout_ms,
+            backoff_ms=_CONNECT_BACKOFF_MS,
+            backoff_max_ms=_CONNECT_BACKOFF_MS,
+        )
+
+    async def close(self) -> None:
+        """Fetch nothing any more."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _wait(awake: asyncio.Event, deadline_ms: int | None, now_ms: int) -> None:
+    """Until woken, or until the deadline."""
+    if deadline_ms is None:
+        await awake.wait()
+        return
+    try:
+        async with asyncio.timeout(max(1, deadline_ms - now_ms) / 1000):
+            await awake.wait()
+    except TimeoutError:
+        pass
