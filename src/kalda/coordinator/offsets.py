@@ -252,6 +252,10 @@ class Offsets:
             results: list[OffsetDeleteResponsePartition] = []
             for partition in topic.partitions:
                 index = partition.partition_index
+                if not self._topics.has_partition(topic.name, index):
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    results.append(OffsetDeleteResponsePartition(partition_index=index, error_code=code))
+                    continue
                 results.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
                 if error is ErrorCode.NONE and (
                     (offsets is not None and (topic.name, index) in offsets)

@@ -16,6 +16,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.dispatch import Handler, Reply, RequestContext
 from kalda.broker.forwarding import Forwarding
+from kalda.broker.loggers import DYNAMIC_LOGGER_SOURCE, LoggerChange, alter_loggers, logger_levels
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.configs import ConfigResource, ConfigResourceType, broker_resource
 from kalda.protocol.messages import configs as messages
@@ -57,7 +58,9 @@ class ConfigHandlers:
     def layers(self) -> Layers:
         """This broker's configuration, layer by layer."""
         configs = self._metadata.image.configs
-        return Layers(self._static.properties, configs.of(broker_resource(None)), configs.of_broker(self._broker_id))
+        return Layers(
+            self._static.properties, configs.of(broker_resource(None)), configs.of(broker_resource(self._broker_id))
+        )
 
     def effective(self) -> ServerConfig:
         """What the layers give."""
@@ -74,6 +77,9 @@ class ConfigHandlers:
             )
             response.results.append(result)
             try:
+                if resource.resource_type == _LOGGERS:
+                    result.configs = self._loggers(resource)
+                    continue
                 kind = _kind(resource.resource_type)
                 for entry in self._entries(kind, resource):
                     result.configs.append(_described(entry, kind, request))
@@ -84,7 +90,7 @@ class ConfigHandlers:
 
     def _entries(self, kind: ConfigResourceType, resource: DescribeConfigsResource) -> list[describe.Entry]:
         name = resource.resource_name
-        keys: Collection[str] | None = resource.configuration_keys
+        keys: Collection[str] | None = resource.configuration_keys or None
         if kind is ConfigResourceType.TOPIC:
             return self._topic(name, keys)
         layers = self.layers()
@@ -110,6 +116,13 @@ class ConfigHandlers:
         overrides = self._metadata.image.configs.of_topic(name)
         return describe.describe_topic(self.layers(), self.effective(), overrides, keys)
 
+    def _loggers(self, resource: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:
+        self._check_broker(resource.resource_name)
+        return [
+            DescribeConfigsResourceResult(name=name, value=level, config_source=DYNAMIC_LOGGER_SOURCE)
+            for name, level in logger_levels(resource.configuration_keys or None)
+        ]
+
     def _check_broker(self, name: str) -> None:
         if name != str(self._broker_id):
             raise ApiError(
@@ -133,16 +146,20 @@ class ConfigHandlers:
         A request is refused here only when all its resources are: otherwise the controller answers for the rest, and
         its own tables refuse what no broker could take.
         """
+        incremental = isinstance(request, IncrementalAlterConfigsRequest)
+        if incremental and request.resources and all(each.resource_type == _LOGGERS for each in request.resources):
+            return self._alter_loggers(request)
         refused: list[tuple[Any, ApiError]] = []
         for resource in request.resources:
-            if resource.resource_type == ConfigResourceType.BROKER:
-                try:
-                    self._check_alteration(resource, isinstance(request, IncrementalAlterConfigsRequest))
-                except ApiError as error:
-                    refused.append((resource, error))
+            try:
+                self._check_shape(resource, incremental)
+                if resource.resource_type == ConfigResourceType.BROKER:
+                    self._check_alteration(resource, incremental)
+            except ApiError as error:
+                refused.append((resource, error))
         if not refused or len(refused) < len(request.resources):
             return forwarding.forward(context, request)
-        if isinstance(request, IncrementalAlterConfigsRequest):
+        if incremental:
             return IncrementalAlterConfigsResponse(
                 responses=[
                     IncrementalAlterConfigsResponseAlterConfigsResourceResponse(**_refusal(resource, error))
@@ -155,6 +172,32 @@ class ConfigHandlers:
                 for resource, error in refused
             ]
         )
+
+    def _alter_loggers(self, request: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
+        """Levels of this process's loggers: nobody else's business, and gone with the process."""
+        response = IncrementalAlterConfigsResponse()
+        for resource in request.resources:
+            answer = IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
+                error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
+            )
+            response.responses.append(answer)
+            try:
+                self._check_broker(resource.resource_name)
+                changes = [LoggerChange(each.name, each.config_operation, each.value) for each in resource.configs]
+                alter_loggers(changes, request.validate_only)
+            except ApiError as error:
+                answer.error_code, answer.error_message = error.code, error.message
+        return response
+
+    def _check_shape(self, resource: Any, incremental: bool) -> None:
+        """What is wrong whatever the state is."""
+        known = (*_DOCUMENTED_AS, _LOGGERS) if incremental else tuple(_DOCUMENTED_AS)
+        if resource.resource_type not in known:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
+        if not incremental:
+            nulls = [config.name for config in resource.configs if config.value is None]
+            if nulls:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
 
     def _check_alteration(self, resource: Any, incremental: bool) -> None:
         name = resource.resource_name

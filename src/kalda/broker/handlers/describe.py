@@ -124,7 +124,7 @@ class DescribeHandlers:
             parts = dict(entity)
             if _matches(parts, request.components, request.strict):
                 entries.append(_quota_entry(parts, quotas))
-        return DescribeClientQuotasResponse(entries=entries, error_message=None)
+        return DescribeClientQuotasResponse(entries=entries)
 
     def _check_components(self, components: Iterable[ComponentData]) -> None:
         seen: set[str] = set()
@@ -157,9 +157,9 @@ class DescribeHandlers:
         """Mechanisms and iterations of some users, or of all; never the keys."""
         scram = self._metadata.image.scram
         names = [user.name for user in request.users] if request.users else []
-        response = DescribeUserScramCredentialsResponse(error_message=None)
+        response = DescribeUserScramCredentialsResponse()
         for name in dict.fromkeys(names) if names else scram.users():
-            result = DescribeUserScramCredentialsResult(user=name, error_message=None)
+            result = DescribeUserScramCredentialsResult(user=name)
             response.results.append(result)
             mechanisms = scram.mechanisms_of(name)
             if names.count(name) > 1:

@@ -62,5 +62,6 @@ class GroupHandlers:
         response = self._coordinator.describe_groups(context, request, now_ms)
         if request.include_authorized_operations and isinstance(response, DescribeGroupsResponse):
             for group in response.groups:
-                group.authorized_operations = GROUP_OPERATIONS
+                if not group.error_code:
+                    group.authorized_operations = GROUP_OPERATIONS
         return response

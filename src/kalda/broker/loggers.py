@@ -1,0 +1,78 @@
+"""A broker's loggers as a config resource: what they say, and how much (KIP-412).
+
+Each logger that this process has is a key, its level the value; changes last until the process ends. The names of the
+levels are Kafka's, which knows one below DEBUG and calls the highest FATAL.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+
+ROOT = "root"
+DYNAMIC_LOGGER_SOURCE = 6
+_LEVELS = {
+    "TRACE": 5,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+_SET, _DELETE = 0, 1
+
+
+class LoggerChange(NamedTuple):
+    """One key of an incremental alteration."""
+
+    name: str
+    operation: int
+    level: str | None
+
+
+def logger_levels(names: Collection[str] | None = None) -> list[tuple[str, str]]:
+    """Loggers, by name, with the level that is in force; all, or those named."""
+    known = [ROOT, *sorted(name for name, each in _loggers().items() if isinstance(each, logging.Logger))]
+    return [(name, _level(name)) for name in known if names is None or name in names]
+
+
+def alter_loggers(changes: Iterable[LoggerChange], validate_only: bool) -> None:
+    """Set and unset levels, all or none. Raises `ApiError`."""
+    changes = list(changes)
+    for change in changes:
+        _check(change)
+    if not validate_only:
+        for change in changes:
+            level = _LEVELS[change.level or ""] if change.operation == _SET else logging.NOTSET
+            _logger(change.name).setLevel(level)
+
+
+def _check(change: LoggerChange) -> None:
+    if change.operation not in (_SET, _DELETE):
+        raise ApiError(ErrorCode.INVALID_REQUEST, "The level of a logger is one value: it is set or deleted")
+    if change.name != ROOT and not isinstance(_loggers().get(change.name), logging.Logger):
+        raise ApiError(ErrorCode.INVALID_CONFIG, f"Logger {change.name} does not exist!")
+    if change.operation == _DELETE and change.name == ROOT:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Removing the log level of the root logger is not allowed")
+    if change.operation == _SET and change.level not in _LEVELS:
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG,
+            f"Cannot set the log level of {change.name} to {change.level!r}: it is one of {', '.join(_LEVELS)}",
+        )
+
+
+def _loggers() -> dict[str, logging.Logger | logging.PlaceHolder]:
+    return logging.Logger.manager.loggerDict
+
+
+def _logger(name: str) -> logging.Logger:
+    return logging.getLogger() if name == ROOT else logging.getLogger(name)
+
+
+def _level(name: str) -> str:
+    effective = _logger(name).getEffectiveLevel()
+    fitting = [word for word, level in _LEVELS.items() if level <= effective]
+    return fitting[-1] if fitting else "TRACE"
