@@ -7,6 +7,7 @@ cannot be said in that version, which is a fault of this program and not of a pe
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TypeVar
 
 from kalda.base.errors import InvalidRequest
@@ -27,20 +28,34 @@ def decode(cls: type[M], buffer: Buffer, version: int, pos: int = 0) -> M:
 
 def decode_at(cls: type[M], buffer: Buffer, version: int, pos: int = 0) -> tuple[M, int]:
     """The message that starts at `pos`, and the position after it. `Records` fields are views of `buffer`."""
-    decoder = _decoders.get((cls, version))
-    if decoder is None:
-        decoder = _decoders[cls, version] = compile_decoder(cls, version)
-    try:
-        message, end = decoder(buffer, pos)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{cls.__name__} v{version}: {error.message}") from None
-    except (struct.error, IndexError):
-        raise InvalidRequest(f"{cls.__name__} v{version} is cut short at {len(buffer)} bytes") from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{cls.__name__} v{version} holds a string that is not UTF-8: {error.reason}") from None
-    if end > len(buffer):
-        raise InvalidRequest(f"{cls.__name__} v{version} is cut short at {len(buffer)} bytes")
-    return message, end
+    return decoder(cls, version)(buffer, pos)
+
+
+def decoder(cls: type[M], version: int) -> Callable[[Buffer, int], tuple[M, int]]:
+    """What `decode_at` does, for one version: to be kept where requests pass by the thousand."""
+    known = _decoders.get((cls, version))
+    if known is None:
+        known = _decoders[cls, version] = _checked(cls, version, compile_decoder(cls, version))
+    return known
+
+
+def _checked(cls: type[M], version: int, unchecked: Decoder) -> Decoder:
+    def decode_whole(buffer: Buffer, pos: int) -> tuple[M, int]:
+        try:
+            found = unchecked(buffer, pos)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{cls.__name__} v{version}: {error.message}") from None
+        except (struct.error, IndexError):
+            raise InvalidRequest(f"{cls.__name__} v{version} is cut short at {len(buffer)} bytes") from None
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(
+                f"{cls.__name__} v{version} holds a string that is not UTF-8: {error.reason}"
+            ) from None
+        if found[1] > len(buffer):
+            raise InvalidRequest(f"{cls.__name__} v{version} is cut short at {len(buffer)} bytes")
+        return found
+
+    return decode_whole
 
 
 def encode_buffers(message: Message, version: int, head: bytes = b"") -> list[Buffer]:

@@ -21,6 +21,7 @@ from kalda.protocol.varint import decode_unsigned
 
 _REQUEST = _Struct(">hhih")
 _CORRELATION = _Struct(">i")
+_new_tuple = tuple.__new__
 
 
 class RequestHeader(NamedTuple):
@@ -60,7 +61,7 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
         raise InvalidRequest(f"API key {api_key} is unknown")
     if api.flexible_from is not None and api_version >= api.flexible_from:
         pos = _skip_tagged(frame, pos)
-    return RequestHeader(api_key, api_version, correlation_id, client_id, pos)
+    return _new_tuple(RequestHeader, (api_key, api_version, correlation_id, client_id, pos))
 
 
 def _skip_tagged(frame: Buffer, pos: int) -> int:
