@@ -18,7 +18,7 @@ from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.network.connection import Answer, Buffer, Connection
 from kalda.protocol.apis import API, Api, ApiKey, request_class
-from kalda.protocol.codec import decode
+from kalda.protocol.codec import decoder
 from kalda.protocol.framing import RequestHeader, decode_request_header, encode_response
 from kalda.protocol.messages.metadata import (
     ApiVersion,
@@ -67,6 +67,7 @@ class Encoded:
 
 Reply = Response | Encoded | Pending[Any] | None
 Handler = Callable[[RequestContext, Any], Reply]
+Route = tuple[Api, Handler, Callable[[Buffer, int], tuple[Any, int]]]
 
 
 class Features:
@@ -91,6 +92,7 @@ class Dispatcher:
             key: (API[key], API[key].lowest, API[key].highest_served(unstable_versions), handler)
             for key, handler in handlers.items()
         }
+        self._routes: dict[tuple[int, ...], Route] = {}
         api_versions = API[ApiKey.API_VERSIONS]
         self._entries[ApiKey.API_VERSIONS] = (
             api_versions,
@@ -107,16 +109,11 @@ class Dispatcher:
     def answer(self, context: RequestContext) -> Answer:
         """Answer the request in `context.frame`."""
         header = context.header
-        entry = self._entries.get(header.api_key)
-        if entry is None:
-            raise InvalidRequest(f"{API[header.api_key].name} is not served on listener {context.listener_name}")
-        api, lowest, highest, handler = entry
-        version = header.api_version
-        if not lowest <= version <= highest:
-            if api.key is ApiKey.API_VERSIONS:
-                return encode_response(header.correlation_id, self._unsupported_api_versions(), 0)
-            raise InvalidRequest(f"{api.name} has versions {lowest} to {highest} here, not {version}")
-        request = decode(request_class(api.key), context.frame, version, header.body_at)
+        route = self._routes.get(header[:2]) or self._new_route(context)
+        if route is None:
+            return encode_response(header.correlation_id, self._unsupported_api_versions(), 0)
+        api, handler, decode = route
+        request = decode(context.frame, header.body_at)[0]
         try:
             reply = handler(context, request)
         except ApiError as error:
@@ -124,6 +121,22 @@ class Dispatcher:
         if type(reply) is Pending:
             return self._later(api, context, request, reply)
         return self._encode(context, reply)
+
+    def _new_route(self, context: RequestContext) -> Route | None:
+        """How requests of this API and version are answered from now on. None for a version of ApiVersions that is not
+        served; any other raises `InvalidRequest`."""
+        header = context.header
+        entry = self._entries.get(header.api_key)
+        if entry is None:
+            raise InvalidRequest(f"{API[header.api_key].name} is not served on listener {context.listener_name}")
+        api, lowest, highest, handler = entry
+        version = header.api_version
+        if not lowest <= version <= highest:
+            if api.key is ApiKey.API_VERSIONS:
+                return None
+            raise InvalidRequest(f"{api.name} has versions {lowest} to {highest} here, not {version}")
+        route = self._routes[header[:2]] = (api, handler, decoder(request_class(api.key), version))
+        return route
 
     def _encode(self, context: RequestContext, reply: Reply) -> list[Buffer] | None:
         if reply is None:

@@ -63,14 +63,25 @@ def encode_buffers(message: Message, version: int, head: bytes = b"") -> list[Bu
 
     `head` is what stands before the message in the first buffer: its header, where it has one.
     """
-    cls = type(message)
-    encoder = _encoders.get((cls, version))
-    if encoder is None:
-        encoder = _encoders[cls, version] = compile_encoder(cls, version)
-    try:
-        return encoder(message, bytearray(head))
-    except struct.error as error:
-        raise ValueError(f"{cls.__name__} v{version}: {error}") from error
+    return encoder(type(message), version)(message, bytearray(head))
+
+
+def encoder(cls: type[Message], version: int) -> Encoder:
+    """What `encode_buffers` does, for one version; its second argument, the first buffer so far, is added to."""
+    known = _encoders.get((cls, version))
+    if known is None:
+        known = _encoders[cls, version] = _sayable(cls, version, compile_encoder(cls, version))
+    return known
+
+
+def _sayable(cls: type[Message], version: int, unchecked: Encoder) -> Encoder:
+    def encode_whole(message: Message, head: bytearray) -> list[Buffer]:
+        try:
+            return unchecked(message, head)
+        except struct.error as error:
+            raise ValueError(f"{cls.__name__} v{version}: {error}") from error
+
+    return encode_whole
 
 
 def encode(message: Message, version: int) -> bytes:

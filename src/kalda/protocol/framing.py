@@ -7,6 +7,7 @@ where there are any.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from struct import Struct as _Struct
 from struct import error as _struct_error
@@ -14,13 +15,15 @@ from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
 from kalda.protocol.apis import API, Api, api_of
-from kalda.protocol.codec import encode_buffers
+from kalda.protocol.codec import encode_buffers, encoder
 from kalda.protocol.decoder import MAX_TAGGED_FIELDS
+from kalda.protocol.encoder import Encoder
 from kalda.protocol.notation import Buffer, Request, Response
 from kalda.protocol.varint import decode_unsigned
 
 _REQUEST = _Struct(">hhih")
 _CORRELATION = _Struct(">i")
+_TAGGED_CORRELATION = _Struct(">ix")
 _new_tuple = tuple.__new__
 
 
@@ -91,14 +94,15 @@ def encode_request(request: Request, version: int, correlation_id: int, client_i
 
 def encode_response(correlation_id: int, response: Response, version: int) -> list[Buffer]:
     """A response with its header, without the size."""
-    header = _CORRELATION.pack(correlation_id) + _response_tags(type(response), version)
-    return encode_buffers(response, version, header)
+    encode, pack = _response_encoder(type(response), version)
+    return encode(response, bytearray(pack(correlation_id)))
 
 
 @cache
-def _response_tags(cls: type[Response], version: int) -> bytes:
-    """What follows the correlation id: an empty tagged section, or nothing."""
-    return b"\x00" if api_of(cls.API_KEY).response_header_version(version) else b""
+def _response_encoder(cls: type[Response], version: int) -> tuple[Encoder, Callable[[int], bytes]]:
+    """The body's encoder, and what makes the header: the correlation id, with an empty tagged section or without."""
+    tagged = api_of(cls.API_KEY).response_header_version(version)
+    return encoder(cls, version), (_TAGGED_CORRELATION if tagged else _CORRELATION).pack
 
 
 def decode_response_header(api: Api, version: int, frame: Buffer) -> tuple[int, int]:
