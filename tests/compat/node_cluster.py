@@ -1,0 +1,119 @@
+"""Several nodes as real processes on loopback, for tests that kill, stop and restart them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import AdminClient, NewTopic
+from lone_node import CLUSTER_ID, SERVES, LoneNode, free_ports
+
+from kalda.cli.storage import storage
+
+SETTINGS: dict[str, object] = {
+    "offsets.topic.num.partitions": 4,
+    "offsets.topic.replication.factor": 3,
+    "broker.session.timeout.ms": 2_000,
+    "broker.heartbeat.interval.ms": 300,
+    "replica.lag.time.max.ms": 5_000,
+    "controller.quorum.election.timeout.ms": 500,
+    "controller.quorum.fetch.timeout.ms": 1_000,
+}
+
+
+class ClusterNode(LoneNode):
+    """One node of a cluster with static voters."""
+
+    def __init__(self, home: Path, node_id: int, settings: Mapping[str, object]) -> None:
+        super().__init__(home, {**SETTINGS, "node.id": node_id, **settings})
+        del self.properties["controller.quorum.bootstrap.servers"]
+        self.node_id = node_id
+
+    def format(self, cluster_id: str = CLUSTER_ID, *arguments: str) -> None:
+        command = ["format", "-t", cluster_id, "-c", str(self.file), "--ignore-formatted", *arguments]
+        storage.main(command, standalone_mode=False)
+
+
+class NodeCluster:
+    """Nodes 1 to `size`, each broker and controller."""
+
+    def __init__(self, home: Path, size: int = 3, settings: Mapping[str, object] | None = None) -> None:
+        self.nodes = {
+            node_id: ClusterNode(home / f"node{node_id}", node_id, settings or {}) for node_id in range(1, size + 1)
+        }
+        ports = iter(free_ports(2 * size))
+        for node in self.nodes.values():
+            node.port, node.controller_port = next(ports), next(ports)
+            listeners = f"PLAINTEXT://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{node.controller_port}"
+            node.properties["listeners"] = node.properties["advertised.listeners"] = listeners
+        voters = ",".join(f"{node.node_id}@127.0.0.1:{node.controller_port}" for node in self.nodes.values())
+        for node in self.nodes.values():
+            node.properties["controller.quorum.voters"] = voters
+
+    def __enter__(self) -> NodeCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes.values():
+            node.__exit__()
+
+    @property
+    def addresses(self) -> str:
+        """For clients' `bootstrap.servers`."""
+        return ",".join(node.address for node in self.nodes.values())
+
+    def start(self) -> None:
+        """Format and start all of them, and wait until they serve."""
+        for node in self.nodes.values():
+            node.format()
+        for node in self.nodes.values():
+            node.launch()
+        for node in self.nodes.values():
+            node.wait_line(SERVES, 60)
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.addresses, "log_level": 0})
+
+    def create(self, topic: str, partitions: int, **configs: str) -> None:
+        """A topic with a replica on every node."""
+        config = {name.replace("_", "."): value for name, value in configs.items()}
+        self.admin.create_topics([NewTopic(topic, partitions, len(self.nodes), config=config)])[topic].result(30)
+
+    def partition(self, topic: str, index: int) -> Any:
+        """What a fresh client is told of a partition; None while it is told nothing."""
+        told = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return told.get(index)
+
+    def leader(self, topic: str, index: int) -> ClusterNode:
+        """The node that leads a partition, once there is one."""
+        found: list[ClusterNode] = []
+
+        def is_led() -> bool:
+            partition = self.partition(topic, index)
+            if partition is not None and partition.leader in self.nodes:
+                found.append(self.nodes[partition.leader])
+            return bool(found)
+
+        wait_until(is_led, f"{topic}-{index} has a leader")
+        return found[0]
+
+    def wait_in_sync(self, topic: str, partitions: int) -> None:
+        """Until every replica is in the ISR."""
+
+        def is_whole() -> bool:
+            told = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+            return len(told) == partitions and all(len(each.isrs) == len(self.nodes) for each in told.values())
+
+        wait_until(is_whole, f"every replica of {topic} is in sync")
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    """Ask until it holds; fails where it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain until {what}"
+        time.sleep(0.05)

@@ -1,0 +1,182 @@
+"""Three nodes, one cluster: replicas, failover, rolling restarts, as librdkafka's clients see them.
+
+What was acknowledged to an idempotent producer with acks=all is there, once and in order, whoever was killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from node_cluster import NodeCluster, wait_until
+
+pytestmark = pytest.mark.compat
+
+ROUNDS = int(os.environ.get("KALDA_CLUSTER_ROUNDS", "3"))
+PARTITIONS = 3
+TOPIC = "orders"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[NodeCluster]:
+    with NodeCluster(tmp_path) as made:
+        made.start()
+        yield made
+
+
+class Writer(threading.Thread):
+    """Writes numbered records to all partitions until told to stop; remembers what was acknowledged."""
+
+    def __init__(self, addresses: str) -> None:
+        super().__init__(daemon=True)
+        self.acknowledged: dict[int, list[int]] = defaultdict(list)
+        self.failures: list[str] = []
+        self._stopped = threading.Event()
+        self._producer = Producer(
+            {
+                "bootstrap.servers": addresses,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 2,
+                "delivery.timeout.ms": 90_000,
+                "topic.metadata.refresh.fast.interval.ms": 100,
+                "reconnect.backoff.max.ms": 500,
+                "retry.backoff.ms": 50,
+                "retry.backoff.max.ms": 200,
+                "log_level": 0,
+            }
+        )
+
+    def run(self) -> None:
+        for number in itertools.count():
+            if self._stopped.wait(0.001):
+                break
+            self._producer.produce(TOPIC, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._delivered)
+            self._producer.poll(0)
+        assert self._producer.flush(60) == 0, "not everything was acknowledged or refused"
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.failures.append(str(error))
+        else:
+            self.acknowledged[message.partition()].append(int(message.value()))
+
+    @property
+    def count(self) -> int:
+        return sum(len(numbers) for numbers in list(self.acknowledged.values()))
+
+    def wait_progress(self, records: int = 100) -> None:
+        """Until every partition has taken so many more."""
+        goals = {index: len(self.acknowledged[index]) + records for index in range(PARTITIONS)}
+        wait_until(
+            lambda: all(len(self.acknowledged[index]) >= goal for index, goal in goals.items()),
+            f"{records} more records of each partition are acknowledged",
+        )
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(60)
+
+
+def read_all(addresses: str) -> dict[int, list[int]]:
+    """Everything in the topic, by partition, in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": addresses,
+            "group.id": "readers",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(PARTITIONS)])
+    found: dict[int, list[int]] = defaultdict(list)
+    ended: set[int] = set()
+    deadline = time.monotonic() + 60
+    while len(ended) < PARTITIONS:
+        assert time.monotonic() < deadline, "the topic cannot be read to its end"
+        for message in consumer.consume(1000, 0.5):
+            if message.error() is None:
+                found[message.partition()].append(int(message.value()))
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+    consumer.close()
+    return found
+
+
+def check(writer: Writer, found: dict[int, list[int]]) -> None:
+    """Nothing acknowledged is missing, nothing is there twice, and the order is that of writing."""
+    assert writer.failures == []
+    for index in range(PARTITIONS):
+        numbers = found[index]
+        assert numbers == sorted(set(numbers)), f"partition {index} has records twice or out of order"
+        missing = set(writer.acknowledged[index]) - set(numbers)
+        assert not missing, f"partition {index} has lost {len(missing)} acknowledged records: {sorted(missing)[:10]}"
+
+
+def test_leaders_that_are_killed_lose_nothing(cluster: NodeCluster) -> None:
+    cluster.create(TOPIC, PARTITIONS, min_insync_replicas="2")
+    writer = Writer(cluster.addresses)
+    writer.start()
+    for round_ in range(ROUNDS):
+        writer.wait_progress()
+        victim = cluster.leader(TOPIC, round_ % PARTITIONS)
+        victim.kill()
+        writer.wait_progress()
+        victim.start()
+        cluster.wait_in_sync(TOPIC, PARTITIONS)
+    writer.wait_progress()
+    writer.stop()
+    check(writer, read_all(cluster.addresses))
+
+
+def test_a_rolling_restart_is_not_noticed(cluster: NodeCluster) -> None:
+    cluster.create(TOPIC, PARTITIONS, min_insync_replicas="2")
+    writer = Writer(cluster.addresses)
+    writer.start()
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.addresses,
+            "group.id": "workers",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 10_000,
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe([TOPIC])
+    seen: dict[int, list[int]] = defaultdict(list)
+
+    def consume(records: int) -> None:
+        goal = sum(map(len, seen.values())) + records
+        deadline = time.monotonic() + 40
+        while sum(map(len, seen.values())) < goal:
+            assert time.monotonic() < deadline, f"the group is given no records: {sum(map(len, seen.values()))}/{goal}"
+            for message in consumer.consume(500, 0.2):
+                if message.error() is None:
+                    seen[message.partition()].append(int(message.value()))
+
+    consume(100)
+    for node in cluster.nodes.values():
+        node.stop()
+        writer.wait_progress()
+        consume(100)
+        node.start()
+        cluster.wait_in_sync(TOPIC, PARTITIONS)
+    consume(100)
+    consumer.commit(asynchronous=False)
+    committed = consumer.committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], timeout=20)
+    writer.stop()
+    consumer.close()
+    for index in range(PARTITIONS):
+        assert seen[index] == sorted(set(seen[index])), f"the group read partition {index} twice or out of order"
+    assert [each.offset for each in committed] == [len(seen[index]) for index in range(PARTITIONS)]
+    check(writer, read_all(cluster.addresses))
