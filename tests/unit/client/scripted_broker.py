@@ -1,0 +1,132 @@
+"""A broker on loopback that says what a test tells it to: for failures that a real one shows once a year.
+
+`answers` has a function for each API that it announces: request and version in, response out; None closes the
+connection. It runs on its own thread, one connection at a time each; what it was asked is kept in `asked`.
+"""
+
+from __future__ import annotations
+
+import socketserver
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import ZERO_UUID, Uuid
+from kalda.protocol.apis import API, ApiKey, request_class
+from kalda.protocol.codec import decode
+from kalda.protocol.framing import decode_request_header, encode_response
+from kalda.protocol.messages.metadata import (
+    ApiVersion,
+    ApiVersionsResponse,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+Answer = Callable[[Any, int], Any]
+TOPIC_ID = Uuid(bytes(range(16)))
+
+
+class ScriptedBroker:
+    """Knows a cluster of `nodes` (all of them itself, unless a test says otherwise) and `topics`: leaders by name."""
+
+    def __init__(self, node_id: int = 1) -> None:
+        self.node_id = node_id
+        self.topics: dict[str, list[int]] = {}
+        self.topic_id = TOPIC_ID
+        self.answers: dict[ApiKey, Answer] = {ApiKey.METADATA: self._metadata}
+        self.asked: list[tuple[ApiKey, int, Any]] = []
+        broker = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                while (size := self._read(4)) and broker.reply(self._read(struct.unpack(">i", size)[0]), self.request):
+                    pass
+
+            def _read(self, count: int) -> bytes:
+                data = b""
+                while len(data) < count and (chunk := self.request.recv(count - len(data))):
+                    data += chunk
+                return data if len(data) == count else b""
+
+        class Listener(socketserver.ThreadingTCPServer):
+            daemon_threads = True
+            block_on_close = False
+
+        self._server = Listener(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+        self.nodes: dict[int, int] = {node_id: self.port}
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> ScriptedBroker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def requests(self, key: ApiKey) -> list[Any]:
+        """What was asked of one API."""
+        return [request for asked, _, request in self.asked if asked is key]
+
+    def reply(self, frame: bytes, peer: Any) -> bool:
+        """Answer a frame; False closes the connection."""
+        header = decode_request_header(frame)
+        key = ApiKey(header.api_key)
+        request = decode(request_class(key), frame, header.api_version, header.body_at)
+        if key is ApiKey.API_VERSIONS:
+            response: Any = self._versions()
+        else:
+            self.asked.append((key, header.api_version, request))
+            response = self.answers[key](request, header.api_version)
+        if response is None:
+            return False
+        body = b"".join(encode_response(header.correlation_id, response, header.api_version))
+        peer.sendall(struct.pack(">i", len(body)) + body)
+        return True
+
+    def _versions(self) -> ApiVersionsResponse:
+        keys = [ApiKey.API_VERSIONS, *self.answers]
+        served = [
+            ApiVersion(api_key=k, min_version=API[k].lowest, max_version=API[k].highest_served(False)) for k in keys
+        ]
+        return ApiVersionsResponse(api_keys=served)
+
+    def _metadata(self, request: Any, version: int) -> MetadataResponse:
+        wanted = self.topics if request.topics is None else [topic.name for topic in request.topics]
+        return MetadataResponse(
+            cluster_id="scripted",
+            controller_id=self.node_id,
+            brokers=[
+                MetadataResponseBroker(node_id=node_id, host="127.0.0.1", port=port)
+                for node_id, port in self.nodes.items()
+            ],
+            topics=[self._topic(name) for name in wanted],
+        )
+
+    def _topic(self, name: str) -> MetadataResponseTopic:
+        if name not in self.topics:
+            return MetadataResponseTopic(name=name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return MetadataResponseTopic(
+            name=name,
+            topic_id=self.topic_id if name == next(iter(self.topics)) else ZERO_UUID,
+            partitions=[
+                MetadataResponsePartition(
+                    partition_index=index,
+                    leader_id=leader,
+                    leader_epoch=5,
+                    replica_nodes=[1],
+                    isr_nodes=[1],
+                    error_code=0 if leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,
+                )
+                for index, leader in enumerate(self.topics[name])
+            ],
+        )

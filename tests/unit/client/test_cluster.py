@@ -1,0 +1,172 @@
+"""The cluster's view against a broker that fails on purpose."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripted_broker import ScriptedBroker
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.admin.groups import describe_group
+from kalda.client.admin.offsets import LATEST, list_offsets
+from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
+from kalda.client.cluster import Cluster
+from kalda.client.errors import Unreachable, refused
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
+from kalda.protocol.messages.groups import (
+    DescribedGroupMember,
+    DescribeGroupsResponse,
+    DescribeGroupsResponseDescribedGroup,
+    FindCoordinatorResponse,
+)
+from kalda.protocol.messages.metadata import DescribeClusterRequest
+from kalda.protocol.messages.topics import (
+    CreatableTopicResult,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsResponse,
+)
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as scripted:
+        scripted.topics["logs"] = [1, 1]
+        yield scripted
+
+
+@pytest.fixture
+def cluster(broker: ScriptedBroker) -> Iterator[Cluster]:
+    with Cluster(broker.address, timeout_ms=5_000) as view:
+        yield view
+
+
+def test_metadata_tells_of_what_is_and_what_is_not(cluster: Cluster) -> None:
+    metadata = cluster.metadata(["logs", "nothing"])
+    assert metadata.cluster_id == "scripted"
+    assert [partition.leader for partition in metadata.topics["logs"].partitions] == [1, 1]
+    assert metadata.topics["nothing"].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_leader_that_is_elected_meanwhile_is_waited_for(broker: ScriptedBroker, cluster: Cluster) -> None:
+    broker.topics["logs"] = [1, -1]
+    answer = broker.answers[ApiKey.METADATA]
+
+    def elect(request: Any, version: int) -> Any:
+        response = answer(request, version)
+        broker.topics["logs"] = [1, 1]
+        return response
+
+    broker.answers[ApiKey.METADATA] = elect
+    assert cluster.leader("logs", 1).node_id == 1
+    assert len(broker.requests(ApiKey.METADATA)) == 2
+
+
+def test_a_partition_that_is_not_there_is_said_with_what_is(cluster: Cluster) -> None:
+    with pytest.raises(ApiError, match="logs has no partition 7; it has 2") as raised:
+        cluster.leader("logs", 7)
+    assert raised.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_lost_connection_is_made_again(broker: ScriptedBroker, cluster: Cluster) -> None:
+    answer = broker.answers[ApiKey.METADATA]
+    broker.answers[ApiKey.METADATA] = lambda request, version: (
+        None if len(broker.requests(ApiKey.METADATA)) == 1 else answer(request, version)
+    )
+    assert set(cluster.metadata().topics) == {"logs"}
+
+
+def test_what_the_broker_does_not_have_is_said_at_once(cluster: Cluster) -> None:
+    with pytest.raises(ApiError) as raised:
+        cluster.any_broker(DescribeClusterRequest())
+    assert raised.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    with Cluster(f"127.0.0.1:{port}", timeout_ms=200) as cluster, pytest.raises(Unreachable, match=f"127.0.0.1:{port}"):
+        cluster.metadata()
+
+
+def test_a_broker_that_is_not_alive(cluster: Cluster) -> None:
+    with pytest.raises(ApiError, match="broker 9 is not alive; those alive are 1") as raised:
+        cluster.broker(9, DescribeClusterRequest())
+    assert raised.value.code is ErrorCode.BROKER_NOT_AVAILABLE
+
+
+def test_offsets_are_asked_again_of_the_partition_that_failed(broker: ScriptedBroker, cluster: Cluster) -> None:
+    moved = {1}
+
+    def list_some(request: Any, version: int) -> ListOffsetsResponse:
+        partitions = []
+        for asked in request.topics[0].partitions:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER if asked.partition_index in moved else ErrorCode.NONE
+            partitions.append(
+                ListOffsetsPartitionResponse(
+                    partition_index=asked.partition_index, error_code=code, offset=10 + asked.partition_index
+                )
+            )
+        moved.clear()
+        return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="logs", partitions=partitions)])
+
+    broker.answers[ApiKey.LIST_OFFSETS] = list_some
+    wanted = {TopicPartition("logs", 0): LATEST, TopicPartition("logs", 1): LATEST}
+    assert [found.offset for found in list_offsets(cluster, wanted).values()] == [10, 11]
+    asked = [[p.partition_index for p in r.topics[0].partitions] for r in broker.requests(ApiKey.LIST_OFFSETS)]
+    assert asked == [[0, 1], [1]]
+    assert len(broker.requests(ApiKey.METADATA)) == 2
+
+
+def test_a_coordinator_that_has_moved_is_found_again(broker: ScriptedBroker, cluster: Cluster) -> None:
+    codes = [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NONE]
+
+    def describe(request: Any, version: int) -> DescribeGroupsResponse:
+        group = DescribeGroupsResponseDescribedGroup(
+            error_code=codes.pop(0),
+            group_id="g",
+            group_state="Stable",
+            protocol_type="consumer",
+            protocol_data="range",
+            members=[DescribedGroupMember(member_id="m", client_host="/h", member_assignment=b"\xff")],
+        )
+        return DescribeGroupsResponse(groups=[group])
+
+    broker.answers[ApiKey.DESCRIBE_GROUPS] = describe
+    broker.answers[ApiKey.FIND_COORDINATOR] = lambda request, version: FindCoordinatorResponse(
+        node_id=1, host="127.0.0.1", port=broker.port
+    )
+    group = describe_group(cluster, "g")
+    assert (group.state, group.assignor, group.members[0].member_id) == ("Stable", "range", "m")
+    assert group.members[0].partitions == ()
+    assert len(broker.requests(ApiKey.FIND_COORDINATOR)) == 2
+
+
+def test_a_topic_that_exists_is_refused_with_the_brokers_words(broker: ScriptedBroker, cluster: Cluster) -> None:
+    broker.answers[ApiKey.CREATE_TOPICS] = lambda request, version: CreateTopicsResponse(
+        topics=[CreatableTopicResult(name="logs", error_code=ErrorCode.TOPIC_ALREADY_EXISTS, error_message="no!")]
+    )
+    with pytest.raises(ApiError, match="topic logs: no!"):
+        create_topics(cluster, [NewTopic("logs", 3, 1, {"a": "b"})])
+    (request,) = broker.requests(ApiKey.CREATE_TOPICS)
+    assert (request.topics[0].num_partitions, request.topics[0].configs[0].value) == (3, "b")
+
+
+def test_deleting_what_is_not_there_is_not_tried_again(broker: ScriptedBroker, cluster: Cluster) -> None:
+    broker.answers[ApiKey.DELETE_TOPICS] = lambda request, version: DeleteTopicsResponse(
+        responses=[DeletableTopicResult(name="gone", error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+    )
+    with pytest.raises(ApiError, match="topic gone"):
+        delete_topics(cluster, ["gone"])
+    assert len(broker.requests(ApiKey.DELETE_TOPICS)) == 1
+
+
+def test_codes_without_words_get_advice() -> None:
+    assert "members" in refused(ErrorCode.NON_EMPTY_GROUP, "group 'g'").message
+    assert refused(ErrorCode.INVALID_PRODUCER_EPOCH, "it").message == "it: invalid producer epoch"
+    assert refused(31_000, "it").code is ErrorCode.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,131 @@
+"""Sending batches to a scripted leader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripted_broker import ScriptedBroker
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.cluster import Cluster
+from kalda.client.sender import Delivery, Sender
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.transactions import InitProducerIdResponse
+from kalda.records.batch import BatchHeader, check_crc, read_header
+from kalda.records.builder import build_batch
+
+
+class Log:
+    """What was written, and the failures to come."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self.written: dict[int, list[BatchHeader]] = {}
+        self.failures: list[ErrorCode | None] = []
+        broker.answers[ApiKey.PRODUCE] = self.produce
+        broker.answers[ApiKey.INIT_PRODUCER_ID] = lambda request, version: InitProducerIdResponse(
+            producer_id=77, producer_epoch=3
+        )
+
+    def produce(self, request: Any, version: int) -> Any:
+        code = self.failures.pop(0) if self.failures else ErrorCode.NONE
+        if code is None:
+            return None
+        topics = []
+        for topic in request.topic_data:
+            answers = []
+            for data in topic.partition_data:
+                header = read_header(data.records)
+                check_crc(data.records, 0, header)
+                log = self.written.setdefault(data.index, [])
+                offset = sum(one.records_count for one in log)
+                if not code:
+                    log.append(header)
+                answers.append(PartitionProduceResponse(index=data.index, error_code=code, base_offset=offset))
+            topics.append(TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers))
+        return ProduceResponse(responses=topics)
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as scripted:
+        scripted.topics["logs"] = [1, 1]
+        yield scripted
+
+
+@pytest.fixture
+def cluster(broker: ScriptedBroker) -> Iterator[Cluster]:
+    with Cluster(broker.address, timeout_ms=5_000) as view:
+        yield view
+
+
+def batch(count: int) -> bytearray:
+    return build_batch([(count, None, b"x", ())] * count)
+
+
+@pytest.mark.parametrize(
+    "failures", [[], [None], [ErrorCode.NOT_LEADER_OR_FOLLOWER, None, ErrorCode.NOT_ENOUGH_REPLICAS]], ids=str
+)
+def test_order_holds_through_failures(
+    broker: ScriptedBroker, cluster: Cluster, failures: list[ErrorCode | None]
+) -> None:
+    log = Log(broker)
+    log.failures = failures
+    delivered: list[Delivery] = []
+    with Sender(cluster, on_delivery=delivered.append) as sender:
+        for count in range(1, 6):
+            sender.send("logs", 0, batch(count))
+            sender.send("logs", 1, batch(count))
+    assert [header.records_count for header in log.written[0]] == [1, 2, 3, 4, 5]
+    assert [one.base_offset for one in delivered if one.partition == 1] == [0, 1, 3, 6, 10]
+    assert sender.buffered_bytes == 0
+
+
+def test_idempotent_batches_are_numbered(broker: ScriptedBroker, cluster: Cluster) -> None:
+    log = Log(broker)
+    with Sender(cluster, idempotent=True) as sender:
+        for count in (3, 4):
+            sender.send("logs", 0, batch(count))
+        sender.send("logs", 1, batch(1))
+    assert [(h.producer_id, h.producer_epoch, h.base_sequence) for h in log.written[0]] == [(77, 3, 0), (77, 3, 3)]
+    assert log.written[1][0].base_sequence == 0
+    assert len(broker.requests(ApiKey.INIT_PRODUCER_ID)) == 1
+
+
+def test_a_duplicate_counts_as_written(broker: ScriptedBroker, cluster: Cluster) -> None:
+    Log(broker).failures = [ErrorCode.DUPLICATE_SEQUENCE_NUMBER]
+    delivered: list[Delivery] = []
+    with Sender(cluster, idempotent=True, on_delivery=delivered.append) as sender:
+        sender.send("logs", 0, batch(1))
+    assert len(delivered) == 1
+
+
+def test_what_cannot_be_written_is_raised(broker: ScriptedBroker, cluster: Cluster) -> None:
+    Log(broker).failures = [ErrorCode.MESSAGE_TOO_LARGE]
+    with pytest.raises(ApiError, match=r"logs-0: .*max\.message\.bytes"), Sender(cluster) as sender:
+        sender.send("logs", 0, batch(1))
+
+
+def test_failures_that_last_are_raised_in_the_end(broker: ScriptedBroker) -> None:
+    Log(broker).failures = [ErrorCode.NOT_ENOUGH_REPLICAS] * 100
+    with Cluster(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="in sync"):  # noqa: SIM117
+        with Sender(cluster) as sender:
+            sender.send("logs", 0, batch(1))
+
+
+def test_a_request_is_bounded(broker: ScriptedBroker, cluster: Cluster) -> None:
+    log = Log(broker)
+    with Sender(cluster, max_request_bytes=100, max_buffered_bytes=200) as sender:
+        for _ in range(3):
+            sender.send("logs", 0, batch(5))
+            sender.send("logs", 1, batch(5))
+            assert sender.buffered_bytes <= 200
+    assert all(len(request.topic_data[0].partition_data) == 1 for request in broker.requests(ApiKey.PRODUCE))
+    assert [len(log.written[partition]) for partition in (0, 1)] == [3, 3]
+
+
+def test_idempotence_wants_all_acks(cluster: Cluster) -> None:
+    with pytest.raises(ValueError, match="acks=1"):
+        Sender(cluster, acks=1, idempotent=True)
