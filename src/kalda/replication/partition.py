@@ -169,14 +169,14 @@ class Partition:
         """Append one batch as leader. The in-sync minimum is checked before: too few, and nothing is written."""
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        log = self.log
         isr = self.in_sync.isr
-        if acks == -1 and len(isr) < self.min_isr:
+        if acks == -1 and len(isr) < log.config.min_insync_replicas and len(isr) < self.min_isr:
             raise ApiError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
                 f"{self.min_isr} for partition {self.topic_partition}",
             )
-        log = self.log
         info = log.append_as_leader(records, self.leader_epoch, now_ms, origin=origin)
         if log.flush_due:
             self._flush(log.log_end_offset)

@@ -54,6 +54,7 @@ _HOT_BYTES = 1 << 20
 _REMEMBERED_PLACES = 32
 _OPEN_SEGMENTS = 4
 _MAX_GAP = 2**30  # of offsets that an index, relative to its segment's base, can bear easily
+_new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
@@ -296,8 +297,10 @@ class Log:
         self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
         if header.producer_id >= 0:
             self._apply_producer(header, marker)
-        return AppendInfo(
-            first_offset, last_offset, max_timestamp, append_time_ms, self.log_start_offset, size, leader_epoch
+        start_offset = self.log_start_offset
+        return _new_tuple(
+            AppendInfo,
+            (first_offset, last_offset, max_timestamp, append_time_ms, start_offset, size, leader_epoch, False),
         )
 
     def _segment_for(self, size: int, max_timestamp: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
@@ -530,7 +533,8 @@ class Log:
 
     def update_high_watermark(self, offset: int) -> int:
         """Told by replication; kept within the log. Returns what it became."""
-        offset = max(self.log_start_offset, min(offset, self.log_end_offset))
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            offset = max(self.log_start_offset, min(offset, self.log_end_offset))
         self.high_watermark = offset
         if self._first_unstable is not None:
             self.producer_states.on_high_watermark(offset)
