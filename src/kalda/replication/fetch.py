@@ -138,20 +138,21 @@ class Fetch:
                 if entry.topic_id != partition.topic_id and entry.topic_id != _ZERO:
                     raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID)
                 # Unlike elsewhere, any negative epoch says nothing here.
-                partition.check_leader(max(-1, asked.current_leader_epoch))
+                partition.check_leader(asked.current_leader_epoch if asked.current_leader_epoch >= 0 else -1)
                 if asked.last_fetched_epoch >= 0 and _diverges(
                     partition, answer, asked.last_fetched_epoch, asked.fetch_offset
                 ):
                     settled = True
                     continue
-                info = self._read_one(partition, asked.fetch_offset, min(asked.partition_max_bytes, remaining))
+                allowed = asked.partition_max_bytes if asked.partition_max_bytes < remaining else remaining
+                info = self._read_one(partition, asked.fetch_offset, allowed)
                 if note_follower:
                     self._note_follower(partition, asked)
                 if info is None:
-                    self._cold.append((len(self.answers) - 1, partition, min(asked.partition_max_bytes, remaining)))
-                    remaining -= min(asked.partition_max_bytes, remaining)
+                    self._cold.append((len(self.answers) - 1, partition, allowed))
+                    remaining -= allowed
                 else:
-                    remaining = max(0, remaining - info.size_bytes)
+                    remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
                     self._fill(answer, partition, info)
             except ApiError as error:
                 self._fail(answer, error.code, partition)

@@ -153,6 +153,8 @@ class Index:
         unpack = self.KEY.unpack_from
         low, high = 0, count
         if entries is not None:
+            if count and unpack(entries, (count - 1) * width)[0] <= key:
+                low = count  # readers are at the end mostly
             while low < high:
                 middle = (low + high) // 2
                 if unpack(entries, middle * width)[0] <= key:

@@ -29,7 +29,7 @@ from kalda.storage.naming import (
 from kalda.storage.txn_index import TxnIndex
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
-_SCAN_BYTES = 16 * 1024
+_SCAN_BYTES = 8 * 1024  # more than what lies between two index entries, by default
 _MIN_LENGTH = HEADER_SIZE - LOG_OVERHEAD
 _WALK = Struct(">qi11xi")  # base offset, length, last offset delta
 _WALK_SIZE = _WALK.size
@@ -268,7 +268,9 @@ class Segment:
                 return
             while position - start <= limit:
                 base, length, delta = _WALK.unpack_from(chunk, position - start)
-                size = _sane(length, self, position) + LOG_OVERHEAD
+                if length < _MIN_LENGTH:
+                    _sane(length, self, position)
+                size = length + LOG_OVERHEAD
                 if position + size > end:
                     return
                 yield position, base, delta, size
