@@ -28,6 +28,6 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Make the format known to this session, and let Spark hand it the conditions of queries."""
-    from .source import register_in
+    from kalda.spark.source import register_in
 
     register_in(spark)

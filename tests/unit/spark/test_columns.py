@@ -1,0 +1,130 @@
+"""Fetched batches to Spark's columns, against the records that went in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kalda.client.core.transactions_seen import aborted_batches
+from kalda.client.fetcher import Fetched
+from kalda.records.batch import TimestampType, stamp
+from kalda.records.builder import build_batch
+from kalda.records.control import transaction_marker_batch
+from kalda.spark.columns import TYPES, to_spark
+from kalda.spark.source import ALL_COLUMNS, arrow_schema
+
+SCHEMA = arrow_schema([(one.name, one.nullable) for one in ALL_COLUMNS])
+
+
+def fetched(*batches: bytearray, start: int = 0, end: int | None = None, keep: Any = None) -> Fetched:
+    return Fetched("logs", 3, memoryview(b"".join(batches)), start, end, 0, 0, keep)
+
+
+def rows(source: Fetched, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
+    batches = list(to_spark(source, schema))
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.num_rows
+        assert batch.schema.equals(schema)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def batch_at(offset: int, *values: bytes, **options: Any) -> bytearray:
+    return build_batch([(1000, None, value, ()) for value in values], base_offset=offset, **options)
+
+
+def test_the_types_are_those_that_pyspark_derives() -> None:
+    """PySpark compares the first record batch's schema with its own, and refuses any other."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    assert SCHEMA.equals(to_arrow_schema(ALL_COLUMNS, timezone="UTC"))
+    assert SCHEMA.names == list(TYPES)
+
+
+def test_every_column() -> None:
+    records = [
+        (1704067200123, b"k", b"v", [("a", b"1"), ("a", None)]),
+        (0, None, None, ()),
+        (-1, b"", b"", [("ü", b"")]),
+    ]
+    assert rows(fetched(build_batch(records, base_offset=40))) == [
+        {
+            "key": key,
+            "value": value,
+            "topic": "logs",
+            "partition": 3,
+            "offset": 40 + index,
+            "timestamp": datetime.fromtimestamp(timestamp / 1000, UTC),
+            "timestampType": 0,
+            "headers": [{"key": name, "value": content} for name, content in headers] or None,
+        }
+        for index, (timestamp, key, value, headers) in enumerate(records)
+    ]
+
+
+def test_no_record_has_headers() -> None:
+    assert [row["headers"] for row in rows(fetched(batch_at(0, b"x", b"y")))] == [None, None]
+
+
+def test_records_outside_the_range_are_left_out() -> None:
+    batches = [batch_at(0, b"0", b"1", b"2"), batch_at(7, b"7", b"8", b"9")]
+    assert [row["offset"] for row in rows(fetched(*batches, start=1, end=8))] == [1, 2, 7]
+    assert [row["offset"] for row in rows(fetched(*batches, start=2, end=7))] == [2]
+    assert rows(fetched(*batches, start=10, end=12)) == []
+    assert rows(fetched()) == []
+
+
+def test_headers_of_a_part_of_a_batch() -> None:
+    records = [(0, None, None, [(str(index), b"x" * index)] * (index % 3)) for index in range(9)]
+    found = rows(fetched(build_batch(records), start=4, end=8))
+    assert [len(row["headers"] or ()) for row in found] == [1, 2, 0, 1]
+    assert found[1]["headers"] == [{"key": "5", "value": b"xxxxx"}] * 2
+
+
+def test_each_batch_has_its_own_timestamp_type() -> None:
+    late = {"timestamp_type": TimestampType.LOG_APPEND, "append_time_ms": 5000}
+    batches = [batch_at(0, b"a", b"b"), batch_at(2, b"c", **late), batch_at(3, b"d", **late), batch_at(4, b"e")]
+    found = rows(fetched(*batches))
+    assert [row["timestampType"] for row in found] == [0, 0, 1, 1, 0]
+    assert [row["timestamp"].timestamp() for row in found] == [1, 1, 5, 5, 1]
+
+
+def test_only_the_columns_of_the_schema_in_its_order() -> None:
+    schema = arrow_schema([("offset", False), ("value", True)])
+    assert rows(fetched(batch_at(5, b"x")), schema) == [{"offset": 5, "value": b"x"}]
+
+
+def test_control_batches_and_aborted_transactions_are_left_out() -> None:
+    def marker(offset: int, producer_id: int, commit: bool) -> bytearray:
+        batch = transaction_marker_batch(
+            producer_id=producer_id, producer_epoch=0, commit=commit, coordinator_epoch=0, timestamp_ms=0
+        )
+        stamp(batch, 0, offset, 0)
+        return batch
+
+    def written(offset: int, value: bytes, producer_id: int) -> bytearray:
+        own = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
+        return batch_at(offset, value, **own)
+
+    batches = [
+        written(0, b"aborted", 7),
+        written(1, b"committed", 8),
+        marker(2, 7, False),
+        written(3, b"again", 7),
+        marker(4, 8, True),
+        marker(5, 7, True),
+    ]
+    void = aborted_batches(memoryview(b"".join(batches)), [(7, 0)])
+    committed = fetched(*batches, keep=lambda header: header.base_offset not in void)
+    assert [row["value"] for row in rows(committed)] == [b"committed", b"again"]
+    assert [row["value"] for row in rows(fetched(*batches))] == [b"aborted", b"committed", b"again"]
+
+
+def test_a_timestamp_beyond_spark_is_named() -> None:
+    source = fetched(build_batch([(2**62, None, b"", ())]))
+    with pytest.raises(ValueError, match="logs-3: a timestamp is too far from 1970"):
+        rows(source)
+    assert rows(source, arrow_schema([("offset", True)])) == [{"offset": 0}]
