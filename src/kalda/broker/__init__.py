@@ -11,8 +11,9 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 - `failures.py`: how each API says that a whole request failed
 - `forwarding.py`: envelopes to and from the active controller
 - `controller_channel.py`: requests to the active controller, wherever it is
-- `raft_driver.py`, `raft_channel.py`, `rpc_sender.py`: the quorum's machine on disk and network
+- `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network
 - `lifecycle.py`: registration, heartbeats, controlled shutdown, as a machine
+- `peers.py`: the rest of the cluster as replicas see it: fetchers, ISR changes
 - `publisher.py`: metadata into partitions that are opened, led, followed, deleted
 - `metadata_cache.py`: what clients are told of the cluster
 - `auto_topics.py`: topics that come into being when somebody asks for them

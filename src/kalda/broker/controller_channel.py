@@ -1,13 +1,15 @@
 """Requests to the active controller, wherever it is.
 
 The quorum says who leads; a request goes there, and again when the answer is "not me" or none at all, until its
-deadline. In a process that is both broker and controller it still goes over the controller's listener: one path,
+deadline. When the quorum says that somebody else leads, whatever the old one has not answered goes to the new one.
+In a process that is both broker and controller it still goes over the controller's listener: one path,
 the same between nodes and within one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +23,8 @@ log = logging.getLogger("kalda.channel")
 
 Endpoint = tuple[str, int]
 _RETRY_MS = 20
-_MAX_RETRY_MS = 1_000
+_MAX_RETRY_MS = 200
+_CONNECT_TIMEOUT_MS = 2_000
 _MAX_WAITING = 10_000
 _TRY_ELSEWHERE = frozenset(
     (
@@ -45,6 +48,7 @@ class ControllerChannel:
         self._connected_to: Endpoint | None = None
         self._connecting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._moved = asyncio.Event()
         self._closed = False
 
     def send(self, request: Request, timeout_ms: int | None = None) -> Pending[Any]:
@@ -57,6 +61,13 @@ class ControllerChannel:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return pending
+
+    def on_quorum_moved(self) -> None:
+        """Told whenever another node may be the active controller."""
+        endpoint = self._endpoint()
+        if endpoint is not None and endpoint != self._connected_to:
+            self._forget()
+            self._moved.set()
 
     async def close(self) -> None:
         """Give up on whatever is under way."""
@@ -94,7 +105,10 @@ class ControllerChannel:
                 if getattr(response, "error_code", 0) not in _TRY_ELSEWHERE:
                     return response
                 self._forget()
-            await asyncio.sleep(retry_ms / 1000)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(retry_ms / 1000):
+                    await self._moved.wait()
+                    self._moved.clear()
             retry_ms = min(retry_ms * 2, _MAX_RETRY_MS)
 
     async def _connect(self) -> RpcConnection:
@@ -106,10 +120,14 @@ class ControllerChannel:
             if connection is not None and not connection.closed.is_set() and endpoint == self._connected_to:
                 return connection
             self._forget()
-            self._connection = await RpcConnection.connect(
-                *endpoint, client_id=self._client_id, timeout_ms=self._timeout_ms, negotiate=True
-            )
             self._connected_to = endpoint
+            self._connection = await RpcConnection.connect(
+                *endpoint,
+                client_id=self._client_id,
+                timeout_ms=self._timeout_ms,
+                connect_timeout_ms=_CONNECT_TIMEOUT_MS,
+                negotiate=True,
+            )
             return self._connection
 
     def _forget(self) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
@@ -25,11 +25,12 @@ from kalda.broker.dispatch import Features
 from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
 from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
-from kalda.broker.rpc_sender import RpcSender
+from kalda.broker.raft_channel import RaftChannel
 from kalda.broker.shell import Host, JobPool
 from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
+from kalda.network.client import RpcClient
 from kalda.network.connection import Answer, Connection
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Server
@@ -42,6 +43,10 @@ from kalda.protocol.messages.brokers import (
 )
 from kalda.raft.values import Endpoint as QuorumEndpoint
 from kalda.storage.job import Job
+
+if TYPE_CHECKING:
+    from kalda.broker.raft_driver import RaftDriver
+    from kalda.replication.replica_manager import ReplicaManager
 
 log = logging.getLogger("kalda.node")
 T = TypeVar("T")
@@ -101,7 +106,7 @@ class Node:
         self._server: Server | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
-        self._sender: RpcSender | None = None
+        self._raft_channel: RaftChannel | None = None
         self._lifecycle: BrokerLifecycle | None = None
         self._logs: Any = None
         self._broker: Any = None
@@ -118,6 +123,17 @@ class Node:
         """The metadata as this node knows it."""
         assert self._quorum is not None, "the node has not been started"
         return self._quorum.loader.image
+
+    @property
+    def raft(self) -> RaftDriver:
+        """This node's replica of the metadata log."""
+        assert self._quorum is not None, "the node has not been started"
+        return self._quorum.raft
+
+    @property
+    def replicas(self) -> ReplicaManager | None:
+        """This broker's partitions; None without the broker role."""
+        return self._broker.replicas if self._broker is not None else None
 
     # -- start
 
@@ -146,9 +162,7 @@ class Node:
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
         assert directory_id is not None
-        self._sender = RpcSender(
-            f"raft-client-{config.node_id}", config["controller.quorum.request.timeout.ms"], self._host.rng.random
-        )
+        self._raft_channel = RaftChannel(self._raft_client)
         self._quorum = QuorumSide(
             config,
             self._host,
@@ -157,7 +171,7 @@ class Node:
             controller_endpoints=self._controller_endpoints(),
             timers=timers,
             jobs=self._jobs,
-            send=self._sender.send,
+            send=self._raft_channel.send,
             on_fatal=lambda error: self._fatal(f"the metadata quorum failed: {error!r}"),
         )
         self._channel = ControllerChannel(
@@ -165,6 +179,7 @@ class Node:
         )
         if config.is_broker:
             self._prepare_broker(cluster_id, ensemble, timers)
+        self._quorum.on_loaded = self._on_metadata
         self._quorum.start()
         if config.is_controller:
             self._open_controller(cluster_id)
@@ -173,6 +188,24 @@ class Node:
         # The words that test suites of other clients wait for.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
+
+    def _on_metadata(self) -> None:
+        """The quorum has committed something, or another node leads it."""
+        assert self._channel is not None
+        self._channel.on_quorum_moved()
+        if self._lifecycle is not None:
+            self._lifecycle.on_metadata_offset()
+
+    def _raft_client(self, host: str, port: int) -> RpcClient:
+        """Tries a node that is down often: the quorum waits for it, and it answers as soon as it is back."""
+        return RpcClient(
+            host,
+            port,
+            rng=self._host.rng.random,
+            client_id=f"raft-client-{self.config.node_id}",
+            connect_timeout_ms=self.config["controller.quorum.request.timeout.ms"],
+            backoff_max_ms=200,
+        )
 
     def _identity(self) -> MetaPropertiesEnsemble:
         """Who this node is, by its directories."""
@@ -297,7 +330,6 @@ class Node:
             config, cluster_id, channel, self._lifecycle, self._logs, self._host, timers, jobs, self._features
         )
         self._broker.on_config = self._take_limits
-        quorum.on_loaded = self._lifecycle.on_metadata_offset
 
     def _take_limits(self, config: ServerConfig) -> None:
         """Dynamic configs have changed: connections live by them from now on."""
@@ -451,8 +483,8 @@ class Node:
                 async with asyncio.timeout(5):
                     await _settled(self._quorum.shutdown())
         self._quorum.close(clean)
-        if self._sender is not None:
-            await self._sender.close()
+        if self._raft_channel is not None:
+            await self._raft_channel.close()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -17,13 +17,14 @@ from kalda.protocol.notation import Request
 from kalda.raft.values import Destination
 
 MAX_UNDER_WAY = 1_000
+MAX_CLIENTS = 256
 
 
 class RaftChannel:
-    """`send` is what the driver is given."""
+    """`send` is the driver's `SendRpc`."""
 
     def __init__(self, client_of: Callable[[str, int], RpcClient]) -> None:
-        """`client_of(host, port)` makes a client as the controller listener wants it: TLS, versions asked first."""
+        """`client_of(host, port)` makes a client as the controller listener wants it."""
         self._client_of = client_of
         self._clients: dict[tuple[str, int], RpcClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -35,40 +36,42 @@ class RaftChannel:
         if self._closed or len(self._tasks) >= MAX_UNDER_WAY:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the channel takes no requests"))
             return pending
-        address = (destination.host, destination.port)
-        client = self._clients.get(address)
-        if client is None:
-            client = self._clients[address] = self._client_of(*address)
+        client = self._client(destination.host, destination.port)
         task = asyncio.get_running_loop().create_task(self._exchange(client, request, timeout_ms, pending))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return pending
 
+    def _client(self, host: str, port: int) -> RpcClient:
+        client = self._clients.get((host, port))
+        if client is None:
+            if len(self._clients) >= MAX_CLIENTS:
+                self._clients.pop(next(iter(self._clients))).close()
+            client = self._clients[host, port] = self._client_of(host, port)
+        return client
+
     async def _exchange(self, client: RpcClient, request: Request, timeout_ms: int, pending: Pending[Any]) -> None:
-        response: Any = None
-        problem: ApiError | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 response = await client.request(request, timeout_ms=timeout_ms)
         except ApiError as error:
-            problem = error
+            pending.fail(error)
         except TimeoutError:
-            problem = ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer from {client.host}:{client.port}")
+            pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer from {client.host}:{client.port}"))
         except ValueError as error:
             # What must be said cannot be said in the version that the other side speaks.
-            problem = ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error))
-        if self._closed:
-            return
-        if problem is None:
-            pending.complete(response)
+            pending.fail(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)))
+        except asyncio.CancelledError:
+            pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the node is stopping"))
         else:
-            pending.fail(problem)
+            pending.complete(response)
 
-    def close(self) -> None:
-        """Close every connection. Whatever is under way is never answered."""
+    async def close(self) -> None:
+        """Close every connection; whatever is under way fails."""
         self._closed = True
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in self._clients.values():
             client.close()
         self._clients.clear()
