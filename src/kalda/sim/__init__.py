@@ -1,4 +1,19 @@
-"""The simulated world: disk, network and clock that fail on a seed's command.
+"""The simulated world: whole clusters and their clients in one thread, in virtual time, out of one seed.
 
+The world has a network, disks and clocks that fail on a seed's command; in it live the real nodes, and workloads that
+write down what they were promised. Checkers hold the end against the promises. A seed that breaks one breaks it again.
+
+- `process`: a process' life, and what belongs to it
+- `loop`: asyncio in virtual time
+- `network`: connections that are delayed, stalled, cut and reset
 - `disk`: files in memory that lose, tear or corrupt what was not synced
+- `machine`: disk, clock, threads and power of one host
+- `world`: all of it, with the trace and the log
+- `cluster`: whole nodes
+- `client`: requests to a cluster through all that befalls it
+- `history`: what clients attempted, were promised and have seen
+- `workload`: producers, consumers and administrators
+- `faults`: what befalls a cluster, and when
+- `checks`: what must hold, meanwhile and in the end
+- `scenario`: one seed from its first step to its verdict
 """

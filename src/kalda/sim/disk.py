@@ -27,13 +27,14 @@ class _FileNode:
 
     def __init__(self, now_ms: int) -> None:
         self.data = bytearray()
-        self.durable = b""
+        self.durable = bytearray()
         self.pending: list[tuple[int, bytes | None]] = []  # None: truncated to that position
         self.modified_ms = now_ms
         self.locked = False
 
     def sync(self) -> None:
-        self.durable = bytes(self.data)
+        for position, piece in self.pending:
+            _apply(self.durable, position, piece)
         self.pending.clear()
 
     def crash(self, rng: random.Random) -> None:
@@ -51,9 +52,9 @@ class _FileNode:
                     _apply(data, position, None)
                 else:
                     _apply_sectors(data, position, piece, rng)
-        self.data = data
+        self.data, self.durable = data, bytearray(data)
         self.locked = False
-        self.sync()
+        self.pending.clear()
 
 
 class _DirNode:
@@ -133,9 +134,9 @@ class SimFile:
         self.path = path
 
     def _check(self, operation: str) -> _FileNode:
+        self._disk.check(self.path, operation)
         if self._closed or self._generation != self._disk.generation:
             raise OSError(errno.EBADF, "the file is closed", self.path)
-        self._disk.check(self.path, operation)
         return self._node
 
     def read(self, position: int, size: int) -> Buffer:
@@ -204,6 +205,9 @@ class SimDisk:
         self.capacity_bytes = capacity_bytes
         self.cold = False
         self.lying = False
+        self.before: Callable[[str, str], None] = _nothing
+        """Called with the path and the operation before any that may change or show something; what it raises,
+        happens instead."""
         self.generation = 0
         self.writes = 0
         self.syncs = 0
@@ -214,6 +218,12 @@ class SimDisk:
         """The machine stops; what follows is the disk as the next start finds it. Faults stay as they are."""
         self.generation += 1
         self._root.crash(self._rng)
+
+    def let_go(self) -> None:
+        """The process is gone: nothing is lost, but its files are closed and its locks are free."""
+        self.generation += 1
+        for node in _files(self._root):
+            node.locked = False
 
     def fail(self, prefix: str, code: int = errno.EIO, operations: frozenset[str] | None = None) -> None:
         """From now on calls on paths below `prefix` raise `code`; only `operations` (read write sync name) if given."""
@@ -227,14 +237,14 @@ class SimDisk:
         node = self._file(path)
         assert node.data, f"{path} is empty: there is no bit to flip"
         bit = self._rng.randrange(len(node.data) * 8) if bit is None else bit
-        for image in (node.data, durable := bytearray(node.durable)):
+        for image in (node.data, node.durable):
             if bit // 8 < len(image):
                 image[bit // 8] ^= 1 << bit % 8
-        node.durable = bytes(durable)
         return bit
 
     def check(self, path: str, operation: str) -> None:
         """Raise what `fail` ordered for this path."""
+        self.before(path, operation)
         for prefix, (code, operations) in self._failing.items():
             if (operations is None or operation in operations) and (path + "/").startswith(prefix.rstrip("/") + "/"):
                 raise OSError(code, f"simulated {errno.errorcode[code]}", path)
@@ -378,6 +388,10 @@ class SimDisk:
         if not names:
             raise OSError(errno.EINVAL, "the root has no parent", path)
         return self._dir("/".join(names[:-1])), names[-1]
+
+
+def _nothing(path: str, operation: str) -> None:
+    return None
 
 
 def _split(path: str) -> list[str]:

@@ -1,0 +1,222 @@
+"""What must hold of a cluster: looked at every little while, and once more in the end.
+
+Meanwhile: an epoch of the quorum has one leader, and so has a leader epoch of a partition; epochs and high watermarks
+do not go back while a process lives, and a high watermark is within its log; what the quorum has committed at an offset
+is the same wherever it is learned; a partition's in-sync replicas are replicas of it.
+
+In the end, when everything works again: all nodes have the same metadata, all replicas of a partition the same
+records and the same high watermark, and the clients' history holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kalda.broker.node import Node
+from kalda.metadata.image import MetadataImage
+from kalda.protocol.record_framing import encode_metadata_record
+from kalda.raft.batches import CommittedBatch
+from kalda.raft.leader import LeaderRole
+from kalda.raft.snapshots import SnapshotReader
+from kalda.replication.partition import Partition
+from kalda.sim.cluster import SimCluster, SimNode
+from kalda.sim.history import History, TopicPartition
+from kalda.sim.workload import records_of
+
+_LOOK_S = 0.1
+_READ_BYTES = 1 << 20
+
+
+class _Committed:
+    """Hears what the quorum commits, at one node."""
+
+    def __init__(self, observer: Observer, name: str) -> None:
+        self._observer = observer
+        self._name = name
+
+    def on_commit(self, batches: list[CommittedBatch]) -> None:
+        for batch in batches:
+            records = b"".join(encode_metadata_record(record, version) for record, version in batch.records)
+            self._observer.committed(self._name, batch.base_offset, (batch.last_offset, batch.epoch, records))
+
+    def on_load_snapshot(self, reader: SnapshotReader) -> None:
+        """A snapshot stands for records that others have told."""
+
+    def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
+        """Looked at elsewhere."""
+
+
+class Observer:
+    """Looks at all nodes that live."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._heard: dict[Node, None] = {}
+        self._log: dict[int, object] = {}
+        self._quorum_leaders: dict[int, str] = {}
+        self._leaders: dict[tuple[bytes, int, int], str] = {}
+        self._quorum_epochs: dict[str, int] = {}
+        self._marks: dict[tuple[Node, object], tuple[int, int]] = {}
+        self._images: dict[str, MetadataImage] = {}
+        self.elections = 0
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """All that can be seen now."""
+        for node in self._cluster:
+            if node.node is not None and node.serving:
+                self._look_at_quorum(node, node.node)
+                self._look_at_partitions(node, node.node)
+                self._look_at_image(node, node.node.image)
+
+    def committed(self, name: str, offset: int, batch: object) -> None:
+        """A node has learned what is committed."""
+        known = self._log.setdefault(offset, batch)
+        if known != batch:
+            self._world.violated(f"{name} learns {batch!r} at {offset} of the metadata log, where {known!r} was")
+
+    def _look_at_quorum(self, sim: SimNode, node: Node) -> None:
+        raft = node.raft
+        if node not in self._heard:
+            self._heard[node] = None
+            sim.run(lambda: raft.register(_Committed(self, sim.name)))
+        epoch = raft.machine.epoch
+        if epoch < self._quorum_epochs.get(sim.name, 0):
+            self._world.violated(f"{sim.name} is back in epoch {epoch} of the quorum")
+        self._quorum_epochs[sim.name] = epoch
+        if isinstance(raft.machine.role, LeaderRole):
+            self._one(self._quorum_leaders, epoch, sim.name, f"epoch {epoch} of the quorum")
+        self._forward(sim, node, "the metadata log", epoch, raft.high_watermark)
+
+    def _one(self, leaders: dict[Any, str], key: Any, name: str, what: str) -> None:
+        if key not in leaders:
+            leaders[key] = name
+            self.elections += 1
+            self._world.tell(name, f"leads {what}")
+        elif leaders[key] != name:
+            self._world.violated(f"{what} has two leaders, {leaders[key]} and {name}")
+
+    def _forward(self, sim: SimNode, node: Node, what: object, epoch: int, high_watermark: int) -> None:
+        last_epoch, last_mark = self._marks.get((node, what), (-1, -1))
+        if epoch < last_epoch or high_watermark < last_mark:
+            self._world.violated(
+                f"{sim.name}: {what} goes from epoch {last_epoch} and high watermark {last_mark} "
+                f"back to {epoch} and {high_watermark}"
+            )
+        self._marks[node, what] = (epoch, high_watermark)
+
+    def _look_at_partitions(self, sim: SimNode, node: Node) -> None:
+        for partition in node.replicas or ():
+            log, topic_id, index = partition.log, partition.topic_id, partition.topic_partition.partition
+            if partition.is_leader:
+                key = (topic_id, index, partition.leader_epoch)
+                self._one(
+                    self._leaders, key, sim.name, f"{partition.topic_partition} in epoch {partition.leader_epoch}"
+                )
+            if log.high_watermark > log.log_end_offset:
+                self._world.violated(
+                    f"{sim.name}: {partition.topic_partition} ends at {log.log_end_offset}, "
+                    f"below its high watermark {log.high_watermark}"
+                )
+            self._forward(sim, node, (topic_id, index), partition.leader_epoch, log.high_watermark)
+
+    def _look_at_image(self, sim: SimNode, image: MetadataImage) -> None:
+        if self._images.get(sim.name) is image:
+            return
+        self._images[sim.name] = image
+        for topic in image.topics.by_id.values():
+            for index, partition in topic.partitions.items():
+                if not set(partition.isr) <= set(partition.replicas):
+                    self._world.violated(
+                        f"{topic.name}-{index} has the ISR {partition.isr} and the replicas {partition.replicas}"
+                    )
+
+    # In the end.
+
+    def settled(self) -> bool:
+        """Whether everybody knows the same, and every replica is in sync and complete."""
+        nodes = [node.node for node in self._cluster if node.node is not None and node.serving]
+        if len(nodes) < len(self._cluster.nodes):
+            return False
+        newest = max(node.image.offset for node in nodes)
+        if any(node.raft.high_watermark <= newest or node.image.offset < newest for node in nodes):
+            return False
+        brokers = nodes[0].image.cluster.brokers
+        if any(broker not in brokers or brokers[broker].fenced for broker in self._cluster.nodes):
+            return False
+        return all(self._in_sync(nodes, topic_id) for topic_id in nodes[0].image.topics.by_id)
+
+    def _in_sync(self, nodes: list[Node], topic_id: Any) -> bool:
+        topic = nodes[0].image.topics.by_id[topic_id]
+        for index, registration in topic.partitions.items():
+            if set(registration.isr) != set(registration.replicas) or registration.leader < 0:
+                return False
+            replicas = self._replicas((topic.name, index))
+            ends = {(replica.log.high_watermark, replica.log.log_end_offset) for replica in replicas.values()}
+            if len(replicas) != len(registration.replicas) or len(ends) != 1 or len(set(*ends)) != 1:
+                return False
+        return True
+
+    def _replicas(self, partition: TopicPartition) -> dict[str, Partition]:
+        found: dict[str, Partition] = {}
+        for node in self._cluster:
+            replicas = node.node.replicas if node.node is not None else None
+            replica = replicas.find(*partition) if replicas is not None else None
+            if replica is not None:
+                found[node.name] = replica
+        return found
+
+    def judge(self, history: History) -> None:
+        """Hold the end against the promises. `settled` holds."""
+        self.look()
+        self._judge_metadata()
+        topics = next(node.node.image.topics for node in self._cluster if node.node is not None)
+        for topic in topics.by_id.values():
+            for index in topic.partitions:
+                partition = (topic.name, index)
+                logs = {name: _read_all(replica) for name, replica in self._replicas(partition).items()}
+                first = next(iter(logs))
+                for name, log in logs.items():
+                    if log != logs[first]:
+                        where = min(o for o in {*log, *logs[first]} if log.get(o) != logs[first].get(o))
+                        self._world.violated(
+                            f"{topic.name}-{index} at {where}: {log.get(where)!r} on {name}, "
+                            f"{logs[first].get(where)!r} on {first}"
+                        )
+                if not topic.name.startswith("__"):
+                    history.judge(partition, logs[first])
+
+    def _judge_metadata(self) -> None:
+        images = {}
+        for node in self._cluster:
+            assert node.node is not None
+            records = (encode_metadata_record(record, version) for record, version in node.node.image.records())
+            images[node.name] = sorted(records)
+        first = next(iter(images))
+        for name, records_ in images.items():
+            if records_ != images[first]:
+                self._world.violated(f"{name} and {first} know different metadata")
+
+
+def _read_all(replica: Partition) -> dict[int, bytes]:
+    log = replica.log
+    found: dict[int, bytes] = {}
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        info = log.read(offset, _READ_BYTES, log.log_end_offset, True)
+        if not info.size_bytes:
+            break
+        found.update(records_of(_joined(info.records), offset))
+        offset = info.next_offset
+    return found
+
+
+def _joined(records: Any) -> bytes:
+    return b"".join(records) if isinstance(records, list) else bytes(records)

@@ -1,0 +1,135 @@
+"""A client of the simulated cluster: finds leaders, tries again, and says plainly what came of it.
+
+It speaks through the real RPC client, over the simulated network, from a machine of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.metadata import Metadata, read_metadata
+from kalda.network.client import RpcClient
+from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.notation import Request
+from kalda.sim.process import Boot
+from kalda.sim.world import World
+
+_TIMEOUT_MS = 4_000
+_MAX_METADATA = 12
+_BACKOFF_S = (0.02, 0.3)
+
+TopicPartition = tuple[str, int]
+
+
+class SimClient:
+    """One client process."""
+
+    def __init__(self, world: World, name: str, bootstrap: list[tuple[str, int]]) -> None:
+        self.world = world
+        self.name = name
+        self.rng = world.rng(name)
+        self.metadata = Metadata(None, -1, {}, {})
+        self.timeout_ms = _TIMEOUT_MS
+        self._bootstrap = bootstrap
+        self._clients: dict[tuple[str, int], RpcClient] = {}
+        self._boot: Boot = world.machine(name).start()[0]
+
+    def spawn(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something in this process. A failure of it is a broken promise."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.world.violated(f"{self.name}: {error!r}")
+
+        task: asyncio.Task[Any] = self._boot.context().run(self.world.loop.create_task, main)
+        task.add_done_callback(ended)
+        return task
+
+    async def ask(self, address: tuple[str, int], request: Request, version: int | None = None) -> Any:
+        """One attempt. Raises `ApiError`."""
+        outcome = (await self._ask_all(address, [request], version))[0]
+        if isinstance(outcome, ApiError):
+            raise outcome
+        return outcome
+
+    async def _ask_all(self, address: tuple[str, int], requests: list[Request], version: int | None) -> list[Any]:
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = RpcClient(
+                *address, rng=self.rng.random, client_id=self.name, connect_timeout_ms=_TIMEOUT_MS
+            )
+        try:
+            async with asyncio.timeout(self.timeout_ms / 1000 + 1):
+                connection = await client.connection()
+                futures = [connection.send(request, version, timeout_ms=self.timeout_ms) for request in requests]
+        except TimeoutError:
+            return [ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no connection to {address[0]}")] * len(requests)
+        except ApiError as error:
+            return [error] * len(requests)
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+    async def ask_any(self, request: Request, version: int | None = None) -> Any:
+        """One attempt, at whichever node chance says."""
+        return await self.ask(self.rng.choice(self._bootstrap), request, version)
+
+    async def ask_leader(self, partition: TopicPartition, request: Request, version: int | None = None) -> Any:
+        """One attempt, at the leader as this client knows it. Raises `ApiError`."""
+        return await self.ask(await self._leader_of(partition), request, version)
+
+    async def ask_leader_all(self, partition: TopicPartition, requests: list[Request], version: int) -> list[Any]:
+        """One attempt of several requests, on one connection, so that they arrive in order or not at all. A request's
+        outcome is its answer, or the `ApiError`."""
+        try:
+            address = await self._leader_of(partition)
+        except ApiError as error:
+            return [error] * len(requests)
+        return await self._ask_all(address, requests, version)
+
+    async def _leader_of(self, partition: TopicPartition) -> tuple[str, int]:
+        address = self._leader(partition)
+        if address is None:
+            await self.refresh()
+            address = self._leader(partition)
+        if address is None:
+            raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader")
+        return address
+
+    def forget_leaders(self) -> None:
+        """Ask anew before the next attempt."""
+        self.metadata = self.metadata._replace(topics={})
+
+    def _leader(self, partition: TopicPartition) -> tuple[str, int] | None:
+        topic = self.metadata.topics.get(partition[0])
+        found = None if topic is None else next((p for p in topic.partitions if p.partition == partition[1]), None)
+        broker = None if found is None else self.metadata.brokers.get(found.leader)
+        return None if broker is None else (broker.host, broker.port)
+
+    async def refresh(self) -> None:
+        """Learn the metadata from any node. Raises `ApiError`."""
+        self.metadata = read_metadata(
+            await self.ask_any(MetadataRequest(topics=None, allow_auto_topic_creation=False), _MAX_METADATA)
+        )
+
+    async def until(self, attempt: Callable[[], Coroutine[Any, Any, Any]], give_up_s: float | None = None) -> Any:
+        """`attempt` until it succeeds; it raises `ApiError`s. Those that are not retriable are raised."""
+        until = None if give_up_s is None else self.world.now_s + give_up_s
+        while True:
+            try:
+                return await attempt()
+            except ApiError as error:
+                if not (error.code.retriable or error.code in _AGAIN) or (
+                    until is not None and self.world.now_s >= until
+                ):
+                    raise
+                self.forget_leaders()
+                await self.pause()
+
+    async def pause(self) -> None:
+        """A short while."""
+        await asyncio.sleep(self.rng.uniform(*_BACKOFF_S))
+
+
+_AGAIN = frozenset((ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.BROKER_NOT_AVAILABLE))

@@ -1,0 +1,215 @@
+"""Whole nodes on simulated machines.
+
+The nodes are the real ones: the same code from the frame to the fsync, but for what a host gives to its process. Each
+is a broker and a controller. A node that ends because its disk failed is left down, as an operator would find it; one
+that ends for any other reason breaks a promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kalda.base.configs.server import ServerConfig
+from kalda.base.ids import Uuid, random_uuid, uuid_to_text
+from kalda.broker.node import Node, StartError
+from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
+from kalda.raft.values import Endpoint
+from kalda.sim.machine import EPOCH_MS, Machine
+from kalda.sim.process import Boot
+from kalda.sim.world import World
+
+PORT = 9092
+CONTROLLER_PORT = 9093
+CLUSTER_ID = "S1mClusterAAAAAAAAAAAA"
+
+
+class SimNode:
+    """A node over its lives."""
+
+    def __init__(self, world: World, node_id: int, properties: Mapping[str, str]) -> None:
+        self.id = node_id
+        self.name = f"node-{node_id}"
+        self.config = ServerConfig(properties)
+        self.machine: Machine = world.machine(self.name)
+        self.machine.on_power_loss = self._on_power_loss
+        self.node: Node | None = None
+        self.serving = False
+        self.disk_failed = False
+        """A fault of the disk was ordered, so that this node may end."""
+        self._world = world
+        self._boot: Boot | None = None
+
+    # Its life.
+
+    def start(self) -> None:
+        """A new process on this machine."""
+        world = self._world
+        boot, host = self.machine.start()
+        world.tell(self.name, f"starts, life {boot.number}")
+        self._boot, self.serving = boot, False
+        boot.context().run(self._launch, host)
+
+    def _launch(self, host: Any) -> None:
+        node = self.node = Node(self.config, host)
+        node.on_fatal = self._on_fatal
+        loop = self._world.loop
+        task = loop.create_task(node.start())
+        task.add_done_callback(lambda done: self._started(node, done))
+
+    def _started(self, node: Node, done: asyncio.Task[None]) -> None:
+        if self.node is not node:
+            return
+        error = None if done.cancelled() else done.exception()
+        if error is None:
+            self.serving = True
+            self._world.tell(self.name, "serves")
+        elif isinstance(error, StartError) and self.disk_failed:
+            self._world.tell(self.name, f"cannot start: {error}")
+            self._gone()
+            self.machine.stopped()
+        elif isinstance(error, Exception):
+            self._world.violated(f"{self.name} cannot start: {error!r}")
+
+    def _on_fatal(self, why: str) -> None:
+        if not self.disk_failed:
+            self._world.violated(f"{self.name} gave up: {why}")
+            return
+        self._world.tell(self.name, f"gives up: {why}")
+        self._world.loop.call_soon(self._exit)
+
+    def _exit(self) -> None:
+        if self.node is not None:
+            self._gone()
+            self.machine.stopped()
+
+    def _on_power_loss(self) -> None:
+        self._world.tell(self.name, "loses power in the midst of writing")
+        self._gone()
+
+    def _gone(self) -> None:
+        self.node, self.serving, self._boot = None, False, None
+
+    def run(self, step: Callable[[], object]) -> None:
+        """Take a step as this process."""
+        assert self._boot is not None
+        self._boot.context().run(step)
+
+    # What befalls it.
+
+    def kill(self) -> None:
+        if self.node is not None:
+            self._world.tell(self.name, "is killed")
+            self._gone()
+            self.machine.kill()
+
+    def lose_power(self) -> None:
+        if self.node is not None:
+            self._world.tell(self.name, "loses power")
+            self._gone()
+            self.machine.lose_power()
+
+    def stop(self) -> None:
+        """Ask it to end, as SIGTERM does."""
+        if self.node is not None and self.serving and self._boot is not None:
+            self._world.tell(self.name, "is asked to stop")
+            self.serving = False
+            self._boot.context().run(self._stop, self.node)
+
+    def _stop(self, node: Node) -> None:
+        task = self._world.loop.create_task(node.stop())
+        task.add_done_callback(lambda done: self._stopped(node, done))
+
+    def _stopped(self, node: Node, done: asyncio.Task[None]) -> None:
+        if self.node is not node:
+            return
+        if not done.cancelled() and isinstance(done.exception(), Exception):
+            self._world.violated(f"{self.name} does not stop well: {done.exception()!r}")
+        self._world.tell(self.name, "has stopped")
+        self._gone()
+        self.machine.stopped()
+
+
+class SimCluster:
+    """Nodes numbered from 1."""
+
+    def __init__(self, world: World, nodes: int, overrides: Mapping[str, str] | None = None) -> None:
+        self.world = world
+        rng = world.rng("identities")
+        directory_ids = {i: random_uuid(rng.randbytes) for i in range(1, nodes + 1)}
+        self.nodes = {i: SimNode(world, i, _properties(i, nodes, overrides or {})) for i in directory_ids}
+        for node in self.nodes.values():
+            _format(node, directory_ids, rng.randbytes)
+
+    def __iter__(self) -> Iterator[SimNode]:
+        return iter(self.nodes.values())
+
+    @property
+    def bootstrap(self) -> list[tuple[str, int]]:
+        return [(node.name, PORT) for node in self]
+
+    async def start(self, limit_s: float = 60) -> None:
+        """Start all and wait until they serve."""
+        for node in self:
+            node.start()
+        await self.wait(lambda: all(node.serving for node in self), "all nodes serve", limit_s)
+
+    async def wait(self, holds: Any, what: str, limit_s: float) -> None:
+        """Wait for a condition; it is a promise that it comes to hold in time."""
+        until = self.world.now_s + limit_s
+        while not holds():
+            if self.world.now_s > until:
+                self.world.violated(f"not within {limit_s:.0f} s: {what}")
+                return
+            await asyncio.sleep(0.05)
+
+
+def _properties(node_id: int, nodes: int, overrides: Mapping[str, str]) -> dict[str, str]:
+    name = f"node-{node_id}"
+    listeners = f"PLAINTEXT://{name}:{PORT},CONTROLLER://{name}:{CONTROLLER_PORT}"
+    replicas = str(min(3, nodes))
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(node_id),
+        "controller.quorum.bootstrap.servers": ",".join(f"node-{i}:{CONTROLLER_PORT}" for i in range(1, nodes + 1)),
+        "listeners": listeners,
+        "advertised.listeners": listeners,
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": "/data",
+        "default.replication.factor": replicas,
+        "offsets.topic.num.partitions": "1",
+        "offsets.topic.replication.factor": replicas,
+        "group.initial.rebalance.delay.ms": "0",
+        "broker.heartbeat.interval.ms": "500",
+        "broker.session.timeout.ms": "3000",
+        "replica.lag.time.max.ms": "3000",
+        "replica.high.watermark.checkpoint.interval.ms": "1000",
+        "log.flush.offset.checkpoint.interval.ms": "2000",
+        "log.initial.task.delay.ms": "500",
+        "controller.quorum.request.timeout.ms": "1500",
+        "request.timeout.ms": "5000",
+        **overrides,
+    }
+
+
+def _format(node: SimNode, directory_ids: Mapping[int, Uuid], entropy: Any) -> None:
+    config = node.config
+    request = FormatRequest(
+        cluster_id=CLUSTER_ID,
+        node_id=node.id,
+        log_dirs=config.log_dirs,
+        metadata_log_dir=config.metadata_log_dir,
+        is_controller=True,
+        controller_endpoint=Endpoint("CONTROLLER", node.name, CONTROLLER_PORT),
+        quorum=QuorumChoice.INITIAL_CONTROLLERS,
+        initial_controllers=",".join(
+            f"{i}@node-{i}:{CONTROLLER_PORT}:{uuid_to_text(directory_id)}" for i, directory_id in directory_ids.items()
+        ),
+    )
+    disk = node.machine.disk
+    format_storage(
+        disk, request, new_id=lambda: random_uuid(entropy), entropy=entropy, now_ms=EPOCH_MS, say=lambda _: None
+    )

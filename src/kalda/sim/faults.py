@@ -1,0 +1,205 @@
+"""What befalls a cluster: one fault after another, chosen by the seed, each mended after a while.
+
+Faults overlap. Some want a cluster that can bear them: loss of power takes whatever was not synced, so it is for
+clusters whose topics sync before they acknowledge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from kalda.sim.cluster import SimCluster, SimNode
+
+Mend = Callable[[], None]
+
+KILLS = ("kill", "stop", "pause")
+POWER = ("power", "fuse")
+NETWORK = ("cut", "cut-one-way", "slow", "loss", "reset")
+MACHINE = ("skew", "slow-disk")
+DISK = ("disk",)
+ALL = (*KILLS, *POWER, *NETWORK, *MACHINE, *DISK)
+"""Every kind of fault."""
+
+_SYNCED_BEFORE_ACKNOWLEDGED = frozenset(POWER)
+
+
+def bearable(kinds: tuple[str, ...], durable: bool) -> tuple[str, ...]:
+    """Those of `kinds` that a cluster must bear without losing anything."""
+    return tuple(kind for kind in kinds if durable or kind not in _SYNCED_BEFORE_ACKNOWLEDGED)
+
+
+class Faults:
+    """Brings them about, until it is told to stop; then mends everything."""
+
+    def __init__(self, cluster: SimCluster, kinds: tuple[str, ...], clients: list[str]) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._kinds = kinds
+        self._clients = clients
+        self._rng = self._world.rng("faults")
+        self._mends: dict[int, tuple[float, Mend]] = {}
+        self._count = 0
+
+    async def run(self, duration_s: float) -> None:
+        """Faults for so long, then good weather."""
+        rng, until = self._rng, self._world.now_s + duration_s
+        pace = rng.choice((0.5, 1.5, 4.0))
+        while self._world.now_s < until:
+            await asyncio.sleep(rng.uniform(0, pace))
+            self._mend_due()
+            if self._kinds:
+                self._one(rng.choice(self._kinds))
+        self.heal()
+
+    def heal(self) -> None:
+        """Everything works again."""
+        self._world.tell("faults", "all is mended")
+        for key in list(self._mends):
+            self._mends.pop(key)[1]()
+        for node in self._cluster:
+            node.machine.fuse = None
+            if not node.machine.up:
+                node.start()
+
+    def _one(self, kind: str) -> None:
+        node = self._rng.choice(list(self._cluster))
+        mend: Mend | None = getattr(self, f"_{kind.replace('-', '_')}")(node)
+        if mend is not None:
+            self._count += 1
+            self._mends[self._count] = (
+                self._world.now_s + self._rng.choice((0.2, 1, 4, 12)) * self._rng.random(),
+                mend,
+            )
+
+    def _mend_due(self) -> None:
+        for key, (due, mend) in list(self._mends.items()):
+            if due <= self._world.now_s:
+                del self._mends[key]
+                mend()
+
+    # Processes and machines.
+
+    def _again(self, node: SimNode) -> Mend:
+        def start() -> None:
+            if not node.machine.up:
+                node.start()
+
+        return start
+
+    def _kill(self, node: SimNode) -> Mend | None:
+        node.kill()
+        return self._again(node)
+
+    def _power(self, node: SimNode) -> Mend | None:
+        node.lose_power()
+        return self._again(node)
+
+    def _fuse(self, node: SimNode) -> Mend | None:
+        """Power is lost in the midst of what the node writes."""
+        node.machine.fuse = self._rng.randrange(30)
+        return self._again(node)
+
+    def _stop(self, node: SimNode) -> Mend | None:
+        node.stop()
+        return self._again(node)
+
+    def _pause(self, node: SimNode) -> Mend | None:
+        if not node.machine.up:
+            return None
+        self._world.tell(node.name, "is paused")
+        node.machine.pause()
+
+        def resume() -> None:
+            self._world.tell(node.name, "goes on")
+            node.machine.resume()
+
+        return resume
+
+    def _skew(self, node: SimNode) -> Mend | None:
+        clock = node.machine.clock
+        clock.skew_ms = self._rng.choice((-3_600_000, -900, 700, 60_000))
+        self._world.tell(node.name, f"has a clock that is {clock.skew_ms} ms ahead")
+        return None
+
+    def _slow_disk(self, node: SimNode) -> Mend | None:
+        node.machine.disk_delay_s = self._rng.choice((0.02, 0.2, 1.0))
+        self._world.tell(node.name, f"has a disk that takes up to {node.machine.disk_delay_s} s")
+
+        def mend() -> None:
+            node.machine.disk_delay_s = 0.002
+
+        return mend
+
+    def _disk(self, node: SimNode) -> Mend | None:
+        """The disk fails; an operator mends it and starts the node anew."""
+        code = self._rng.choice((errno.EIO, errno.ENOSPC))
+        node.disk_failed = True
+        node.machine.disk.fail("/", code, frozenset(("write", "sync", "name")))
+        self._world.tell(node.name, f"has a disk that answers {errno.errorcode[code]}")
+
+        def mend() -> None:
+            node.kill()
+            node.machine.disk.mend("/")
+            node.disk_failed = False
+            self._again(node)()
+
+        return mend
+
+    # The network.
+
+    def _hosts(self) -> list[str]:
+        return [*(node.name for node in self._cluster), *self._clients]
+
+    def _cut(self, node: SimNode) -> Mend | None:
+        hosts = self._hosts()
+        side = set(self._rng.sample(hosts, self._rng.randint(1, len(hosts) - 1)))
+        pairs = {(a, b) for a in hosts for b in hosts if (a in side) != (b in side)}
+        self._world.tell("network", f"is cut around {', '.join(sorted(side))}")
+        return self._without(pairs)
+
+    def _cut_one_way(self, node: SimNode) -> Mend | None:
+        peers = [host for host in self._hosts() if host != node.name]
+        others = self._rng.sample(peers, self._rng.randint(1, len(peers)))
+        away = self._rng.random() < 0.5
+        self._world.tell("network", f"{'from' if away else 'to'} {node.name} nothing passes ({', '.join(others)})")
+        return self._without({(node.name, other) if away else (other, node.name) for other in others})
+
+    def _without(self, pairs: set[tuple[str, str]]) -> Mend:
+        network = self._world.network
+        network.cut |= pairs
+
+        def mend() -> None:
+            self._world.tell("network", "a cut is mended")
+            network.cut -= pairs
+
+        return mend
+
+    def _slow(self, node: SimNode) -> Mend | None:
+        network, seconds = self._world.network, self._rng.choice((0.05, 0.5, 2.0))
+        pairs = [(node.name, other) for other in self._hosts()]
+        network.slow.update(dict.fromkeys(pairs, seconds))
+        self._world.tell("network", f"from {node.name} takes up to {seconds} s")
+
+        def mend() -> None:
+            for pair in pairs:
+                network.slow.pop(pair, None)
+
+        return mend
+
+    def _loss(self, node: SimNode) -> Mend | None:
+        weather = self._world.network.weather
+        weather.loss = self._rng.choice((0.01, 0.1, 0.3))
+        self._world.tell("network", f"loses {weather.loss:.0%}")
+
+        def mend() -> None:
+            weather.loss = 0.0
+
+        return mend
+
+    def _reset(self, node: SimNode) -> Mend | None:
+        broken = self._world.network.reset_one()
+        if broken is not None:
+            self._world.tell("network", f"breaks the connection of {broken}")
+        return None

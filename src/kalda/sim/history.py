@@ -1,0 +1,105 @@
+"""What clients attempted, what they were promised, and what they have seen.
+
+Every record has a value of its own, `producer:partition:number`, so that whatever comes out of a log names who wrote
+it, and in which order. A promise once written down is never taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kalda.sim.world import World
+
+TopicPartition = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Written:
+    """One producer's records in one partition, by number."""
+
+    idempotent: bool
+    attempted: int = 0
+    """How many numbers were used."""
+    acked: dict[int, int] = field(default_factory=dict)
+    """Offset by number; -1 where the answer could not say it."""
+
+
+class History:
+    """Of one run."""
+
+    def __init__(self, world: World) -> None:
+        self.written: dict[tuple[str, TopicPartition], Written] = {}
+        self.seen: dict[TopicPartition, dict[int, bytes]] = {}
+        """Committed records by offset, as consumers have read them."""
+        self._world = world
+
+    def of(self, producer: str, partition: TopicPartition, idempotent: bool) -> Written:
+        """One producer's records."""
+        return self.written.setdefault((producer, partition), Written(idempotent))
+
+    @property
+    def acked(self) -> int:
+        """How many records were acknowledged."""
+        return sum(len(written.acked) for written in self.written.values())
+
+    def read(self, reader: str, partition: TopicPartition, records: Iterable[tuple[int, bytes]]) -> None:
+        """A consumer has read records: what is committed does not change."""
+        seen = self.seen.setdefault(partition, {})
+        for offset, value in records:
+            known = seen.setdefault(offset, value)
+            if known != value:
+                self._world.violated(
+                    f"{reader} reads {value!r} at {offset} of {_name(partition)}, where {known!r} was committed"
+                )
+
+    def judge(self, partition: TopicPartition, log: dict[int, bytes]) -> None:
+        """Hold a partition's final records, by offset, against all that was promised."""
+        places: dict[bytes, list[int]] = {}
+        for offset in sorted(log):
+            places.setdefault(log[offset], []).append(offset)
+        for offset, value in self.seen.get(partition, {}).items():
+            if log.get(offset) != value:
+                self._world.violated(
+                    f"{value!r} was read at {offset} of {_name(partition)}, and now there is {log.get(offset)!r}"
+                )
+        known: set[bytes] = set()
+        for (producer, where), written in self.written.items():
+            if where == partition:
+                known.update(value_of(producer, partition, number) for number in range(written.attempted))
+                self._judge_one(producer, partition, written, places)
+        for value in places:
+            if value not in known:
+                self._world.violated(f"nobody wrote {value!r}, which is in {_name(partition)}")
+
+    def _judge_one(
+        self, producer: str, partition: TopicPartition, written: Written, places: dict[bytes, list[int]]
+    ) -> None:
+        last = -1
+        for number in range(written.attempted):
+            found = places.get(value_of(producer, partition, number), [])
+            what = f"{producer}'s record {number} of {_name(partition)}"
+            if number in written.acked:
+                promised = written.acked[number]
+                if not found:
+                    self._world.violated(f"{what} was acknowledged at {promised} and is lost")
+                    continue
+                if promised >= 0 and promised not in found:
+                    self._world.violated(f"{what} was acknowledged at {promised} and is at {found}")
+            if not written.idempotent:
+                continue
+            if len(found) > 1:
+                self._world.violated(f"{what} is there {len(found)} times, at {found}")
+            if found:
+                if found[0] <= last:
+                    self._world.violated(f"{what} is at {found[0]}, before an earlier one")
+                last = found[0]
+
+
+def value_of(producer: str, partition: TopicPartition, number: int) -> bytes:
+    """A record's value."""
+    return f"{producer}:{partition[0]}-{partition[1]}:{number}".encode()
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition[0]}-{partition[1]}"

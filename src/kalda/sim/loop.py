@@ -1,0 +1,130 @@
+"""An asyncio loop in virtual time, and the processes that live on it.
+
+When nothing is ready the clock jumps to the next timer: an hour of waiting costs nothing, and two runs with the same
+calls in the same order are the same to the last step. There are no sockets, threads or signals here; what opens
+connections asks the simulated network.
+
+Each step is taken for the process that it belongs to, where that still lives (see `process`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+from kalda.sim.network import SimNetwork, SimServer
+from kalda.sim.process import BOOT, Boot
+
+_MAX_TURNS_AT_ONE_TIME = 200_000
+
+
+class Stuck(Exception):
+    """The run cannot go on: everybody waits for nothing, or time stands still."""
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """The loop. `network` is set before anything connects."""
+
+    network: SimNetwork
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        super().__init__()
+        self._clock_resolution = 1e-9
+        self._selector = self
+        self._now = start_s
+        self._turns = 0
+        self._over = False
+        self.set_task_factory(_make_task)
+
+    # What the base class asks of its selector and its self-pipe.
+
+    def select(self, timeout: float | None) -> tuple[()]:
+        """Nothing comes from outside; where nothing is ready, it is the time of the next timer."""
+        if timeout is None:
+            raise Stuck("everybody waits, and no timer is set")
+        if timeout > 0:
+            self._now = self._scheduled[0]._when  # type: ignore[attr-defined]
+            self._turns = 0
+        self._turns += 1
+        if self._turns > _MAX_TURNS_AT_ONE_TIME:
+            raise Stuck(f"{_MAX_TURNS_AT_ONE_TIME} turns of the loop at {self._now:.6f} s")
+        return ()
+
+    def _process_events(self, event_list: object) -> None:
+        return
+
+    def _write_to_self(self) -> None:
+        return
+
+    # Time and steps.
+
+    def time(self) -> float:
+        return self._now
+
+    def finish(self) -> None:
+        """From now on nothing is scheduled any more, but nobody fails who tries: what is left half done is cleared
+        away, and its last words are nothing to anybody."""
+        self._over = True
+        self.set_exception_handler(lambda *_: None)
+
+    def _check_closed(self) -> None:
+        if not self._over:
+            super()._check_closed()  # type: ignore[misc]
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        boot = BOOT.get() if context is None else context.get(BOOT)
+        if boot is None:
+            return super().call_soon(callback, *args, context=context)
+        if context is None:
+            context = contextvars.copy_context()
+        return super().call_soon(boot.run, context, callback, args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        boot = BOOT.get() if context is None else context.get(BOOT)
+        if boot is None:
+            return super().call_at(when, callback, *args, context=context)
+        if context is None:
+            context = contextvars.copy_context()
+        return super().call_at(when, boot.run, context, callback, args, context=context)
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def resume(self, boot: Boot) -> None:
+        """Let a paused process go on with what it has missed."""
+        boot.paused = False
+        held, boot.held = boot.held, []
+        for context, callback, args in held:
+            self.call_soon(callback, *args, context=context)
+
+    # The network.
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
+    ) -> SimServer:
+        return self.network.listen(protocol_factory, host, port)
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        return await self.network.connect(protocol_factory, host, port)
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    """A task that its boot keeps: what a killed process left half done must not be collected, and so woken, while the
+    run goes on."""
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+    boot = BOOT.get()
+    if boot is not None:
+        boot.tasks.append(task)
+        if len(boot.tasks) > 1_000:
+            boot.tasks = [each for each in boot.tasks if not each.done()]
+    return task

@@ -1,0 +1,170 @@
+"""A simulated machine: a disk that stays, a clock, and one process at a time.
+
+A process may be killed (its kernel closes what it had open, and the disk has all that it wrote), paused, or lose its
+machine's power, now or within the next operations on the disk: then the disk keeps what was synced, and of the rest
+whatever its seed says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from kalda.base.ids import Uuid, random_uuid
+from kalda.broker.shell import Host, LoopTimers
+from kalda.sim.disk import SimDisk
+from kalda.sim.loop import SimLoop
+from kalda.sim.network import SimNetwork
+from kalda.sim.process import BOOT, Boot, PowerLoss
+
+T = TypeVar("T")
+EPOCH_MS = 1_760_000_000_000
+"""What the wall clocks show, more or less, when a simulation begins."""
+
+
+class SimClock:
+    """One machine's clocks. The wall clock may be wrong, by `skew_ms`; the other one only goes forward."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.skew_ms = 0
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + self.skew_ms + int(self._loop.time() * 1000)
+
+    def mono_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+
+class SimJobs:
+    """Jobs without threads: a job runs whole, some time after it was given, and finishes some time later."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random, machine: Machine) -> None:
+        self._loop = loop
+        self._rng = rng
+        self._machine = machine
+
+    def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
+        rng, limit = self._rng, self._machine.disk_delay_s
+
+        def work() -> None:
+            value: T | None = None
+            failure: BaseException | None = None
+            try:
+                value = job()
+            except Exception as error:
+                failure = error
+            self._loop.call_later(rng.uniform(0, limit), finish, value, failure)
+
+        self._loop.call_later(rng.uniform(0, limit), work)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class SimHost(Host):
+    """What one boot of a machine gives to its process."""
+
+    def __init__(self, machine: Machine, seed: str) -> None:
+        self.disk = machine.disk
+        self.clock = machine.clock
+        self.rng = random.Random(seed)
+        self._machine = machine
+
+    def timers(self, loop: asyncio.AbstractEventLoop) -> LoopTimers:
+        return LoopTimers(loop)
+
+    def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> SimJobs:
+        return SimJobs(loop, self.rng, self._machine)
+
+    def new_uuid(self) -> Uuid:
+        return random_uuid(self.rng.randbytes)
+
+
+class Machine:
+    """One host of the network."""
+
+    def __init__(self, name: str, seed: object, loop: SimLoop, network: SimNetwork) -> None:
+        self.name = name
+        self.clock = SimClock(loop)
+        self.disk = SimDisk(random.Random(f"{seed}/{name}/disk"), now_ms=self.clock.wall_ms)
+        self.disk.before = self._before_disk
+        self.disk_delay_s = 0.002
+        """A job waits at most so long before it runs, and again before it finishes."""
+        self.boot: Boot | None = None
+        self.lives: list[Boot] = []
+        """Every boot so far, kept: what a dead one left half done must not be woken by being collected."""
+        self.fuse: int | None = None
+        """So many operations on the disk from now, the power fails."""
+        self.on_power_loss: Callable[[], None] = _nothing
+        """Told when the fuse has blown."""
+        self._seed = seed
+        self._loop = loop
+        self._network = network
+
+    @property
+    def up(self) -> bool:
+        """A process runs here, though it may be paused."""
+        return self.boot is not None
+
+    def start(self) -> tuple[Boot, SimHost]:
+        """A new process."""
+        assert self.boot is None, f"{self.name} runs already"
+        self._network.off.discard(self.name)
+        self.boot = Boot(self.name, len(self.lives) + 1)
+        self.lives.append(self.boot)
+        return self.boot, SimHost(self, f"{self._seed}/{self.name}/{self.boot.number}")
+
+    def stopped(self) -> None:
+        """The process has ended by itself."""
+        self._end()
+        self._network.kill(self.name)
+        self.disk.let_go()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.boot is not None:
+            self.stopped()
+
+    def lose_power(self) -> None:
+        """All at once."""
+        if self.boot is not None:
+            self._end()
+            self._network.power_off(self.name)
+            self.disk.crash()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        if self.boot is not None:
+            self.boot.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.boot is not None and self.boot.paused:
+            self._loop.resume(self.boot)
+
+    def _end(self) -> None:
+        assert self.boot is not None
+        self.boot.alive = False
+        self.boot = None
+        self.fuse = None
+
+    def _before_disk(self, path: str, operation: str) -> None:
+        boot = BOOT.get()
+        if boot is None:
+            return
+        if not boot.alive:
+            raise PowerLoss
+        if operation == "read" or self.fuse is None:
+            return
+        self.fuse -= 1
+        if self.fuse < 0:
+            self.lose_power()
+            self.on_power_loss()
+            raise PowerLoss
+
+
+def _nothing() -> None:
+    return None

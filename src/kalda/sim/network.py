@@ -1,0 +1,397 @@
+"""A network in memory, between machines on one virtual-time loop.
+
+A connection is two pipes, one a direction, and each keeps its order, as TCP does; between connections nothing is
+ordered. Loss is what it is above TCP: a pause until the retransmission. A cut link swallows everything in one or both
+directions until it is mended, and what was sent meanwhile arrives then. A process that is killed has its connections
+reset by its kernel; a machine that loses power says nothing, until it is up again and knows nothing of them.
+
+All of it is decided by one seeded random source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from kalda.sim.process import BOOT
+
+_RETRANSMIT_S = 0.2
+_MAX_RETRANSMIT_S = 3.0
+_SPLIT = 0.1
+_EPHEMERAL = 40_000
+
+
+class Signal(Enum):
+    """What goes through a pipe besides bytes."""
+
+    END = "end"
+    RESET = "reset"
+
+
+Item = bytes | Signal
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+
+@dataclass(slots=True)
+class Weather:
+    """How good the links are. Delays are in seconds."""
+
+    delay_min: float = 0.0001
+    delay_max: float = 0.001
+    loss: float = 0.0
+
+
+class SimSocket:
+    """As much of a listening socket as a server asks for."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def getsockname(self) -> Address:
+        return self._address
+
+    def setsockopt(self, *_: object) -> None:
+        """There are no options here."""
+
+
+class SimServer:
+    """A listener, in the place of `asyncio.Server`."""
+
+    def __init__(self, network: SimNetwork, factory: Callable[[], asyncio.BaseProtocol], address: Address) -> None:
+        self.factory = factory
+        self.address = address
+        self.context = contextvars.copy_context()
+        self.sockets = (SimSocket(address),)
+        self._network = network
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._network.unlisten(self)
+
+    def is_serving(self) -> bool:
+        return self._network.listeners.get(self.address) is self
+
+    async def wait_closed(self) -> None:
+        """Connections are not waited for."""
+
+
+class _Pipe:
+    """One direction of a connection: items arrive in the order in which they were sent."""
+
+    __slots__ = ("_due", "_network", "_pumping", "_retransmit", "source", "target", "waiting")
+
+    def __init__(self, network: SimNetwork, source: SimTransport, target: SimTransport) -> None:
+        self.source = source
+        self.target = target
+        self.waiting: deque[tuple[float, Item]] = deque()
+        self._network = network
+        self._due = 0.0
+        self._pumping = False
+        self._retransmit = _RETRANSMIT_S
+
+    def send(self, item: Item) -> None:
+        network = self._network
+        delay = network.delay(self.source.local.host, self.target.local.host)
+        self._due = max(self._due, network.loop.time() + delay)
+        self.waiting.append((self._due, item))
+        if not self._pumping:
+            self._pumping = True
+            self._at(self._due)
+
+    def _at(self, when: float) -> None:
+        self._network.loop.call_at(when, self._pump, context=self._network.kernel)
+
+    def _pump(self) -> None:
+        """What is due arrives, or is sent again where the link is cut or nobody is at home."""
+        network, now = self._network, self._network.loop.time()
+        if self.waiting and not network.passes(self.source.local.host, self.target.local.host):
+            self._at(now + self._retransmit)
+            self._retransmit = min(2 * self._retransmit, _MAX_RETRANSMIT_S)
+            return
+        self._retransmit = _RETRANSMIT_S
+        while self.waiting and self.waiting[0][0] <= now:
+            self.target.arrive(self.waiting.popleft()[1])
+        if self.waiting:
+            self._at(self.waiting[0][0])
+        else:
+            self._pumping = False
+
+
+class SimTransport(asyncio.Transport):
+    """One end of a connection. Its protocol is called in the context of the process that it belongs to."""
+
+    def __init__(self, network: SimNetwork, local: Address, remote: Address, context: contextvars.Context) -> None:
+        super().__init__()
+        self.local = local
+        self.remote = remote
+        self.context = context
+        self.protocol: asyncio.BaseProtocol | None = None
+        self.out: _Pipe | None = None
+        self.closed = False
+        self._network = network
+        self._inbox: deque[Item] = deque()
+        self._reading = True
+        self._read_scheduled = False
+        self._high, self._low = 64 * 1024, 16 * 1024
+        self._unread = 0
+        self._paused = False
+
+    # What protocols do.
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": tuple(self.remote), "sockname": tuple(self.local)}.get(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = 64 * 1024 if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def get_write_buffer_size(self) -> int:
+        return self._unread
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self.protocol is not None
+        return self.protocol
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def is_reading(self) -> bool:
+        return self._reading and not self.closed
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.closed or not data:
+            return
+        assert self.out is not None
+        piece, rng = bytes(data), self._network.rng
+        if len(piece) > 1 and rng.random() < _SPLIT:
+            at = rng.randrange(1, len(piece))
+            self.out.send(piece[:at])
+            piece = piece[at:]
+        self.out.send(piece)
+        self._unread += len(data)
+        if self._unread > self._high and not self._paused and self.protocol is not None:
+            self._paused = True
+            self.protocol.pause_writing()
+
+    def close(self) -> None:
+        if not self.closed:
+            assert self.out is not None
+            self.out.send(Signal.END)
+            self._end(None)
+
+    def abort(self) -> None:
+        if not self.closed:
+            self.reset()
+            self._end(None)
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        self._schedule_read()
+
+    # What the network does.
+
+    def reset(self) -> None:
+        """Tell the other end that it is over. What is under way may be lost."""
+        assert self.out is not None
+        if self._network.rng.random() < 0.5:
+            self.out.waiting.clear()
+        self.out.send(Signal.RESET)
+
+    def arrive(self, item: Item) -> None:
+        """Something has come over the network."""
+        if self.closed:
+            if item is not Signal.RESET and self.out is not None:
+                self.out.send(Signal.RESET)
+            return
+        if item is Signal.RESET:
+            self._inbox.clear()
+            self._end(ConnectionResetError(errno.ECONNRESET, "simulated reset"))
+            return
+        self._inbox.append(item)
+        self._schedule_read()
+
+    def vanish(self) -> None:
+        """The process is gone."""
+        self.closed = True
+        self._inbox.clear()
+        self._network.forget(self)
+
+    def _end(self, error: Exception | None) -> None:
+        self.closed = True
+        self._inbox.clear()
+        self._network.forget(self)
+        if self.protocol is not None:
+            self._network.loop.call_soon(self.protocol.connection_lost, error, context=self.context)
+
+    def taken(self, size: int) -> None:
+        """The other end has read so much."""
+        self._unread -= size
+        if self._paused and self._unread <= self._low and not self.closed and self.protocol is not None:
+            self._paused = False
+            self._network.loop.call_soon(self.protocol.resume_writing, context=self.context)
+
+    def _schedule_read(self) -> None:
+        if self._inbox and not self._read_scheduled and not self.closed:
+            self._read_scheduled = True
+            self._network.loop.call_soon(self._read, context=self.context)
+
+    def _read(self) -> None:
+        self._read_scheduled = False
+        while self._inbox and self._reading and not self.closed and self.protocol is not None:
+            item = self._inbox.popleft()
+            if isinstance(item, Signal):
+                self.close()
+                return
+            assert isinstance(self.protocol, asyncio.BufferedProtocol)
+            room = memoryview(self.protocol.get_buffer(len(item)))
+            size = min(len(room), len(item))
+            room[:size] = item[:size]
+            if size < len(item):
+                self._inbox.appendleft(item[size:])
+            assert self.out is not None
+            self.out.target.taken(size)
+            self.protocol.buffer_updated(size)
+
+
+class SimNetwork:
+    """All machines' links, listeners and connections."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.kernel = contextvars.copy_context()
+        self.weather = Weather()
+        self.listeners: dict[Address, SimServer] = {}
+        self.connections: dict[SimTransport, None] = {}
+        self.cut: set[tuple[str, str]] = set()
+        """Directed pairs of hosts between which nothing passes."""
+        self.slow: dict[tuple[str, str], float] = {}
+        """Directed pairs of hosts with the seconds that are added at most."""
+        self.off: set[str] = set()
+        """Hosts without power."""
+        self._last_port = _EPHEMERAL
+
+    # Links.
+
+    def passes(self, source: str, target: str) -> bool:
+        """Whether anything sent now arrives."""
+        return (source, target) not in self.cut and source not in self.off and target not in self.off
+
+    def delay(self, source: str, target: str) -> float:
+        """How long what is sent now is under way, with its retransmissions."""
+        weather, rng = self.weather, self.rng
+        delay = rng.uniform(weather.delay_min, weather.delay_max)
+        retransmit = _RETRANSMIT_S
+        while weather.loss and retransmit <= _MAX_RETRANSMIT_S and rng.random() < weather.loss:
+            delay += retransmit
+            retransmit *= 2
+        extra = self.slow.get((source, target))
+        return delay if extra is None else delay + rng.uniform(0, extra)
+
+    # Connections.
+
+    def listen(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> SimServer:
+        address = Address(host, port)
+        if address in self.listeners:
+            raise OSError(errno.EADDRINUSE, "the address is in use", f"{host}:{port}")
+        server = self.listeners[address] = SimServer(self, factory, address)
+        return server
+
+    def unlisten(self, server: SimServer) -> None:
+        if self.listeners.get(server.address) is server:
+            del self.listeners[server.address]
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Waits as long as the link is cut. Raises `ConnectionRefusedError` where nobody listens."""
+        source, retransmit = self._here(), _RETRANSMIT_S
+        while True:
+            await asyncio.sleep(self.delay(source, host))
+            if self.passes(source, host) and self.passes(host, source):
+                break
+            await asyncio.sleep(retransmit)
+            retransmit = min(2 * retransmit, _MAX_RETRANSMIT_S)
+        server = self.listeners.get(Address(host, port))
+        if server is None:
+            await asyncio.sleep(self.delay(host, source))
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens", f"{host}:{port}")
+        self._last_port += 1
+        near, far = Address(source, self._last_port), Address(host, port)
+        client = SimTransport(self, near, far, contextvars.copy_context())
+        peer = SimTransport(self, far, near, server.context.copy())
+        client.out, peer.out = _Pipe(self, client, peer), _Pipe(self, peer, client)
+        self.connections[client] = self.connections[peer] = None
+        self.loop.call_soon(_accept, server, peer, context=peer.context)
+        await asyncio.sleep(self.delay(host, source))
+        if client.closed:
+            raise ConnectionResetError(errno.ECONNRESET, "reset while connecting")
+        client.protocol = protocol = factory()
+        protocol.connection_made(client)
+        client._schedule_read()
+        return client, protocol
+
+    def forget(self, transport: SimTransport) -> None:
+        self.connections.pop(transport, None)
+
+    # What befalls machines.
+
+    def kill(self, host: str) -> None:
+        """The kernel closes what the process had open."""
+        for transport in self._of(host):
+            transport.reset()
+            transport.vanish()
+
+    def power_off(self, host: str) -> None:
+        """Nobody is told."""
+        self.off.add(host)
+        for transport in self._of(host):
+            assert transport.out is not None
+            transport.out.waiting.clear()
+            transport.vanish()
+
+    def reset_one(self) -> str | None:
+        """A connection breaks, for both ends; which one, in words."""
+        alive = [transport for transport in self.connections if transport.protocol is not None]
+        if not alive:
+            return None
+        victim = self.rng.choice(alive)
+        assert victim.out is not None
+        victim.out.send(Signal.RESET)
+        victim.arrive(Signal.RESET)
+        return f"{victim.local.host} to {victim.remote.host}:{victim.remote.port}"
+
+    def _of(self, host: str) -> list[SimTransport]:
+        for server in [each for each in self.listeners.values() if each.address.host == host]:
+            self.unlisten(server)
+        return [transport for transport in self.connections if transport.local.host == host]
+
+    def _here(self) -> str:
+        boot = BOOT.get()
+        assert boot is not None, "only processes connect"
+        return boot.machine
+
+
+def _accept(server: SimServer, transport: SimTransport) -> None:
+    if transport.closed:
+        return
+    transport.protocol = server.factory()
+    transport.protocol.connection_made(transport)
+    transport._schedule_read()

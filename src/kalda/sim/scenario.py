@@ -1,0 +1,140 @@
+"""One seed, from its first step to its verdict.
+
+The seed chooses the cluster's temper (whether topics sync before they acknowledge, segment sizes), who writes and
+reads, and what befalls them. After the faults there is good weather, in which all that is promised has to come true:
+producers finish, replicas come into sync, and the history is held against the logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kalda.sim import faults
+from kalda.sim.checks import Observer
+from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.cluster import SimCluster
+from kalda.sim.history import History
+from kalda.sim.loop import Stuck
+from kalda.sim.workload import Administrator, Consumer, Producer
+from kalda.sim.world import Violation, World
+
+_LIMIT_S = 600.0
+_HEALED_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to simulate. `kinds` are faults by name."""
+
+    seed: int
+    nodes: int = 1
+    kinds: tuple[str, ...] = faults.ALL
+    duration_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How it went; `why` is empty where every promise was kept."""
+
+    plan: Plan
+    why: str
+    virtual_s: float
+    acked: int
+    seen: int
+    elections: int
+
+    @property
+    def kept(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.why
+
+
+class _Run:
+    """The parts of one simulation."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        rng = world.rng("plan")
+        self.world = world
+        self.plan = plan
+        self.durable = plan.nodes == 1 or rng.random() < 0.5
+        self.cluster = SimCluster(
+            world,
+            plan.nodes,
+            {
+                "log.roll.ms": str(rng.choice((2_000, 600_000))),
+                "metadata.log.max.record.bytes.between.snapshots": str(rng.choice((2_000, 20 << 20))),
+            },
+        )
+        self.history = History(world)
+        self.observer = Observer(self.cluster)
+        self.topics = {"alpha": rng.randint(1, 3), "beta": 1}
+        self.partitions: list[TopicPartition] = [(name, i) for name, count in self.topics.items() for i in range(count)]
+        self.producers: list[Producer] = []
+        self.consumers: list[Consumer] = []
+        self.admin: Administrator | None = None
+
+    def _client(self, name: str) -> SimClient:
+        return SimClient(self.world, name, self.cluster.bootstrap)
+
+    async def main(self) -> None:
+        plan, cluster = self.plan, self.cluster
+        await cluster.start()
+        watching = self.world.loop.create_task(self.observer.watch())
+        founder = self._client("admin")
+        self.admin = Administrator(founder, min(3, plan.nodes))
+        configs = {"min.insync.replicas": "2" if plan.nodes > 2 else "1"}
+        if self.durable:
+            configs["flush.messages"] = "1"
+        configs["internal.segment.bytes"] = str(self.world.rng("segments").choice((2_000, 20_000, 1 << 20)))
+        for name, count in self.topics.items():
+            await founder.spawn(self.admin.create(name, count, configs, keep=True))
+        self._start_clients()
+        kinds = faults.bearable(plan.kinds, self.durable)
+        storm = faults.Faults(cluster, kinds, [name for name in self.world.machines if not name.startswith("node")])
+        await storm.run(plan.duration_s)
+        await self._calm()
+        watching.cancel()
+
+    def _start_clients(self) -> None:
+        rng = self.world.rng("clients")
+        for number in range(rng.randint(1, 3)):
+            mine = rng.sample(self.partitions, rng.randint(1, len(self.partitions)))
+            # Each alone in its partitions or not: what is promised does not depend on it.
+            client = self._client(f"writer-{number}")
+            self.producers.append(Producer(client, self.history, mine, idempotent=rng.random() < 0.7))
+        for number in range(rng.randint(1, 2)):
+            self.consumers.append(Consumer(self._client(f"reader-{number}"), self.history, self.partitions))
+
+    async def _calm(self) -> None:
+        """In good weather all comes true, and soon."""
+        world, cluster = self.world, self.cluster
+        await cluster.wait(lambda: all(node.serving for node in cluster), "all nodes serve again", _HEALED_S)
+        writing = asyncio.gather(*(producer.finish() for producer in self.producers))
+        await cluster.wait(writing.done, "all that was sent is acknowledged", _HEALED_S)
+        await cluster.wait(self.observer.settled, "all replicas are in sync and all nodes know the same", _HEALED_S)
+        assert self.admin is not None
+        await asyncio.gather(self.admin.finish(), *(consumer.finish() for consumer in self.consumers))
+        await cluster.wait(self.observer.settled, "all replicas are in sync once more", _HEALED_S)
+        if not world.violations:
+            self.observer.judge(self.history)
+
+
+def simulate(plan: Plan, trace: Callable[[str], None] | None = None, *, verbose: bool = False) -> Verdict:
+    """Run one seed. The same plan gives the same verdict, by the same steps."""
+    why = ""
+    with World(plan.seed, trace, verbose=verbose) as world:
+        run = _Run(world, plan)
+        main = run.main()
+        try:
+            world.run(main, _LIMIT_S)
+        except (Violation, Stuck) as error:
+            why = str(error)
+        if world.violations:
+            why = "; ".join(dict.fromkeys(world.violations))
+        with contextlib.suppress(RuntimeError):
+            main.close()
+        seen = sum(len(records) for records in run.history.seen.values())
+        return Verdict(plan, why, world.now_s, run.history.acked, seen, run.observer.elections)

@@ -1,0 +1,275 @@
+"""Producers, consumers and administrators, who go on whatever befalls the cluster until they are told to finish.
+
+A producer has a round of batches under way in one partition, and sends again what of it was not acknowledged, first
+things first, until all is. So an idempotent producer's records must be there once and in order; of one that is not,
+every record that was acknowledged must be there. A consumer reads what is committed from the beginning on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
+from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+)
+from kalda.protocol.messages.transactions import InitProducerIdRequest
+from kalda.protocol.notation import Request
+from kalda.records.batch import check_crc, iter_batches
+from kalda.records.builder import build_batch, read_records
+from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.history import History, value_of
+from kalda.sim.machine import EPOCH_MS
+
+_PRODUCE_VERSION = 11
+_FETCH_VERSION = 12
+_MAX_ROUND = 4
+_MAX_RECORDS = 3
+
+
+class Producer:
+    """Writes to some partitions, one round after another, until `finish`."""
+
+    def __init__(
+        self, client: SimClient, history: History, partitions: list[TopicPartition], *, idempotent: bool, acks: int = -1
+    ) -> None:
+        self._client = client
+        self._history = history
+        self._partitions = partitions
+        self._idempotent = idempotent
+        self._acks = acks
+        self._producer = (-1, -1)
+        self._sequences = dict.fromkeys(partitions, 0)
+        self._finishing = False
+        self.task = client.spawn(self._run())
+
+    async def finish(self) -> None:
+        """Write no more, and wait until what is under way is acknowledged."""
+        self._finishing = True
+        await self.task
+
+    async def _run(self) -> None:
+        client = self._client
+        if self._idempotent:
+            self._producer = await client.until(self._init_producer_id)
+        while not self._finishing:
+            partition = client.rng.choice(self._partitions)
+            await self._round(partition)
+            await asyncio.sleep(client.rng.choice((0, 0.01, 0.1, 0.4)))
+
+    async def _init_producer_id(self) -> tuple[int, int]:
+        answer = await self._client.ask_any(
+            InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), 4
+        )
+        if answer.error_code:
+            raise ApiError(ErrorCode(answer.error_code))
+        return answer.producer_id, answer.producer_epoch
+
+    async def _round(self, partition: TopicPartition) -> None:
+        client = self._client
+        written = self._history.of(client.name, partition, self._idempotent)
+        waiting: list[tuple[list[int], bytes]] = []
+        for _ in range(client.rng.randint(1, _MAX_ROUND)):
+            numbers = list(range(written.attempted, written.attempted + client.rng.randint(1, _MAX_RECORDS)))
+            written.attempted += len(numbers)
+            waiting.append((numbers, self._batch(partition, numbers)))
+        while waiting:
+            answers = await self._send_all(partition, [batch for _, batch in waiting])
+            left: list[tuple[list[int], bytes]] = []
+            for (numbers, batch), (code, offset) in zip(waiting, answers, strict=True):
+                if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                    base = -1 if code or offset < 0 else offset
+                    client.world.tell(client.name, f"acked {numbers[0]}..{numbers[-1]} in {partition} at {offset}")
+                    written.acked.update((n, base + at if base >= 0 else -1) for at, n in enumerate(numbers))
+                    continue
+                if not code.retriable and not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and left):
+                    # Out of order is what follows from an earlier batch's failure, and otherwise a loss.
+                    client.world.violated(f"{client.name} is refused {numbers} of {partition}: {code.name}")
+                    return
+                left.append((numbers, batch))
+            waiting = left
+            if waiting:
+                client.forget_leaders()
+                await client.pause()
+
+    def _batch(self, partition: TopicPartition, numbers: list[int]) -> bytes:
+        producer_id, producer_epoch = self._producer
+        sequence = self._sequences[partition] if self._idempotent else -1
+        self._sequences[partition] += len(numbers)
+        now_ms = EPOCH_MS + int(self._client.world.now_s * 1000)
+        return bytes(
+            build_batch(
+                [(now_ms, None, value_of(self._client.name, partition, number), ()) for number in numbers],
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                base_sequence=sequence,
+            )
+        )
+
+    async def _send_all(self, partition: TopicPartition, batches: list[bytes]) -> list[tuple[ErrorCode, int]]:
+        """All under way at once, in order; one after another where order is not kept by numbers."""
+        requests = [self._request(partition, batch) for batch in batches]
+        if self._idempotent:
+            outcomes = await self._client.ask_leader_all(partition, requests, _PRODUCE_VERSION)
+        else:
+            outcomes = [(await self._client.ask_leader_all(partition, [r], _PRODUCE_VERSION))[0] for r in requests]
+        return [_outcome(each) for each in outcomes]
+
+    def _request(self, partition: TopicPartition, batch: bytes) -> Request:
+        data = PartitionProduceData(index=partition[1], records=batch)
+        return ProduceRequest(
+            acks=self._acks,
+            timeout_ms=2_000,
+            topic_data=[TopicProduceData(name=partition[0], partition_data=[data])],
+        )
+
+
+def _outcome(outcome: Any) -> tuple[ErrorCode, int]:
+    if isinstance(outcome, ApiError):
+        return (outcome.code if outcome.code.retriable else ErrorCode.NETWORK_EXCEPTION), -1
+    assert not isinstance(outcome, BaseException), repr(outcome)
+    result = outcome.responses[0].partition_responses[0]
+    return ErrorCode(result.error_code), result.base_offset
+
+
+class Consumer:
+    """Reads some partitions from the beginning on until `finish`."""
+
+    def __init__(self, client: SimClient, history: History, partitions: list[TopicPartition]) -> None:
+        self._client = client
+        self._history = history
+        self._positions = dict.fromkeys(partitions, 0)
+        self._finishing = False
+        self.task = client.spawn(self._run())
+
+    async def finish(self) -> None:
+        self._finishing = True
+        await self.task
+
+    async def _run(self) -> None:
+        while not self._finishing:
+            for partition in self._positions:
+                try:
+                    await self.read(partition)
+                except ApiError as error:
+                    if not error.code.retriable:
+                        self._client.world.violated(f"{self._client.name} cannot read {partition}: {error}")
+                        return
+                    self._client.forget_leaders()
+                    await self._client.pause()
+
+    async def read(self, partition: TopicPartition, max_wait_ms: int = 300) -> int:
+        """Read on; the number of records that came. Raises `ApiError`."""
+        position = self._positions[partition]
+        answer = await self._client.ask_leader(partition, _fetch(partition, position, max_wait_ms), _FETCH_VERSION)
+        if answer.error_code:
+            raise ApiError(ErrorCode(answer.error_code))
+        if not answer.responses:
+            return 0
+        data = answer.responses[0].partitions[0]
+        if data.error_code:
+            raise ApiError(ErrorCode(data.error_code), f"at {position}")
+        records = list(records_of(data.records, position))
+        self._history.read(self._client.name, partition, records)
+        if records:
+            self._positions[partition] = records[-1][0] + 1
+        return len(records)
+
+
+def _fetch(partition: TopicPartition, position: int, max_wait_ms: int) -> FetchRequest:
+    wanted = FetchRequestFetchPartition(partition=partition[1], fetch_offset=position, partition_max_bytes=1 << 16)
+    return FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        session_id=0,
+        session_epoch=-1,
+        topics=[FetchRequestFetchTopic(topic=partition[0], partitions=[wanted])],
+    )
+
+
+def records_of(buffer: Any, start: int = 0) -> list[tuple[int, bytes]]:
+    """Offsets and values from `start` on, every batch's checksum checked. Raises `CorruptRecord`."""
+    found: list[tuple[int, bytes]] = []
+    for position, header in iter_batches(memoryview(buffer or b"")):
+        check_crc(memoryview(buffer), position, header)
+        found += [(r.offset, r.value or b"") for r in read_records(buffer, position) if r.offset >= start]
+    return found
+
+
+class Administrator:
+    """Creates topics and deletes some of them again."""
+
+    def __init__(self, client: SimClient, replicas: int) -> None:
+        self._client = client
+        self._replicas = replicas
+        self._finishing = False
+        self.topics: dict[str, bool] = {}
+        """Whether each is to be there in the end."""
+        self.task = client.spawn(self._run())
+
+    async def finish(self) -> None:
+        self._finishing = True
+        await self.task
+
+    async def _run(self) -> None:
+        rng = self._client.rng
+        while not self._finishing:
+            await asyncio.sleep(rng.uniform(0.5, 4))
+            there = [name for name, wanted in self.topics.items() if wanted]
+            if there and rng.random() < 0.4:
+                name = rng.choice(there)
+                await self.delete(name)
+            else:
+                await self.create(f"churn-{len(self.topics)}", rng.randint(1, 3))
+
+    async def create(
+        self, name: str, partitions: int, configs: dict[str, str] | None = None, *, keep: bool = False
+    ) -> None:
+        """Create a topic, however often that takes; `keep` is for those that are never deleted."""
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=self._replicas,
+            configs=[CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()],
+        )
+
+        async def attempt() -> None:
+            answer = await self._client.ask_any(CreateTopicsRequest(topics=[topic], timeout_ms=3_000), 7)
+            _check(answer.topics[0], done_before=ErrorCode.TOPIC_ALREADY_EXISTS)
+
+        await self._client.until(attempt)
+        if not keep:
+            self.topics[name] = True
+        self._client.world.tell(self._client.name, f"created {name}")
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic, however often that takes."""
+
+        async def attempt() -> None:
+            answer = await self._client.ask_any(DeleteTopicsRequest(topic_names=[name], timeout_ms=3_000), 5)
+            code = ErrorCode(answer.responses[0].error_code)
+            if code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise ApiError(code)
+
+        await self._client.until(attempt)
+        self.topics[name] = False
+        self._client.world.tell(self._client.name, f"deleted {name}")
+
+
+_NOT_NOW = frozenset((ErrorCode.INVALID_REPLICATION_FACTOR,))
+"""Too few brokers are alive for what is asked."""
+
+
+def _check(result: Any, done_before: ErrorCode) -> None:
+    code = ErrorCode(result.error_code)
+    if code in _NOT_NOW:
+        raise ApiError(ErrorCode.BROKER_NOT_AVAILABLE, result.error_message or "")
+    if code not in (ErrorCode.NONE, done_before):
+        raise ApiError(code, result.error_message or "")
