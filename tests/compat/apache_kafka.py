@@ -1,0 +1,114 @@
+"""Apache Kafka's own tools and broker, from its published jars, to put beside a Kalda node.
+
+Maven fetches the jars once, by `bench/peer/pom.xml`, into the user's cache. Nothing of them is in this repository.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from lone_node import LoneNode
+
+KAFKA = "4.3.1"
+PEER = Path(__file__).parents[2] / "bench" / "peer"
+_TOOL_S = 120
+_CLASSES = {
+    "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "cluster": "org.apache.kafka.tools.ClusterTool",
+    "configs": "kafka.admin.ConfigCommand",
+    "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "features": "org.apache.kafka.tools.FeatureCommand",
+    "get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "groups": "org.apache.kafka.tools.GroupsCommand",
+    "leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "log-dirs": "org.apache.kafka.tools.LogDirsCommand",
+    "metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
+    "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
+    "reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    "topics": "org.apache.kafka.tools.TopicCommand",
+}
+
+
+def kafka_jars() -> Path | str:
+    """The folder of the jars; where they cannot be had, why. `KALDA_KAFKA_JARS` names a folder that has them."""
+    named = os.environ.get("KALDA_KAFKA_JARS")
+    if named:
+        return Path(named)
+    if shutil.which("java") is None:
+        return "needs Java 17: apt-get install openjdk-17-jre-headless"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kalda" / f"apache-kafka-{KAFKA}"
+    done = cache / ".done"
+    if not done.exists():
+        if shutil.which("mvn") is None:
+            return "needs Apache Kafka's jars: install Maven, or set KALDA_KAFKA_JARS to their folder"
+        pom = str(PEER / "pom.xml")
+        copy = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
+        if subprocess.run(copy, stdout=sys.stderr, check=False).returncode != 0:
+            return "needs Apache Kafka's jars: Maven reaches no registry that has them"
+        done.touch()
+    return cache
+
+
+def java(jars: Path, heap: str, level: str) -> list[str]:
+    """The command line of a JVM that has Kafka on its class path."""
+    return [
+        "java",
+        f"-Xmx{heap}",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Djava.awt.headless=true",
+        f"-Dlog4j2.configurationFile={PEER / 'log4j2.xml'}",
+        f"-Dlevel={level}",
+        "-cp",
+        f"{jars}/*",
+    ]
+
+
+class KafkaTools:
+    """Runs a tool to its end. What it says on both streams is the result; a failure fails the test."""
+
+    def __init__(self, jars: Path) -> None:
+        self._jars = jars
+
+    def run(self, tool: str, *arguments: object, stdin: str | None = None) -> str:
+        done = subprocess.run(
+            [*java(self._jars, "256M", "ERROR"), _CLASSES[tool], *map(str, arguments)],
+            input=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TOOL_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"kafka-{tool} ended with {done.returncode}:\n{done.stdout}"
+        return done.stdout
+
+
+class ApacheKafkaNode(LoneNode):
+    """Apache Kafka with the same properties as a Kalda node."""
+
+    serves = "Kafka Server started"
+
+    def __init__(self, home: Path, jars: Path) -> None:
+        super().__init__(home)
+        self._jars = jars
+
+    def format(self, cluster_id: str = "4L6g3nShT-eMCtK--X86sw", *arguments: str) -> None:
+        """Kafka's own storage tool."""
+        command = ["format", "-t", cluster_id, "-c", str(self.file), "--standalone", *arguments]
+        subprocess.run(
+            [*java(self._jars, "256M", "ERROR"), "kafka.tools.StorageTool", *command], check=True, capture_output=True
+        )
+
+    def command(self) -> list[str]:
+        """What runs the node."""
+        return [*java(self._jars, "512M", "INFO"), "kafka.Kafka", str(self.file)]

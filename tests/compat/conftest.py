@@ -1,0 +1,41 @@
+"""One node for all tests of real clients, and a fresh topic name for each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from apache_kafka import KafkaTools, kafka_jars
+from lone_node import LoneNode
+
+_counter = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
+    """A Kalda node as a process, as Kafka's defaults have it but for single replicas and quick rebalances."""
+    with LoneNode(tmp_path_factory.mktemp("node") / "kalda", {"num.partitions": 2}) as lone:
+        lone.format()
+        lone.start()
+        yield lone
+        assert lone.process is not None
+        assert lone.process.poll() is None, "the node died:\n" + "\n".join(lone.lines[-40:])
+        lone.stop()
+        strange = [line for line in lone.lines if "Traceback" in line or "CRITICAL" in line]
+        assert not strange, "\n".join(lone.lines[-200:])
+
+
+@pytest.fixture
+def fresh() -> Callable[[str], str]:
+    """A name that no other test has."""
+    return lambda kind: f"{kind}-{next(_counter)}"
+
+
+@pytest.fixture(scope="session")
+def kafka_tools() -> KafkaTools:
+    """Apache Kafka's command-line tools; skips where they cannot be had."""
+    jars = kafka_jars()
+    if isinstance(jars, str):
+        pytest.skip(jars)
+    return KafkaTools(jars)

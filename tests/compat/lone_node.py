@@ -1,0 +1,196 @@
+"""One node as a real process, for tests that kill it, starve it and feed it nonsense.
+
+`LoneNode` owns a directory, two ports and at most one process at a time; nothing of it outlives its `with` block.
+Whatever the process says is read line by line, so a test waits for a line rather than for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+import kalda
+from kalda.cli.storage import storage
+from kalda.network.blocking import BlockingConnection
+
+CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
+SERVES = r"node \d+ of cluster \S+ serves"
+_START_S = 60
+_SOURCES = str(Path(kalda.__file__).parents[1])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in held]
+    finally:
+        for each in held:
+            each.close()
+
+
+class LoneNode:
+    """A combined broker and controller on loopback."""
+
+    def __init__(self, home: Path, settings: Mapping[str, object] | None = None) -> None:
+        self.home = home
+        self.port, self.controller_port = free_ports(2)
+        self.properties: dict[str, object] = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self.controller_port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": home / "data",
+            "offsets.topic.num.partitions": 4,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            **(settings or {}),
+        }
+        self.process: subprocess.Popen[str] | None = None
+        self.lines: list[str] = []
+        self._heard = threading.Condition()
+        self._over = True
+
+    def __enter__(self) -> LoneNode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def file(self) -> Path:
+        """The properties, written as they are now."""
+        path = self.home / "server.properties"
+        self.home.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{name}={value}\n" for name, value in self.properties.items()))
+        return path
+
+    def format(self, cluster_id: str = CLUSTER_ID, *arguments: str) -> None:
+        """`kalda storage format`, in this process."""
+        command = ["format", "-t", cluster_id, "-c", str(self.file), "--standalone", "--ignore-formatted", *arguments]
+        storage.main(command, standalone_mode=False)
+
+    # -- the process
+
+    serves = SERVES
+    """A line that says that it serves."""
+
+    def command(self) -> list[str]:
+        """What runs it."""
+        return [sys.executable, "-m", "kalda.cli.main", "server", str(self.file)]
+
+    def launch(self, *, env: Mapping[str, str] | None = None) -> None:
+        """Start the process, and do not wait for it."""
+        assert self.process is None or self.process.poll() is not None, "the node runs already"
+        self.lines, self._over = [], False
+        self.process = subprocess.Popen(
+            self.command(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": _SOURCES, **(env or {})},
+        )
+        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
+
+    def start(self) -> float:
+        """Start it and wait until it serves; the seconds that this took."""
+        began = time.monotonic()
+        self.launch()
+        self.wait_line(self.serves, _START_S)
+        return time.monotonic() - began
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            with self._heard:
+                self.lines.append(line.rstrip("\n"))
+                self._heard.notify_all()
+        with self._heard:
+            self._over = True
+            self._heard.notify_all()
+
+    def wait_line(self, pattern: str, timeout_s: float = 30) -> str:
+        """The first line that matches; fails where the process ends, or says nothing like it in time."""
+        wanted = re.compile(pattern)
+
+        def found() -> str | None:
+            return next((line for line in self.lines if wanted.search(line)), None)
+
+        with self._heard:
+            self._heard.wait_for(lambda: found() is not None or self._over, timeout_s)
+            line = found()
+        assert line is not None, f"no line like {pattern!r}:\n" + "\n".join(self.lines[-40:])
+        return line
+
+    def says(self, pattern: str) -> bool:
+        """Whether it has said something like that."""
+        return any(re.search(pattern, line) for line in list(self.lines))
+
+    def wait_exit(self, timeout_s: float = 30) -> int:
+        """Its exit code, once all that it said was read."""
+        assert self.process is not None
+        code = self.process.wait(timeout_s)
+        with self._heard:
+            self._heard.wait_for(lambda: self._over, timeout_s)
+        return code
+
+    def stop(self) -> float:
+        """SIGTERM; it must end with 0. The seconds that this took."""
+        assert self.process is not None
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.wait_exit()
+        assert code == 0, f"exit code {code}:\n" + "\n".join(self.lines[-40:])
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        """SIGKILL: what it had not given to the kernel is lost."""
+        assert self.process is not None
+        self.process.kill()
+        self.wait_exit()
+
+    def rss_mb(self) -> float:
+        """Resident memory."""
+        assert self.process is not None
+        return float(psutil.Process(self.process.pid).memory_info().rss) / 2**20
+
+    def descriptors(self) -> int:
+        """Open file descriptors."""
+        assert self.process is not None
+        return int(psutil.Process(self.process.pid).num_fds())
+
+    # -- talking to it
+
+    @contextlib.contextmanager
+    def raw(self, timeout_s: float = 10) -> Iterator[socket.socket]:
+        """A plain socket to the broker's listener."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as peer:
+            yield peer
+
+    def client(self) -> BlockingConnection:
+        """A connection that speaks the protocol."""
+        return BlockingConnection("127.0.0.1", self.port)
