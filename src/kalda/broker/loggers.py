@@ -7,7 +7,7 @@ levels are Kafka's, which knows one below DEBUG and calls the highest FATAL.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -64,7 +64,7 @@ def _check(change: LoggerChange) -> None:
         )
 
 
-def _loggers() -> dict[str, logging.Logger | logging.PlaceHolder]:
+def _loggers() -> Mapping[str, object]:
     return logging.Logger.manager.loggerDict
 
 
