@@ -204,7 +204,7 @@ class Cluster:
         return self.retrying(lambda left: self._refresh(topics, left), timeout_ms)
 
     def topic(self, name: str, *, timeout_ms: int | None = None) -> Topic:
-        """A topic with its partitions, asked for now. Raises `ApiError` where there is none."""
+        """A topic with its partitions, freshly asked for. Raises `ApiError` where there is none."""
 
         def attempt(left: Deadline) -> Topic:
             self._topics.pop(name, None)

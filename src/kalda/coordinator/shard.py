@@ -259,5 +259,7 @@ class GroupShard:
         if records:
             outcome = self.write(records)
             if outcome.error is not None:
-                log.warning("partition %d: expired offsets stay until the next check: %s", self.partition, outcome.error)
+                log.warning(
+                    "partition %d: expired offsets stay until the next check: %s", self.partition, outcome.error
+                )
         self._arm_expiration()
