@@ -6,7 +6,7 @@ import pytest
 from controller_world import CLUSTER_ID, World, directories_of
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import DIRECTORY_MIGRATING
+from kalda.base.ids import DIRECTORY_MIGRATING, Uuid
 from kalda.metadata.features import VersionRange, supported_ranges
 from kalda.metadata.metadata_version import MetadataVersion
 from kalda.protocol.messages.brokers import AllocateProducerIdsRequest, BrokerHeartbeatRequest, UnregisterBrokerRequest
@@ -59,6 +59,15 @@ def test_a_second_broker_of_the_same_id_waits_for_the_first_ones_session() -> No
     assert raised.value.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
     world.now_ms += 9_001
     assert world.register(0, incarnation=2) > 0
+
+
+def test_a_controllers_own_broker_does_not_wait_for_the_process_that_it_replaces() -> None:
+    world = World(incarnation_id=Uuid(bytes([2, 9]) * 8))
+    world.start_brokers(1)
+    with pytest.raises(ApiError) as raised:
+        world.register(1, incarnation=8)
+    assert raised.value.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    assert world.register(1, incarnation=9) > 0
 
 
 def test_the_same_incarnation_registers_anew_without_losing_its_epoch() -> None:

@@ -168,6 +168,7 @@ class Node:
             self._host,
             cluster_id=cluster_id,
             directory_id=directory_id,
+            incarnation_id=self._incarnation,
             controller_endpoints=self._controller_endpoints(),
             timers=timers,
             jobs=self._jobs,

@@ -94,6 +94,7 @@ class QuorumSide:
         *,
         cluster_id: str,
         directory_id: Uuid,
+        incarnation_id: Uuid,
         controller_endpoints: tuple[Endpoint, ...],
         timers: Timers,
         jobs: Jobs,
@@ -128,7 +129,7 @@ class QuorumSide:
         """Told after the loader has taken something in."""
         self.controller = None
         if config.is_controller:
-            self.controller = self._make_controller(metadata_dir, cluster_id)
+            self.controller = self._make_controller(metadata_dir, cluster_id, incarnation_id)
         self._snapshots = SnapshotGenerator(
             config.node_id,
             self._write_snapshot,
@@ -137,7 +138,7 @@ class QuorumSide:
             max_interval_ms=config["metadata.log.max.snapshot.interval.ms"],
         )
 
-    def _make_controller(self, metadata_dir: str, cluster_id: str) -> Any:
+    def _make_controller(self, metadata_dir: str, cluster_id: str, incarnation_id: Uuid) -> Any:
         from kalda.controller.config_schema import NodeConfigSchema
         from kalda.controller.context import ControllerConfig
         from kalda.controller.quorum_controller import QuorumController
@@ -156,6 +157,7 @@ class QuorumSide:
                 metadata_max_idle_interval_ms=config["metadata.max.idle.interval.ms"] or None,
                 unclean_leader_election_interval_ms=config["unclean.leader.election.interval.ms"],
                 delete_topic_enable=config["delete.topic.enable"],
+                incarnation_id=incarnation_id,
             ),
             self.raft,
             NodeConfigSchema(config.properties),

@@ -55,7 +55,11 @@ _NO_STORED_EPOCH = -2  # never what a request claims: -1 there means that it doe
 class ClusterControl:
     """Registrations; while active, also heartbeats."""
 
-    def __init__(self, registry: SnapshotRegistry, cluster_id: str, features: FeatureControl) -> None:
+    def __init__(
+        self, registry: SnapshotRegistry, cluster_id: str, features: FeatureControl, own_incarnation: Uuid | None = None
+    ) -> None:
+        """`own_incarnation`: what the broker in this controller's own process registers as."""
+        self._own_incarnation = own_incarnation
         self._cluster_id = cluster_id
         self._features = features
         self.brokers: TimelineDict[int, BrokerRegistration] = TimelineDict(registry)
@@ -140,9 +144,12 @@ class ClusterControl:
         broker_id = request.broker_id
         existing = self.brokers.get(broker_id)
         same_incarnation = existing is not None and existing.incarnation_id == request.incarnation_id
+        # The process that held this process's directories before is dead, however recently it was heard of.
+        succeeds_itself = self._own_incarnation is not None and request.incarnation_id == self._own_incarnation
         if (
             existing is not None
             and not same_incarnation
+            and not succeeds_itself
             and not existing.in_controlled_shutdown
             and self.heartbeats.has_valid_session(broker_id, existing.epoch, now_ms)
         ):

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
 from kalda.metadata.features import VersionRange, supported_ranges
 
 MAX_RECORDS_PER_USER_OPERATION = 10_000
@@ -101,6 +102,8 @@ class ControllerConfig:
     unclean_leader_election_interval_ms: int = 300_000
     delete_topic_enable: bool = True
     max_records_per_batch: int = 10_000
+    incarnation_id: Uuid | None = None
+    """This process, as its own broker registers it."""
     supported_features: Mapping[str, VersionRange] = field(default_factory=supported_ranges)
 
 

@@ -160,7 +160,7 @@ class QuorumController:
             voters=voters,
             kraft_version=kraft_version,
         )
-        self.cluster = ClusterControl(registry, config.cluster_id, self.features)
+        self.cluster = ClusterControl(registry, config.cluster_id, self.features, config.incarnation_id)
         self.features.attach_nodes(
             lambda: ((node, one.supported_features) for node, one in self.cluster.brokers.items()),
             lambda: ((node, one.supported_features) for node, one in self.cluster.controllers.items()),
