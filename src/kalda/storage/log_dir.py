@@ -9,11 +9,11 @@ Checkpoints cover all logs of the directory and are rewritten only when they wou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import NamedTuple
 
 from kalda.base.disk import Disk, File
 from kalda.base.ids import TopicPartition, Uuid, uuid_from_text
+from kalda.storage.checkpoint_file import CheckpointFile, leftovers
 from kalda.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     HIGH_WATERMARK_FILE,
@@ -25,7 +25,6 @@ from kalda.storage.checkpoints import (
     read_meta_properties,
     read_offsets,
     write_clean_shutdown,
-    write_offsets,
 )
 from kalda.storage.job import Job
 from kalda.storage.log import Log
@@ -46,8 +45,8 @@ class LogDir:
     """A directory on one disk. `directory_id` is None where `meta.properties` gives none."""
 
     __slots__ = (
+        "_checkpoints",
         "_lock",
-        "_written",
         "cleaner_offsets",
         "directory_id",
         "disk",
@@ -72,7 +71,8 @@ class LogDir:
         self.recovery_points: dict[TopicPartition, int] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.log_starts: dict[TopicPartition, int] = {}
-        self._written: dict[str, dict[TopicPartition, int]] = {}
+        names = (RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, LOG_START_OFFSET_FILE)
+        self._checkpoints = {name: CheckpointFile(disk, f"{path}/{name}") for name in names}
         self._lock: File | None = None
 
     def prepare(self) -> list[str]:
@@ -99,7 +99,10 @@ class LogDir:
         self.recovery_points = self._read(RECOVERY_POINT_FILE)
         self.log_starts = self._read(LOG_START_OFFSET_FILE)
         self.high_watermarks = self._read(HIGH_WATERMARK_FILE)
-        return disk.list_dir(path)
+        names = disk.list_dir(path)
+        for name in leftovers(names):
+            disk.remove(f"{path}/{name}")
+        return names
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         try:
@@ -107,14 +110,26 @@ class LogDir:
         except ValueError:
             self.had_clean_shutdown = False
             return {}
-        self._written[name] = offsets
+        self._checkpoints[name].offsets = offsets
         return offsets
 
     # Checkpoints
 
     def recovery_point_job(self) -> Job[None] | None:
         """A job that writes the recovery points; None where the file says them already."""
-        return self._job(RECOVERY_POINT_FILE, {tp: log.recovery_point for tp, log in self.logs.items()})
+        return self._job(RECOVERY_POINT_FILE, self._recovery_points())
+
+    def replace_recovery_points(self) -> None:
+        """Write them here and now, and for good. Raises `OSError`."""
+        self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
+
+    def _recovery_points(self) -> dict[TopicPartition, int]:
+        return {tp: log.recovery_point for tp, log in self.logs.items()}
+
+    def rewrite_checkpoints(self) -> None:
+        """The next jobs write, whatever was asked for before: jobs of before may never be finished."""
+        for checkpoint in self._checkpoints.values():
+            checkpoint.offsets = None
 
     def high_watermark_job(self) -> Job[None] | None:
         return self._job(HIGH_WATERMARK_FILE, {tp: log.high_watermark for tp, log in self.logs.items()})
@@ -129,22 +144,7 @@ class LogDir:
         return self._job(LOG_START_OFFSET_FILE, starts)
 
     def _job(self, name: str, offsets: dict[TopicPartition, int]) -> Job[None] | None:
-        if not self.online or self._written.get(name) == offsets:
-            return None
-        self._written[name] = offsets
-        path = f"{self.path}/{name}"
-
-        def failed(work: Callable[[], None]) -> Callable[[], None]:
-            def run() -> None:
-                try:
-                    work()
-                except OSError:
-                    self._written.pop(name, None)
-                    raise
-
-            return run
-
-        return Job(f"checkpoint {path}", failed(lambda: write_offsets(self.disk, path, offsets)), lambda _: None)
+        return self._checkpoints[name].job(offsets) if self.online else None
 
     def write_marker(self, broker_epoch: int) -> None:
         """Last of all: whoever finds it trusts everything else."""

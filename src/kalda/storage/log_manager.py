@@ -15,7 +15,6 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from kalda.base.disk import Disk
@@ -353,11 +352,17 @@ class LogManager:
             "log starts": LogDir.log_start_job,
             "high watermarks": LogDir.high_watermark_job,
         }[task]
-        return [
-            job.on_failure(partial(self.fail_dir, directory))
-            for directory in self.dirs
-            if (job := make(directory)) is not None
-        ]
+        return [self._checkpoint_job(directory, job) for directory in self.dirs if (job := make(directory)) is not None]
+
+    def _checkpoint_job(self, directory: LogDir, job: Job[None]) -> Job[None]:
+        def finish(_: None) -> None:
+            if directory.online:
+                try:
+                    job.finish()
+                except OSError as error:
+                    self.fail_dir(directory, error)
+
+        return self._job(directory, job.description, job.run, finish)
 
     def checkpoint_jobs(self) -> list[Job[None]]:
         """All checkpoints, now."""
@@ -414,12 +419,13 @@ class LogManager:
         return [self._marker_job(directory, broker_epoch) for directory in self.dirs if directory.online]
 
     def _marker_job(self, directory: LogDir, broker_epoch: int) -> Job[None]:
+        directory.rewrite_checkpoints()
         makers = (LogDir.recovery_point_job, LogDir.log_start_job, LogDir.high_watermark_job)
         jobs = [job for make in makers if (job := make(directory)) is not None]
 
         def work() -> None:
             for job in jobs:
-                job.run()
+                job.complete()
             directory.write_marker(broker_epoch)
 
         return self._job(directory, f"mark {directory.path}", work, lambda _: directory.unlock())
@@ -449,9 +455,8 @@ class LogManager:
 
     def on_recovery_point_lowered(self, log: Log) -> None:
         directory = self._home.get(log.topic_partition)
-        job = None if directory is None else directory.recovery_point_job()
-        if job is not None:
-            job.complete()  # raises where it cannot be written: then nothing is cut
+        if directory is not None and directory.online:
+            directory.replace_recovery_points()  # raises where they cannot be written: then nothing is cut
 
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         directory = self._home.get(log.topic_partition)
