@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -120,6 +121,13 @@ def _stop_politely() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _nobody_reads() -> bool:
+    """The other end of the pipe is closed. Without asking, a consumer of a quiet topic would not notice for long."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0))
+
+
 class _Reading:
     """One run: how much was printed, and when it is enough."""
 
@@ -146,7 +154,7 @@ class _Reading:
     def is_over(self) -> bool:
         if self._max_messages is not None and self._writer.count >= self._max_messages:
             return True
-        return self._timeout_ms is not None and self._patience.is_past
+        return (self._timeout_ms is not None and self._patience.is_past) or _nobody_reads()
 
     def restart_patience(self) -> None:
         from kalda.client.retry import Deadline

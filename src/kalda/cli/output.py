@@ -26,7 +26,7 @@ def print_json(value: object) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
     """Rows under headings; numbers to the right. None is shown as a dash, a list with commas."""
     texts = [[_text(value) for value in row] for row in rows]
-    numeric = [all(isinstance(row[i], int | float) for row in rows) and bool(rows) for i in range(len(columns))]
+    numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(columns))]
     if sys.stdout.isatty():
         _print_rich(columns, texts, numeric, title)
         return
@@ -39,6 +39,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         click.echo("  ".join(cells).rstrip())
+
+
+def _is_numeric(column: list[object]) -> bool:
+    """Numbers, and perhaps gaps among them."""
+    values = [value for value in column if value is not None]
+    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _text(value: object) -> str:

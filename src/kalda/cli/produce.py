@@ -32,7 +32,7 @@ _RECORD_OVERHEAD = 16
 _HEADERS_END = b"\t"
 
 
-class _Format(NamedTuple):
+class LineFormat(NamedTuple):
     """How a line says key, value and headers."""
 
     key_separator: bytes | None
@@ -209,7 +209,7 @@ def produce(
     if idempotent and acks not in ("all", "-1"):
         raise click.UsageError(f"--idempotent --acks {acks}: only --acks all keeps its promise")
     fixed = tuple((name, value.encode()) for name, value in parse_pairs("--header", headers).items())
-    layout = _Format(_unescape(key_separator) or None, parse_headers, _unescape(null_marker), fixed)
+    layout = LineFormat(_unescape(key_separator) or None, parse_headers, _unescape(null_marker), fixed)
     count = len(cluster.topic(topic).partitions)
     if partition is not None and partition >= count:
         raise Failure(f"topic {topic} has no partition {partition}; it has {count}, numbered from 0")
@@ -229,7 +229,7 @@ def produce(
         click.echo(report.line(report.progress.seconds), err=True)
 
 
-def _produce(fd: int, layout: _Format, batches: _Batches, sender: Sender, report: _Report) -> None:
+def _produce(fd: int, layout: LineFormat, batches: _Batches, sender: Sender, report: _Report) -> None:
     for lines in _read_lines(fd):
         if not lines:
             batches.flush()

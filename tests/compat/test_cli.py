@@ -1,0 +1,260 @@
+"""The command line against a node: every command once, as a script would use it, each as its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lone_node import CLUSTER_ID, LoneNode
+
+import kalda
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.admin.groups import describe_group, list_groups
+from kalda.client.admin.topics import NewTopic, create_topics
+from kalda.client.cluster import Cluster
+from kalda.client.sender import Sender
+from kalda.records.builder import build_batch
+
+pytestmark = pytest.mark.compat
+
+
+class Shell:
+    """Runs `kalda` with the node's address in the environment."""
+
+    def __init__(self, address: str) -> None:
+        sources = str(Path(kalda.__file__).parents[1])
+        self.environment = {**os.environ, "KALDA_BOOTSTRAP_SERVER": address, "PYTHONPATH": sources}
+
+    def run(self, *arguments: object, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [sys.executable, "-m", "kalda.cli.main", *map(str, arguments)],
+            input=given,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            timeout=60,
+        )
+        assert result.returncode == code, f"{arguments}: {result.returncode}\n{result.stdout}{result.stderr}"
+        return result
+
+    def json(self, *arguments: object) -> list[dict[str, object]] | dict[str, object]:
+        document: list[dict[str, object]] | dict[str, object] = json.loads(self.run(*arguments, "--json").stdout)
+        return document
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kalda.cli.main", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+        )
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
+    with LoneNode(tmp_path_factory.mktemp("cli")) as running:
+        running.format()
+        running.start()
+        yield running
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def shell(node: LoneNode) -> Shell:
+    return Shell(node.address)
+
+
+def test_a_topics_life(shell: Shell) -> None:
+    assert shell.run("topics", "create", "life", "-p", 2, "-c", "retention.ms=5000").stdout == "Created topic life.\n"
+    assert "already exists" in shell.run("topics", "create", "life", code=1).stderr
+    shell.run("topics", "create", "life", "--if-not-exists")
+    shell.run("topics", "alter", "life", "-p", 3)
+    (described,) = shell.json("topics", "describe", "life")
+    assert isinstance(described, dict)
+    assert (described["partitions"], described["configs"]) == (3, {"retention.ms": "5000"})
+    assert "life" in shell.run("topics", "list").stdout.split()
+    shell.run("topics", "delete", "life")
+    assert "topic life" in shell.run("topics", "delete", "life", code=1).stderr
+    shell.run("topics", "delete", "life", "--if-exists")
+
+
+def test_configs(shell: Shell) -> None:
+    shell.run("topics", "create", "settings")
+    shell.run("configs", "alter", "--topic", "settings", "--add-config", "segment.ms=60000")
+    entries = shell.json("configs", "describe", "--topic", "settings")
+    assert isinstance(entries, list)
+    assert {"segment.ms": "60000"}.items() <= {entry["name"]: entry["value"] for entry in entries}.items()
+    shell.run("configs", "alter", "--topic", "settings", "--delete-config", "segment.ms")
+    assert "segment.ms" not in shell.run("configs", "describe", "--topic", "settings").stdout
+    assert "bogus" in shell.run("configs", "alter", "--topic", "settings", "--add-config", "bogus=1", code=1).stderr
+    assert "log.retention.hours" in shell.run("configs", "describe", "--broker", 1, "--all").stdout
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_what_is_produced_is_consumed(shell: Shell, codec: str) -> None:
+    topic = f"lines-{codec}"
+    shell.run("topics", "create", topic, "-p", 3)
+    lines = [f"key-{i % 7}:value {i} é" for i in range(1000)]
+    options = ["-K", ":", "-z", codec, "--batch-size", 2000, "--idempotent"]
+    report = json.loads(shell.run("produce", topic, *options, "--json", given="\n".join(lines)).stdout)
+    assert report["records"] == 1000
+    consumed = shell.run("consume", topic, "--from", "beginning", "-e", "--print-key", "--separator", ":")
+    assert sorted(consumed.stdout.splitlines()) == sorted(lines)
+    assert "total of 1000 messages" in consumed.stderr
+    rows = [json.loads(line) for line in shell.run("consume", topic, "--from", 0, "-e", "--json").stdout.splitlines()]
+    by_key = {row["key"]: row["partition"] for row in rows}
+    assert all(by_key[row["key"]] == row["partition"] for row in rows)
+
+
+def test_where_to_begin_and_where_to_stop(shell: Shell) -> None:
+    shell.run("topics", "create", "places", "-p", 1)
+    shell.run("produce", "places", "-H", "a=1", "--null-marker", "gone", given="zero\none\ngone\nthree\n")
+
+    def lines(*options: object) -> list[str]:
+        return shell.run("consume", "places", *options).stdout.splitlines()
+
+    assert lines("--from", "offset:1", "-n", 2) == ["one", "null"]
+    assert lines("--from", "2020-01-01T00:00:00Z", "-n", 1, "--print-offset", "--print-headers") == [
+        "Offset:0\ta:1\tzero"
+    ]
+    assert lines("--from", "latest", "--timeout-ms", 300) == []
+    assert lines("--from", 3, "-p", 0, "-e", "-f", "raw") == ["three"]
+    assert "no partition 4" in shell.run("consume", "places", "-p", 4, code=1).stderr
+    assert "no partition 4" in shell.run("produce", "places", "-p", 4, code=1).stderr
+    assert "no key separator" in shell.run("produce", "places", "-K", "|", given="x\n", code=1).stderr
+
+
+def test_a_group_reads_on_where_it_stopped(shell: Shell) -> None:
+    shell.run("topics", "create", "work", "-p", 2)
+    for partition in range(2):
+        lines = "\n".join(f"{i}" for i in range(50 * partition, 50 * partition + 50))
+        shell.run("produce", "work", "-p", partition, given=lines)
+    first = shell.run("consume", "work", "-g", "workers", "--from", "beginning", "-n", 30).stdout.split()
+    second = shell.run("consume", "work", "-g", "workers", "--from", "beginning", "--timeout-ms", 2000).stdout.split()
+    assert sorted(map(int, first + second)) == list(range(100))
+    (group,) = shell.json("groups", "describe", "workers")
+    assert isinstance(group, dict)
+    assert sum(row["lag"] for row in group["offsets"]) == 0
+    assert "workers" in shell.run("groups", "list").stdout.split()
+    plan = shell.json("groups", "reset-offsets", "workers", "--all-topics", "--to-earliest")
+    assert isinstance(plan, dict)
+    assert plan["executed"] is False
+    shell.run("groups", "reset-offsets", "workers", "--topic", "work:0", "--to-earliest", "--execute")
+    again = shell.run("consume", "work", "-g", "workers", "--timeout-ms", 1500).stdout.split()
+    assert sorted(map(int, again)) == list(range(50))
+    shell.run("groups", "delete-offsets", "workers", "--topic", "work:1")
+    shell.run("groups", "delete", "workers")
+    assert "GROUP_ID_NOT_FOUND" in shell.run("groups", "describe", "workers", code=1).stderr
+
+
+def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
+    """Until the group is stable with so many."""
+    with Cluster(node.address) as cluster:
+
+        def attempt(_: object) -> None:
+            found = [g.state for g in list_groups(cluster) if g.group_id == group_id]
+            if found != ["Stable"] or len(describe_group(cluster, group_id).members) != count:
+                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {group_id} is {found}")
+
+        cluster.retrying(attempt)
+
+
+def test_two_members_share_and_leave_with_sigterm(shell: Shell, node: LoneNode) -> None:
+    shell.run("topics", "create", "shared", "-p", 4)
+    members = [shell.start("consume", "shared", "-g", "pair", "--from", "beginning") for _ in range(2)]
+    found: list[set[str]] = [set(), set()]
+    fed = threading.Event()
+
+    def read(index: int) -> None:
+        stream = members[index].stdout
+        assert stream is not None
+        for line in stream:
+            found[index].add(line.strip())
+            if len(found[0] | found[1]) == 40:
+                fed.set()
+
+    readers = [threading.Thread(target=read, args=(index,)) for index in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        wait_for_members(node, "pair", 2)
+        for partition in range(4):
+            lines = "\n".join(f"{partition}-{i}" for i in range(10))
+            shell.run("produce", "shared", "-p", partition, given=lines)
+        assert fed.wait(60)
+        (group,) = shell.json("groups", "describe", "pair")
+        assert [len(member["partitions"]) for member in group["members"]] == [2, 2]  # type: ignore[attr-defined, index]
+    finally:
+        for member in members:
+            member.send_signal(signal.SIGTERM)
+        codes = [member.wait(30) for member in members]
+        for reader in readers:
+            reader.join()
+        for member in members:
+            assert member.stderr is not None
+            member.stderr.close()
+    assert codes == [0, 0]
+    (group,) = shell.json("groups", "describe", "pair")
+    assert group["state"] == "Empty"  # type: ignore[index]
+    assert sum(row["lag"] for row in group["offsets"]) == 0  # type: ignore[index]
+
+
+def test_the_cluster_and_what_it_agreed_on(shell: Shell) -> None:
+    assert shell.run("cluster", "id").stdout.strip() == CLUSTER_ID
+    described = shell.json("cluster", "describe", "--include-fenced-brokers")
+    assert isinstance(described, dict)
+    assert [broker["node_id"] for broker in described["nodes"]] == [1]  # type: ignore[attr-defined]
+    assert "online" in shell.run("cluster", "log-dirs").stdout
+    quorum = shell.json("quorum", "describe")
+    assert isinstance(quorum, dict)
+    assert (quorum["leader_id"], len(quorum["voters"])) == (1, 1)  # type: ignore[arg-type]
+    assert "metadata.version" in shell.run("features", "describe").stdout
+    shell.run("features", "upgrade", "-f", "metadata.version=1", code=1)
+    assert (
+        "share.version from 1 to 0" in shell.run("features", "downgrade", "-f", "share.version=0", "--dry-run").stdout
+    )
+
+
+def test_topics_complete(shell: Shell) -> None:
+    shell.run("topics", "create", "completed")
+    variables = {"_KALDA_COMPLETE": "bash_complete", "COMP_WORDS": "kalda consume compl", "COMP_CWORD": "2"}
+    words = subprocess.run(
+        [sys.executable, "-c", "from kalda.cli.commands import cli; cli(prog_name='kalda')"],
+        capture_output=True,
+        text=True,
+        env={**shell.environment, **variables},
+        check=False,
+    )
+    assert words.stdout.split() == ["plain,completed"]
+
+
+def test_a_reader_that_has_seen_enough(shell: Shell, node: LoneNode) -> None:
+    with Cluster(node.address) as cluster:
+        create_topics(cluster, [NewTopic("long", 1, 1)])
+        with Sender(cluster) as sender:
+            for _ in range(20):
+                sender.send("long", 0, build_batch([(0, None, b"x" * 1000, ())] * 200))
+    process = shell.start("consume", "long", "--from", "beginning")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "x" * 1000 + "\n"
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_files_of_a_node_are_read_without_it(shell: Shell, node: LoneNode) -> None:
+    shell.run("topics", "create", "dumped", "-p", 1)
+    shell.run("produce", "dumped", given="found me\n")
+    data = node.home / "data"
+    assert "value: found me" in shell.run("dump-log", data / "dumped-0", "--deep").stdout
+    assert '"type": "TopicRecord"' in shell.run("dump-log", data / "__cluster_metadata-0", "--deep").stdout

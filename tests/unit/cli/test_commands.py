@@ -1,0 +1,141 @@
+"""The command line itself: what is loaded when, exit codes, and what people read when something is wrong."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from kalda.cli.commands import NOUNS, cli
+from kalda.cli.output import print_table
+
+VARIABLE = "KALDA_BOOTSTRAP_SERVER"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, prog_name="kalda")
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port: int = held.getsockname()[1]
+    return port
+
+
+def test_help_names_every_noun() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for noun, about in NOUNS.items():
+        assert noun in result.output
+        assert about.help in result.output
+
+
+@pytest.mark.parametrize("noun", [noun for noun in NOUNS if noun != "server"])
+def test_every_noun_loads_and_explains_itself(noun: str) -> None:
+    command = cli.get_command(None, noun)  # type: ignore[arg-type]
+    assert command is not None
+    result = run(noun, "--help")
+    assert result.exit_code == 0
+    leaves = getattr(command, "commands", {None: command})
+    for name, leaf in leaves.items():
+        if noun != "storage":
+            assert "Example" in (leaf.help or ""), name
+        assert run(*filter(None, (noun, name)), "--help").exit_code == 0
+
+
+def test_help_loads_no_client_and_no_rich() -> None:
+    """Start-up is what makes a tool feel quick."""
+    program = (
+        "import sys; from kalda.cli.main import main; sys.argv = ['kalda', '--help']\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "bad = [m for m in sys.modules if m.split('.')[0] in ('rich', 'asyncio', 'pyarrow') or '.client' in m "
+        "or 'messages' in m]\nprint(bad, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["topics", "create", "a", "--config", "novalue"], "--config novalue: KEY=VALUE"),
+        (["topics", "create", "a", "--replica-assignment", "x"], "--replica-assignment x"),
+        (["topics", "create", "a", "-p", "2", "--replica-assignment", "1"], "leave out --partitions"),
+        (["topics", "list", "--bootstrap-server", "host:port"], "'host:port'"),
+        (["configs", "describe"], "0 are given"),
+        (["configs", "describe", "--topic", "a", "--broker", "1"], "2 are given"),
+        (["configs", "alter", "--topic", "a"], "nothing to alter"),
+        (["groups", "reset-offsets", "g", "--topic", "t"], "--to-earliest"),
+        (["groups", "reset-offsets", "g", "--to-latest"], "--all-topics"),
+        (["features", "upgrade"], "nothing to change"),
+        (["features", "upgrade", "-f", "share.version=x"], "share.version=x"),
+        (["features", "upgrade", "-r", "9.9"], "9.9"),
+        (["produce", "t", "--idempotent", "--acks", "1"], "--acks all"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.stderr.split())
+
+
+def test_nobody_there_exits_with_3_in_one_line(closed_port: int) -> None:
+    result = run("topics", "list", "--bootstrap-server", f"127.0.0.1:{closed_port}", "--request-timeout-ms", "100")
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert f"127.0.0.1:{closed_port}" in result.stderr
+    assert "--bootstrap-server" in result.stderr
+
+
+def test_the_environment_says_where_the_cluster_is(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"127.0.0.1:{closed_port}")
+    result = run("cluster", "id", "--request-timeout-ms", "100")
+    assert f"127.0.0.1:{closed_port}" in result.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    result = run("completion", shell)
+    assert result.exit_code == 0
+    assert f"_KALDA_COMPLETE={shell}_complete" in result.output
+
+
+def complete(words: str, position: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("_KALDA_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(position))
+    return CliRunner().invoke(cli, prog_name="kalda").output.split()
+
+
+def test_nouns_and_verbs_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complete("kalda to", 1, monkeypatch) == ["plain,topics"]
+    assert complete("kalda topics d", 2, monkeypatch) == ["plain,delete", "plain,describe"]
+
+
+def test_topics_do_not_complete_without_a_cluster(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"127.0.0.1:{closed_port}")
+    assert complete("kalda topics describe x", 3, monkeypatch) == []
+
+
+def test_tables_are_plain_where_no_terminal_is() -> None:
+    @click.command()
+    def show() -> None:
+        print_table(("NAME", "COUNT"), [("a", 5), ("long-name", 12)])
+        print_table(("EMPTY",), [])
+        print_table(("LIST", "NONE", "FLAG"), [([1, 2], None, True)])
+
+    assert CliRunner().invoke(show).output.splitlines() == [
+        "NAME       COUNT",
+        "a              5",
+        "long-name     12",
+        "EMPTY",
+        "LIST  NONE  FLAG",
+        "1,2   -     yes",
+    ]

@@ -1,0 +1,99 @@
+"""`kalda dump-log` on files made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kalda.base.ids import Uuid
+from kalda.cli.commands import cli
+from kalda.protocol.messages.group_records import OffsetCommitKey, OffsetCommitValue
+from kalda.protocol.messages.metadata_records import TopicRecord
+from kalda.protocol.record_framing import encode_coordinator_record, encode_metadata_record
+from kalda.records.builder import build_batch
+
+SEGMENT = "00000000000000000000.log"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["dump-log", *map(str, arguments)])
+
+
+def segment(directory: Path, *batches: bytes) -> Path:
+    directory.mkdir()
+    path = directory / SEGMENT
+    path.write_bytes(b"".join(batches))
+    return path
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
+    batches = [
+        build_batch([(1, b"k", b"v%d" % i, ()), (2, None, None, (("h", b"\xff"),))], base_offset=2 * i)
+        for i in range(3)
+    ]
+    return segment(tmp_path / "orders-0", *map(bytes, batches))
+
+
+def test_batches_and_their_records(orders: Path) -> None:
+    shallow, deep = run(orders), run(orders, "--deep")
+    assert shallow.exit_code == deep.exit_code == 0
+    assert shallow.output.count("base_offset: ") == 3
+    assert "| offset" not in shallow.output
+    assert "| offset: 4  timestamp: 1  sequence: -1  key: k  value: v2" in deep.output
+
+
+def test_json_is_an_object_a_line(orders: Path) -> None:
+    rows = [json.loads(line) for line in run(orders, "--deep", "--json").output.splitlines()]
+    assert [row["base_offset"] for row in rows] == [0, 2, 4]
+    assert rows[0]["file"] == str(orders)
+    assert rows[0]["records"][1]["headers"] == [["h", {"base64": "/w=="}]]
+
+
+def test_damage_exits_with_1_and_shows_the_rest(orders: Path) -> None:
+    data = bytearray(orders.read_bytes())
+    data[len(data) // 2] ^= 1
+    orders.write_bytes(data)
+    result = run(orders)
+    assert result.exit_code == 1
+    assert result.output.count("base_offset: ") == 3
+    assert "damaged" in result.stderr
+
+
+def test_metadata_records_are_read(tmp_path: Path) -> None:
+    value = encode_metadata_record(TopicRecord(name="orders", topic_id=Uuid(bytes(15) + b"\x07")), 0)
+    segment(tmp_path / "__cluster_metadata-0", bytes(build_batch([(1, None, value, ())])))
+    (row,) = [json.loads(line) for line in run(tmp_path, "--deep", "--json").output.splitlines()]
+    meaning = row["records"][0]["meaning"]
+    assert meaning == {
+        "type": "TopicRecord",
+        "version": 0,
+        "data": {"name": "orders", "topic_id": "AAAAAAAAAAAAAAAAAAAABw"},
+    }
+
+
+def test_committed_offsets_are_read_and_nonsense_is_said_to_be(tmp_path: Path) -> None:
+    key, value = encode_coordinator_record(
+        OffsetCommitKey(group="g", topic="t", partition=3), OffsetCommitValue(offset=42), 3
+    )
+    rows = [(1, key, value, ()), (1, key, None, ()), (1, b"\x7f\xff", b"", ())]
+    path = segment(tmp_path / "__consumer_offsets-9", bytes(build_batch(rows)))
+    (row,) = [json.loads(line) for line in run(path, "--deep", "--json").output.splitlines()]
+    commit, tombstone, nonsense = [record["meaning"] for record in row["records"]]
+    assert (commit["key"], commit["value"]["offset"]) == ({"group": "g", "topic": "t", "partition": 3}, 42)
+    assert tombstone["value"] is None
+    assert "unknown" in nonsense["unreadable"]
+
+
+def test_small_files_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "replication-offset-checkpoint").write_text("0\n1\norders 3 17\n")
+    (tmp_path / "leader-epoch-checkpoint").write_text("0\n1\n5 9\n")
+    (tmp_path / "unknown.txt").write_text("not ours")
+    result = run(tmp_path)
+    assert "topic: orders  partition: 3  offset: 17" in result.output
+    assert "epoch: 5  start_offset: 9" in result.output
+    assert "unknown.txt" not in result.output
+    assert run(tmp_path / "unknown.txt").exit_code == 1

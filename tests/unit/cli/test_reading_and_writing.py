@@ -1,0 +1,104 @@
+"""Lines to records, records to lines, times."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import click
+import pytest
+
+from kalda.cli.failures import Failure
+from kalda.cli.formats import Layout, RecordWriter
+from kalda.cli.produce import LineFormat
+from kalda.cli.times import parse_duration_ms, parse_time_ms, show_time
+from kalda.client.fetcher import Fetched
+from kalda.records.batch import TimestampType
+from kalda.records.builder import build_batch
+
+
+def test_a_line_without_layout_is_the_value() -> None:
+    assert LineFormat(None, False, None, ()).parse(b"a:b\tc", 1) == (None, b"a:b\tc", ())
+
+
+def test_a_line_with_all_parts() -> None:
+    layout = LineFormat(b"=", True, b"NULL", (("fixed", b"1"),))
+    key, value, headers = layout.parse(b"a:x,b:NULL\tkey=va=lue", 1)
+    assert (key, value) == (b"key", b"va=lue")
+    assert headers == (("fixed", b"1"), ("a", b"x"), ("b", None))
+    assert layout.parse(b"\tkey=NULL", 1) == (b"key", None, (("fixed", b"1"),))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [(b"no tab", "line 7: no tab"), (b"a:1\tno key", "line 7: no key separator"), (b"a\tk=v", "'a' is not NAME:VALUE")],
+)
+def test_a_line_that_lacks_something_is_named(line: bytes, words: str) -> None:
+    with pytest.raises(Failure, match=words):
+        LineFormat(b"=", True, None, ()).parse(line, 7)
+
+
+def fetched(**changes: object) -> Fetched:
+    rows = [
+        (1_000, b"k", b"value", (("h", b"1"), ("g", None))),
+        (2_000, None, None, ()),
+        (-1, b"\xff", b"\xfe\n", ()),
+    ]
+    batch = build_batch(rows, base_offset=10, **changes)  # type: ignore[arg-type]
+    return Fetched("logs", 3, memoryview(batch), 10, None, 13, 13)
+
+
+def test_text_with_everything(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    writer = RecordWriter(Layout.TEXT, {"timestamp", "partition", "offset", "headers", "key"}, b"|")
+    assert writer.write(fetched(), None) is None
+    assert capfdbinary.readouterr().out.split(b"\n") == [
+        b"CreateTime:1000|Partition:3|Offset:10|h:1,g:null|k|value",
+        b"CreateTime:2000|Partition:3|Offset:11|NO_HEADERS|null|null",
+        b"NO_TIMESTAMP|Partition:3|Offset:12|NO_HEADERS|\\xff|\\xfe",
+        b"",
+        b"",
+    ]
+    writer.write(fetched(timestamp_type=TimestampType.LOG_APPEND, append_time_ms=5), 1)
+    assert capfdbinary.readouterr().out.startswith(b"LogAppendTime:5|")
+
+
+def test_a_limit_says_where_to_go_on(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    writer = RecordWriter(Layout.RAW, set(), b"")
+    assert writer.write(fetched(), 2) == 12
+    assert writer.count == 2
+    assert capfdbinary.readouterr().out == b"value\n\n"
+
+
+def test_json_holds_any_bytes(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    RecordWriter(Layout.JSON, set(), b"").write(fetched(), None)
+    first, _, last = map(json.loads, capfdbinary.readouterr().out.splitlines())
+    assert first["headers"] == [["h", "1"], ["g", None]]
+    assert (first["topic"], first["partition"], first["offset"], first["key"]) == ("logs", 3, 10, "k")
+    assert last["key"] == {"base64": "/w=="}
+
+
+def test_times() -> None:
+    assert parse_time_ms("--from", "1500") == 1500
+    assert (
+        parse_time_ms("--from", "2026-01-31T12:00:00Z") == int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1000
+    )
+    assert show_time(1_500) == "1970-01-01T00:00:01.500Z"
+    assert show_time(-1) is None
+    assert show_time(2**62) is None
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "1H", "PT1", "tomorrow"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(click.UsageError, match="--by-duration"):
+        parse_duration_ms("--by-duration", text)
+
+
+def test_durations() -> None:
+    day_ago = parse_duration_ms("--by-duration", "P1DT1H30M")
+    week_ago = parse_duration_ms("--by-duration", "p1w")
+    assert 0 <= (day_ago - week_ago) - (6 * 86_400 - 5_400) * 1000 < 60_000
+
+
+def test_a_time_that_is_none() -> None:
+    with pytest.raises(click.UsageError, match="--from soon"):
+        parse_time_ms("--from", "soon")
