@@ -10,6 +10,7 @@ It knows how to ask and how to show; what is asked is the business of the client
 - `cluster.py`, `features.py`, `quorum.py`: the nodes and what they have agreed on
 - `produce.py`, `consume.py`: lines to records, and records to lines
 - `dump_log.py`: files of a log directory, without a node
+- `sim.py`: seeds of the simulator
 - `completion.py`: the shells' completion
 - `session.py`: the options that say which cluster, and how long to try
 - `failures.py`: one line on stderr and an exit code

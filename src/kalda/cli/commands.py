@@ -35,6 +35,7 @@ NOUNS = {
     "features": _Noun("features", "features", "Feature levels, metadata.version among them."),
     "quorum": _Noun("quorum", "quorum", "The metadata quorum: leader, voters, observers."),
     "dump-log": _Noun("dump_log", "dump_log", "Show what is in log segments, indexes, snapshots, checkpoints."),
+    "sim": _Noun("sim", "sim", "Simulate clusters with faults out of a seed, and replay one."),
     "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),
 }
 

@@ -26,7 +26,11 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 _nodes = click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="Nodes of the cluster.")
 _faults = click.option(
-    "--faults", "kinds", default=",".join(faults.ALL), metavar="LIST", help=f"What befalls it; or {_NONE}. Default: all."
+    "--faults",
+    "kinds",
+    default=",".join(faults.ALL),
+    metavar="LIST",
+    help=f"What befalls it; or {_NONE}. Default: all.",
 )
 _duration = click.option(
     "--duration", "duration_s", type=float, default=20.0, show_default=True, help="Virtual seconds of faults."

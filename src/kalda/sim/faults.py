@@ -21,6 +21,8 @@ MACHINE = ("skew", "slow-disk")
 DISK = ("disk",)
 ALL = (*KILLS, *POWER, *NETWORK, *MACHINE, *DISK)
 """Every kind of fault."""
+RESTARTS = frozenset(("kill", "stop", *POWER, *DISK))
+"""After these a process comes back from its disk."""
 
 _SYNCED_BEFORE_ACKNOWLEDGED = frozenset(POWER)
 

@@ -102,9 +102,10 @@ class _Run:
         rng = self.world.rng("clients")
         for number in range(rng.randint(1, 3)):
             mine = rng.sample(self.partitions, rng.randint(1, len(self.partitions)))
-            # Each alone in its partitions or not: what is promised does not depend on it.
             client = self._client(f"writer-{number}")
-            self.producers.append(Producer(client, self.history, mine, idempotent=rng.random() < 0.7))
+            idempotent = rng.random() < 0.7
+            in_flight = 1 if faults.RESTARTS & set(self.plan.kinds) else 4
+            self.producers.append(Producer(client, self.history, mine, idempotent=idempotent, in_flight=in_flight))
         for number in range(rng.randint(1, 2)):
             self.consumers.append(Consumer(self._client(f"reader-{number}"), self.history, self.partitions))
 

@@ -3,6 +3,9 @@
 A producer has a round of batches under way in one partition, and sends again what of it was not acknowledged, first
 things first, until all is. So an idempotent producer's records must be there once and in order; of one that is not,
 every record that was acknowledged must be there. A consumer reads what is committed from the beginning on.
+
+A producer snapshot, which is Kafka's to the byte, remembers only the last batch of each producer. A broker that comes
+back from one does not know earlier batches again, so where brokers come back, one batch at a time is under way.
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ class Producer:
     """Writes to some partitions, one round after another, until `finish`."""
 
     def __init__(
-        self, client: SimClient, history: History, partitions: list[TopicPartition], *, idempotent: bool, acks: int = -1
+        self, client: SimClient, history: History, partitions: list[TopicPartition], *, idempotent: bool, in_flight: int
     ) -> None:
+        """At most `in_flight` batches are under way at once, where the producer is idempotent."""
         self._client = client
         self._history = history
         self._partitions = partitions
         self._idempotent = idempotent
-        self._acks = acks
+        self._in_flight = in_flight
         self._producer = (-1, -1)
         self._sequences = dict.fromkeys(partitions, 0)
         self._finishing = False
@@ -80,9 +84,10 @@ class Producer:
             written.attempted += len(numbers)
             waiting.append((numbers, self._batch(partition, numbers)))
         while waiting:
-            answers = await self._send_all(partition, [batch for _, batch in waiting])
+            sent = waiting[: self._in_flight]
+            answers = await self._send_all(partition, [batch for _, batch in sent])
             left: list[tuple[list[int], bytes]] = []
-            for (numbers, batch), (code, offset) in zip(waiting, answers, strict=True):
+            for (numbers, batch), (code, offset, why) in zip(sent, answers, strict=True):
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     base = -1 if code or offset < 0 else offset
                     client.world.tell(client.name, f"acked {numbers[0]}..{numbers[-1]} in {partition} at {offset}")
@@ -90,11 +95,11 @@ class Producer:
                     continue
                 if not code.retriable and not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and left):
                     # Out of order is what follows from an earlier batch's failure, and otherwise a loss.
-                    client.world.violated(f"{client.name} is refused {numbers} of {partition}: {code.name}")
+                    client.world.violated(f"{client.name} is refused {numbers} of {partition}: {code.name} {why}")
                     return
                 left.append((numbers, batch))
-            waiting = left
-            if waiting:
+            waiting = left + waiting[len(sent) :]
+            if left:
                 client.forget_leaders()
                 await client.pause()
 
@@ -112,7 +117,7 @@ class Producer:
             )
         )
 
-    async def _send_all(self, partition: TopicPartition, batches: list[bytes]) -> list[tuple[ErrorCode, int]]:
+    async def _send_all(self, partition: TopicPartition, batches: list[bytes]) -> list[tuple[ErrorCode, int, str]]:
         """All under way at once, in order; one after another where order is not kept by numbers."""
         requests = [self._request(partition, batch) for batch in batches]
         if self._idempotent:
@@ -124,18 +129,18 @@ class Producer:
     def _request(self, partition: TopicPartition, batch: bytes) -> Request:
         data = PartitionProduceData(index=partition[1], records=batch)
         return ProduceRequest(
-            acks=self._acks,
+            acks=-1,
             timeout_ms=2_000,
             topic_data=[TopicProduceData(name=partition[0], partition_data=[data])],
         )
 
 
-def _outcome(outcome: Any) -> tuple[ErrorCode, int]:
+def _outcome(outcome: Any) -> tuple[ErrorCode, int, str]:
     if isinstance(outcome, ApiError):
-        return (outcome.code if outcome.code.retriable else ErrorCode.NETWORK_EXCEPTION), -1
+        return (outcome.code if outcome.code.retriable else ErrorCode.NETWORK_EXCEPTION), -1, ""
     assert not isinstance(outcome, BaseException), repr(outcome)
     result = outcome.responses[0].partition_responses[0]
-    return ErrorCode(result.error_code), result.base_offset
+    return ErrorCode(result.error_code), result.base_offset, result.error_message or ""
 
 
 class Consumer:
