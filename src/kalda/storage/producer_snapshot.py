@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from struct import Struct
 
-from crc32c import crc32c
-
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, CorruptRecord
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.storage_records import ProducerEntry, ProducerSnapshot
+from kalda.records.checksum import crc32c
 from kalda.storage.naming import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from kalda.storage.producer_state import BatchMetadata, ProducerState, ProducerStates
 
