@@ -1,7 +1,7 @@
 """How each API says that the whole request failed.
 
 Most responses have an error code on top. The others have one for each thing that was asked for, and every one of them
-gets it, so that a client finds what it looks for.
+gets it, so that a client finds what it looks for; Metadata from version 13 on has both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def failure_response(request: Request, version: int, error: ApiError) -> Respons
         response.error_code = error.code  # type: ignore[attr-defined]
         if "error_message" in declared:
             response.error_message = error.message or None  # type: ignore[attr-defined]
-        return response
+        if request.API_KEY != ApiKey.METADATA:
+            return response
     fill = _FILLERS.get(ApiKey(request.API_KEY))
     if fill is not None:
         fill(request, response, error)

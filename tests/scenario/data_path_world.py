@@ -1,0 +1,208 @@
+"""One broker's replicas over a simulated disk, in virtual time: requests in, answers now or later.
+
+`World` leads its partitions (or follows, where a test says so), runs jobs at once or holds them, and turns the clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
+from kalda.base.pending import Pending
+from kalda.protocol.messages.fetch import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    FetchRequestForgottenTopic,
+    FetchResponse,
+    FetchResponsePartitionData,
+)
+from kalda.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from kalda.records.batch import iter_batches
+from kalda.records.builder import build_batch
+from kalda.replication import produce
+from kalda.replication.fetch import Fetch
+from kalda.replication.fetch_session import FetchSessionCache
+from kalda.replication.partition import Partition
+from kalda.replication.replica_manager import ReplicaManager
+from kalda.sim.disk import SimDisk
+from kalda.storage.config import LogConfig
+from kalda.storage.log import Log
+
+T = TypeVar("T")
+SELF = 1
+
+
+class _Timer:
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Assigned:
+    """What the metadata says of a partition."""
+
+    def __init__(self, leader: int, epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
+        self.leader, self.leader_epoch, self.partition_epoch = leader, epoch, epoch
+        self.replicas, self.isr = replicas, isr
+
+
+class World:
+    """Time, disk, jobs, partitions, sessions."""
+
+    def __init__(self, slots: int = 1000) -> None:
+        self.now_ms = 1_700_000_000_000
+        self.disk = SimDisk(random.Random(1), now_ms=lambda: self.now_ms)
+        self.replicas = ReplicaManager(SELF, self, self, 57_671_680, lambda name, topic_id, _: name in self.elsewhere)
+        self.sessions = FetchSessionCache(slots, random.Random(2).randint)
+        self.elsewhere: set[str] = set()
+        self.ids: dict[Uuid, str] = {}
+        self.hold_jobs = False
+        self.held: list[Callable[[], None]] = []
+        self._timers: list[tuple[int, int, _Timer, Callable[[], None]]] = []
+        self._count = 0
+
+    # -- the shell's part
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> _Timer:
+        timer = _Timer()
+        self._count += 1
+        heapq.heappush(self._timers, (self.now_ms + delay_ms, self._count, timer, callback))
+        return timer
+
+    def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
+        def both() -> None:
+            try:
+                value = job()
+            except OSError as error:
+                finish(None, error)
+            else:
+                finish(value, None)
+
+        if self.hold_jobs:
+            self.held.append(both)
+        else:
+            both()
+
+    def let_jobs_run(self) -> None:
+        held, self.held = self.held, []
+        for job in held:
+            job()
+
+    def advance(self, delay_ms: int) -> None:
+        until = self.now_ms + delay_ms
+        while self._timers and self._timers[0][0] <= until:
+            self.now_ms, _, timer, callback = heapq.heappop(self._timers)
+            if not timer.cancelled:
+                callback()
+        self.now_ms = until
+
+    @property
+    def timers(self) -> int:
+        """Timers that are still set."""
+        return sum(not timer.cancelled for _, _, timer, _ in self._timers)
+
+    # -- partitions
+
+    def assign(self, topic: str, index: int = 0, assigned: Assigned | None = None, **config: str) -> Partition:
+        topic_id = Uuid(topic.encode().ljust(16, b"\1"))
+        self.ids[topic_id] = topic
+        at = TopicPartition(topic, index)
+        self.replicas.apply(
+            at,
+            topic_id,
+            assigned or Assigned(SELF, 0, (SELF,), (SELF,)),
+            lambda: Log.open(
+                self.disk,
+                f"/data/{topic}-{index}",
+                LogConfig.from_dict({key.replace("_", "."): value for key, value in config.items()}),
+                topic_partition=at,
+                topic_id=topic_id,
+                now_ms=self.now_ms,
+                clean=True,
+            ),
+        )
+        partition = self.replicas.find(topic, index)
+        assert partition is not None
+        return partition
+
+    # -- requests
+
+    def produce(
+        self, topic: str, count: int = 1, *, index: int = 0, acks: int = -1, timeout_ms: int = 1000, size: int = 10
+    ) -> PartitionProduceResponse | Pending[ProduceResponse]:
+        """One batch of `count` records. The partition's answer, or what it waits for."""
+        batch = build_batch([(self.now_ms, b"k", b"v" * size, ()) for _ in range(count)])
+        data = [PartitionProduceData(index=index, records=batch)]
+        request = ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=[TopicProduceData(partition_data=data)])
+        answer = produce.run(self.replicas, request, [topic], self.now_ms).finish(timeout_ms)
+        return answer if isinstance(answer, Pending) else answer.responses[0].partition_responses[0]
+
+    def fetch(
+        self,
+        *wanted: tuple[str, int, int],
+        min_bytes: int = 1,
+        max_wait_ms: int = 500,
+        max_bytes: int = 1 << 20,
+        partition_bytes: int = 1 << 20,
+        session: tuple[int, int] = (0, -1),
+        forget: tuple[tuple[str, int], ...] = (),
+        **fields: Any,
+    ) -> FetchResponse | Pending[FetchResponse]:
+        """A fetch of `(topic, partition, offset)`s, by names. `session` is (id, epoch)."""
+        request = FetchRequest(
+            min_bytes=min_bytes,
+            max_wait_ms=max_wait_ms,
+            max_bytes=max_bytes,
+            session_id=session[0],
+            session_epoch=session[1],
+            topics=[
+                FetchRequestFetchTopic(
+                    topic=topic,
+                    topic_id=ZERO_UUID,
+                    partitions=[
+                        FetchRequestFetchPartition(
+                            partition=index, fetch_offset=offset, partition_max_bytes=partition_bytes
+                        )
+                    ],
+                )
+                for topic, index, offset in wanted
+            ],
+            forgotten_topics_data=[
+                FetchRequestForgottenTopic(topic=topic, partitions=[index]) for topic, index in forget
+            ],
+            **fields,
+        )
+        context = self.sessions.context(request, False, self.ids.get, self.now_ms)
+        return Fetch(self.replicas, request, context).run()
+
+
+def offsets(answer: FetchResponsePartitionData) -> list[int]:
+    """The base offsets of the batches in an answer."""
+    data = answer.records
+    joined = b"".join(bytes(each) for each in data) if isinstance(data, list) else bytes(data or b"")
+    return [header.base_offset for _, header in iter_batches(joined)]
+
+
+def told(response: FetchResponse | Pending[FetchResponse]) -> dict[tuple[str, int], FetchResponsePartitionData]:
+    """What a response says, in its order."""
+    if isinstance(response, Pending):
+        assert response.done, "it waits"
+        assert response.value is not None, response.error
+        response = response.value
+    return {
+        (topic.topic, partition.partition_index): partition
+        for topic in response.responses
+        for partition in topic.partitions
+    }

@@ -1,0 +1,129 @@
+"""Incremental fetch sessions (KIP-227): what is said again, what is left out, and who may stay."""
+
+from __future__ import annotations
+
+import pytest
+from data_path_world import World, offsets, told
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.protocol.messages.fetch import FetchResponse
+
+A, B = ("a", 0, 0), ("b", 0, 0)
+
+
+def opened(world: World, *wanted: tuple[str, int, int]) -> int:
+    """A new session's id."""
+    response = world.fetch(*wanted, session=(0, 0), max_wait_ms=0)
+    assert isinstance(response, FetchResponse)
+    return response.session_id
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.assign("a")
+    world.assign("b")
+    return world
+
+
+def test_the_first_answer_names_every_partition_and_the_next_only_news(world: World) -> None:
+    first = world.fetch(A, B, session=(0, 0), max_wait_ms=0)
+    assert isinstance(first, FetchResponse)
+    assert first.session_id > 0
+    assert list(told(first)) == [("a", 0), ("b", 0)]
+    assert told(world.fetch(session=(first.session_id, 1), max_wait_ms=0)) == {}
+    world.produce("b")
+    answers = told(world.fetch(session=(first.session_id, 2)))
+    assert {key: offsets(answer) for key, answer in answers.items()} == {("b", 0): [0]}
+
+
+def test_the_session_reads_on_from_what_it_was_told_last(world: World) -> None:
+    world.produce("a", 3)
+    session = opened(world, A)
+    assert offsets(told(world.fetch(session=(session, 1)))["a", 0]) == [0], "nobody said that the offset moved"
+    assert told(world.fetch(("a", 0, 3), session=(session, 2), max_wait_ms=0)) == {}
+    world.produce("a")
+    assert offsets(told(world.fetch(session=(session, 3)))["a", 0]) == [3]
+
+
+def test_partitions_come_and_go(world: World) -> None:
+    session = opened(world, A)
+    assert list(told(world.fetch(B, session=(session, 1), max_wait_ms=0))) == [("b", 0)]
+    world.produce("a")
+    world.produce("b")
+    answers = told(world.fetch(session=(session, 2), forget=(("a", 0),)))
+    assert list(answers) == [("b", 0)]
+
+
+def test_a_moved_mark_is_news(world: World) -> None:
+    session = opened(world, A, B)
+    world.produce("a", 2)
+    world.fetch(("a", 0, 2), session=(session, 1), max_wait_ms=0)
+    partition = world.replicas.get("a", 0)
+    assert partition.delete_records(2) == 2
+    answers = told(world.fetch(session=(session, 2), max_wait_ms=0))
+    assert [(key, answer.log_start_offset) for key, answer in answers.items()] == [(("a", 0), 2)]
+
+
+def test_an_error_is_said_every_time_and_its_end_once(world: World) -> None:
+    session = opened(world, ("a", 0, 5))
+    for epoch in (1, 2):
+        answers = told(world.fetch(session=(session, epoch)))
+        assert answers["a", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    answers = told(world.fetch(A, session=(session, 3), max_wait_ms=0))
+    assert answers["a", 0].error_code == ErrorCode.NONE
+    assert told(world.fetch(session=(session, 4), max_wait_ms=0)) == {}
+
+
+def test_who_gave_records_is_served_last(world: World) -> None:
+    for topic in ("a", "b"):
+        world.produce(topic, size=500)
+    session = opened(world, A, B)
+    for epoch, served in ((1, "a"), (2, "b"), (3, "a")):
+        answers = told(world.fetch(session=(session, epoch), max_bytes=1))
+        assert [topic for (topic, _), answer in answers.items() if offsets(answer)] == [served], epoch
+
+
+def test_the_epoch_must_be_the_next_one(world: World) -> None:
+    session = opened(world, A)
+    for epoch in (2, 7):
+        with pytest.raises(ApiError) as refused:
+            world.fetch(session=(session, epoch))
+        assert refused.value.code is ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    assert told(world.fetch(session=(session, 1), max_wait_ms=0)) == {}
+    with pytest.raises(ApiError) as refused:
+        world.fetch(session=(session + 1, 1))
+    assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_a_final_epoch_ends_the_session(world: World) -> None:
+    session = opened(world, A)
+    closed = world.fetch(session=(session, -1), max_wait_ms=0)
+    assert isinstance(closed, FetchResponse)
+    assert closed.session_id == 0
+    with pytest.raises(ApiError) as refused:
+        world.fetch(session=(session, 1))
+    assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_an_incremental_fetch_waits_like_any_other(world: World) -> None:
+    session = opened(world, A, B)
+    waiting = world.fetch(session=(session, 1))
+    assert isinstance(waiting, Pending)
+    assert not waiting.done
+    world.produce("b")
+    assert list(told(waiting)) == [("b", 0)]
+
+
+def test_a_full_cache_keeps_whom_it_has_until_they_are_stale() -> None:
+    world = World(slots=1)
+    world.assign("a")
+    session = opened(world, A)
+    assert opened(world, A) == 0, "no session, but an answer"
+    world.advance(120_001)
+    newer = opened(world, A)
+    assert newer not in (0, session)
+    with pytest.raises(ApiError) as refused:
+        world.fetch(session=(session, 1))
+    assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND

@@ -1,0 +1,148 @@
+"""Fetches that find too little: who waits, for what, and what ends it."""
+
+from __future__ import annotations
+
+from data_path_world import SELF, Assigned, World, offsets, told
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.base.pending import Pending
+
+A, B = ("a", 0, 0), ("b", 0, 0)
+
+
+def test_records_are_answered_at_once() -> None:
+    world = World()
+    world.assign("a")
+    world.produce("a", 3)
+    world.produce("a", 2)
+    answer = told(world.fetch(A))["a", 0]
+    assert (offsets(answer), answer.high_watermark, answer.log_start_offset) == ([0, 3], 5, 0)
+    assert world.timers == 0
+
+
+def test_nothing_waits_until_something_comes() -> None:
+    world = World()
+    world.assign("a")
+    waiting = world.fetch(A)
+    assert isinstance(waiting, Pending)
+    assert not waiting.done
+    world.produce("a")
+    assert offsets(told(waiting)["a", 0]) == [0]
+    assert world.timers == 0, "the timer left with the request"
+
+
+def test_or_until_its_time_is_up() -> None:
+    world = World()
+    world.assign("a")
+    waiting = world.fetch(A, max_wait_ms=500)
+    assert isinstance(waiting, Pending)
+    world.advance(499)
+    assert not waiting.done
+    world.advance(1)
+    assert offsets(told(waiting)["a", 0]) == []
+
+
+def test_it_waits_for_min_bytes_over_all_partitions() -> None:
+    world = World()
+    world.assign("a")
+    world.assign("b")
+    waiting = world.fetch(A, B, min_bytes=250)
+    assert isinstance(waiting, Pending)
+    world.produce("a", size=50)
+    assert not waiting.done
+    world.produce("b", size=50)
+    assert not waiting.done
+    world.produce("a", size=50)
+    answers = told(waiting)
+    assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0, 1], [0])
+
+
+def test_without_wait_or_partitions_nobody_waits() -> None:
+    world = World()
+    world.assign("a")
+    assert offsets(told(world.fetch(A, max_wait_ms=0))["a", 0]) == []
+    assert told(world.fetch(max_wait_ms=500)) == {}
+
+
+def test_an_error_is_answered_at_once() -> None:
+    world = World()
+    world.assign("a")
+    world.elsewhere.add("c")
+    answers = told(world.fetch(A, ("a", 7, 0), ("c", 0, 0), ("b", 0, 0), ("a", 0, 9)))
+    assert {key: answer.error_code for key, answer in answers.items()} == {
+        ("a", 0): ErrorCode.OFFSET_OUT_OF_RANGE,  # of a partition that is named twice, the last counts
+        ("a", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ("c", 0): ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ("b", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    assert all(answer.high_watermark == -1 for answer in answers.values())
+
+
+def test_losing_leadership_ends_the_wait() -> None:
+    world = World()
+    world.assign("a", assigned=Assigned(SELF, 0, (SELF, 2), (SELF, 2)))
+    waiting = world.fetch(A)
+    assert isinstance(waiting, Pending)
+    world.assign("a", assigned=Assigned(2, 1, (SELF, 2), (SELF, 2)))
+    assert told(waiting)["a", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_deleting_the_topic_ends_the_wait() -> None:
+    world = World()
+    world.assign("a")
+    waiting = world.fetch(A)
+    world.replicas.remove(TopicPartition("a", 0))
+    assert told(waiting)["a", 0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_only_what_is_committed_is_shown() -> None:
+    world = World()
+    world.assign("a", assigned=Assigned(SELF, 0, (SELF, 2), (SELF, 2)))
+    world.produce("a", acks=1)
+    waiting = world.fetch(A)
+    assert isinstance(waiting, Pending)
+    assert not waiting.done, "the follower does not have it"
+    world.fetch(("a", 0, 1), replica_id=2, max_wait_ms=0)
+    assert offsets(told(waiting)["a", 0]) == [0]
+
+
+def test_the_first_batch_goes_out_whole_and_the_rest_by_the_limits() -> None:
+    world = World()
+    world.assign("a")
+    world.assign("b")
+    for topic in ("a", "b"):
+        for _ in range(3):
+            world.produce(topic, size=500)
+    answers = told(world.fetch(A, B, max_bytes=1))
+    assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0], [])
+    answers = told(world.fetch(A, B, partition_bytes=1200))
+    assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0, 1], [0, 1])
+    answers = told(world.fetch(("a", 0, 3), B, max_bytes=1))
+    assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([], [0])
+
+
+def test_what_only_the_disk_has_is_read_by_a_job() -> None:
+    world = World()
+    world.assign("a")
+    world.assign("b")
+    world.produce("a")
+    world.produce("b")
+    world.disk.cold = world.hold_jobs = True
+    waiting = world.fetch(A, B, partition_bytes=1000)
+    assert isinstance(waiting, Pending)
+    assert not waiting.done
+    world.let_jobs_run()
+    answers = told(waiting)
+    assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0], [0])
+
+
+def test_a_disk_that_fails_under_a_read_is_told() -> None:
+    world = World()
+    world.assign("a")
+    world.produce("a")
+    world.disk.cold = world.hold_jobs = True
+    waiting = world.fetch(A)
+    world.disk.fail("/data")
+    world.let_jobs_run()
+    assert told(waiting)["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR

@@ -1,0 +1,148 @@
+"""Produce: what each `acks` waits for, what ends the wait, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import pytest
+from data_path_world import SELF, Assigned, World
+
+from kalda.base.errors import ErrorCode
+from kalda.base.pending import Pending
+from kalda.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    TopicProduceData,
+)
+from kalda.records.builder import build_batch
+from kalda.records.compression import Compression
+from kalda.replication import produce
+
+TRIO = Assigned(SELF, 0, (SELF, 2, 3), (SELF, 2, 3))
+
+
+def settled(answer: object) -> PartitionProduceResponse:
+    """The answer of the one partition, which must be there."""
+    if isinstance(answer, Pending):
+        assert answer.done, "it waits"
+        assert answer.value is not None
+        answer = answer.value.responses[0].partition_responses[0]
+    assert isinstance(answer, PartitionProduceResponse)
+    return answer
+
+
+def follow(world: World, broker_id: int, offset: int) -> None:
+    """A follower has everything below `offset`."""
+    world.fetch(("a", 0, offset), replica_id=broker_id, max_wait_ms=0)
+
+
+def test_alone_all_is_at_once() -> None:
+    world = World()
+    world.assign("a")
+    answers = [settled(world.produce("a", 3)), settled(world.produce("a", 2))]
+    assert [(each.base_offset, each.log_start_offset, each.error_code) for each in answers] == [(0, 0, 0), (3, 0, 0)]
+
+
+def test_all_waits_for_every_member_of_the_isr() -> None:
+    world = World()
+    world.assign("a", assigned=TRIO)
+    waiting = world.produce("a", 3)
+    assert isinstance(waiting, Pending)
+    follow(world, 2, 3)
+    assert not waiting.done
+    follow(world, 3, 3)
+    assert settled(waiting).base_offset == 0
+    assert world.timers == 0
+
+
+def test_one_does_not() -> None:
+    world = World()
+    world.assign("a", assigned=TRIO)
+    assert settled(world.produce("a", acks=1)).error_code == ErrorCode.NONE
+
+
+def test_what_takes_too_long_is_told_and_stays() -> None:
+    world = World()
+    world.assign("a", assigned=TRIO)
+    waiting = world.produce("a", timeout_ms=100)
+    world.advance(100)
+    answer = settled(waiting)
+    assert (answer.error_code, answer.base_offset) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    assert world.replicas.get("a", 0).log.log_end_offset == 1
+
+
+def test_losing_leadership_ends_the_wait() -> None:
+    world = World()
+    world.assign("a", assigned=TRIO)
+    waiting = world.produce("a")
+    world.assign("a", assigned=Assigned(2, 1, (SELF, 2, 3), (2, 3)))
+    answer = settled(waiting)
+    assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (-1, -1), "no version was given"
+
+
+def test_too_few_in_sync_is_refused_before_anything_is_written() -> None:
+    world = World()
+    world.assign("a", assigned=Assigned(SELF, 0, (SELF, 2, 3), (SELF,)), min_insync_replicas="2")
+    assert settled(world.produce("a")).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert world.replicas.get("a", 0).log.log_end_offset == 0
+    assert settled(world.produce("a", acks=1)).error_code == ErrorCode.NONE
+
+
+def test_a_flush_that_the_topic_asks_for_is_waited_for() -> None:
+    world = World()
+    world.assign("a", flush_messages="1")
+    world.hold_jobs = True
+    waiting, other = world.produce("a"), world.produce("a", acks=1)
+    assert isinstance(waiting, Pending)
+    assert isinstance(other, Pending)
+    assert not waiting.done
+    while world.held:
+        world.let_jobs_run()
+    assert (settled(waiting).base_offset, settled(other).base_offset) == (0, 1)
+    assert world.replicas.get("a", 0).log.recovery_point == 2
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"), [("nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), ("far", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+)
+def test_partitions_that_are_not_here(topic: str, code: ErrorCode) -> None:
+    world = World()
+    world.elsewhere.add("far")
+    answer = settled(world.produce(topic))
+    assert (answer.error_code, answer.base_offset, answer.log_start_offset) == (code, -1, -1)
+
+
+def run(world: World, partitions: list[PartitionProduceData], name: str = "a", **how: bool) -> produce.Produce:
+    request = ProduceRequest(acks=1, topic_data=[TopicProduceData(partition_data=partitions)])
+    return produce.run(world.replicas, request, [name], world.now_ms, **how)
+
+
+def data(index: int = 0, codec: Compression = Compression.NONE) -> PartitionProduceData:
+    return PartitionProduceData(index=index, records=build_batch([(1, b"k", b"v", ())], compression=codec))
+
+
+def test_one_partition_may_fail_alone() -> None:
+    world = World()
+    world.assign("a")
+    done = run(world, [data(0), data(7), PartitionProduceData(index=0, records=b"")])
+    answers = done.response.responses[0].partition_responses
+    assert done.failed
+    assert [(each.index, ErrorCode(each.error_code)) for each in answers] == [
+        (0, ErrorCode.INVALID_RECORD),  # of a partition that is named twice, the last counts
+        (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
+
+
+def test_zstd_needs_a_version_that_knows_it() -> None:
+    world = World()
+    world.assign("a")
+    for zstd, code in ((False, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (True, ErrorCode.NONE)):
+        answer = run(world, [data(codec=Compression.ZSTD)], zstd=zstd).response.responses[0].partition_responses[0]
+        assert answer.error_code == code
+
+
+def test_a_topic_without_a_name_is_unknown_by_its_id_where_ids_were_sent() -> None:
+    world = World()
+    for by_id, code in ((True, ErrorCode.UNKNOWN_TOPIC_ID), (False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):
+        answer = run(world, [data()], "", by_id=by_id).response.responses[0].partition_responses[0]
+        assert answer.error_code == code
