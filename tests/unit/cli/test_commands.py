@@ -43,8 +43,7 @@ def test_every_noun_loads_and_explains_itself(noun: str) -> None:
     assert result.exit_code == 0
     leaves = getattr(command, "commands", {None: command})
     for name, leaf in leaves.items():
-        if noun != "storage":
-            assert "Example" in (leaf.help or ""), name
+        assert "Example" in f"{leaf.help} {command.help}", f"{noun} {name} has no example, nor has {noun}"
         assert run(*filter(None, (noun, name)), "--help").exit_code == 0
 
 
