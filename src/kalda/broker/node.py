@@ -473,7 +473,7 @@ class Node:
             epoch = self._lifecycle.broker_epoch if self._lifecycle is not None else -1
             for job in self._logs.marker_jobs(epoch):
                 await self._run_job(job)
-        except OSError as error:
+        except (OSError, ApiError) as error:
             log.error("the logs could not be closed cleanly: %s", error)
 
     async def _close_quorum(self, clean: bool) -> None:
@@ -483,7 +483,10 @@ class Node:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
                     await _settled(self._quorum.shutdown())
-        self._quorum.close(clean)
+        try:
+            self._quorum.close(clean)
+        except (OSError, ApiError) as error:
+            log.error("the metadata log could not be closed cleanly: %s", error)
         if self._raft_channel is not None:
             await self._raft_channel.close()
 

@@ -379,8 +379,13 @@ class RaftDriver:
         wanted = self._flush_wanted
         if self._flushing or wanted is None:
             return
-        self._flush_wanted, self._flushing = None, True
-        job = self.log.flush_job(wanted.offset)
+        self._flush_wanted = None
+        try:
+            job = self.log.flush_job(wanted.offset)
+        except (OSError, ApiError) as problem:
+            self._fail(problem)
+            return
+        self._flushing = True
 
         def finish(_: object, error: BaseException | None) -> None:
             self._flushing = False
@@ -388,7 +393,7 @@ class RaftDriver:
                 if error is not None:
                     raise error
                 job.finish()
-            except OSError as problem:
+            except (OSError, ApiError) as problem:
                 self._fail(problem)
                 return
             self._flush()
@@ -509,9 +514,10 @@ class RaftDriver:
             return
         self._delivering = True
         more = False
+        drawn: dict[int, list[CommittedBatch]] = {}
         try:
             for registration in list(self._registrations):
-                more = self._tell(registration) or more
+                more = self._tell(registration, drawn) or more
         except Exception as error:
             self._fail(error)
             return
@@ -523,15 +529,19 @@ class RaftDriver:
         if more:
             self._timers.call_later_ms(0, self._deliver)
 
-    def _tell(self, registration: _Registration) -> bool:
-        """Whether there is more to tell."""
+    def _tell(self, registration: _Registration, drawn: dict[int, list[CommittedBatch]]) -> bool:
+        """Whether there is more to tell. `drawn` are batches by where they start: listeners that are equally far, as
+        they are when a node starts, share what is read and decoded."""
         listener = registration.listener
         snapshot = self.log.latest_snapshot
         lacks = registration.next_offset < self.log.log.log_start_offset or registration.next_offset == 0
         if snapshot is not None and snapshot != BOOTSTRAP_SNAPSHOT and lacks:
             registration.next_offset = snapshot.offset
             listener.on_load_snapshot(self.log.reader(snapshot))
-        batches = self._committed_from(registration.next_offset)
+        start = registration.next_offset
+        batches = drawn.get(start)
+        if batches is None:
+            batches = drawn[start] = self._committed_from(start)
         if batches:
             registration.next_offset = batches[-1].last_offset + 1
             listener.on_commit(batches)
