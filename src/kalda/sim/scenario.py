@@ -112,7 +112,7 @@ class _Run:
     async def _calm(self) -> None:
         """In good weather all comes true, and soon."""
         world, cluster = self.world, self.cluster
-        await cluster.wait(lambda: all(node.serving for node in cluster), "all nodes serve again", _HEALED_S)
+        await cluster.wait(self._all_serve, "all nodes serve again", _HEALED_S)
         writing = asyncio.gather(*(producer.finish() for producer in self.producers))
         await cluster.wait(writing.done, "all that was sent is acknowledged", _HEALED_S)
         await cluster.wait(self.observer.settled, "all replicas are in sync and all nodes know the same", _HEALED_S)
@@ -121,6 +121,12 @@ class _Run:
         await cluster.wait(self.observer.settled, "all replicas are in sync once more", _HEALED_S)
         if not world.violations:
             self.observer.judge(self.history)
+
+    def _all_serve(self) -> bool:
+        for node in self.cluster:
+            if not node.machine.up:
+                node.start()  # it was on its way down when the faults ended
+        return all(node.serving for node in self.cluster)
 
 
 def simulate(plan: Plan, trace: Callable[[str], None] | None = None, *, verbose: bool = False) -> Verdict:

@@ -1,0 +1,63 @@
+"""Seeds of whole clusters. Every promise must be kept, whatever befalls them.
+
+`KALDA_SIM_SEEDS=from:to` runs other seeds, of one node and of three; `kalda sim replay SEED` tells what happens in one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kalda.sim import faults
+from kalda.sim.scenario import Plan, simulate
+
+FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:6").split(":"))
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
+def test_a_storm(nodes: int, seed: int) -> None:
+    verdict = simulate(Plan(seed, nodes))
+    assert verdict.kept, verdict.why
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_good_weather(nodes: int) -> None:
+    verdict = simulate(Plan(1, nodes, kinds=(), duration_s=5))
+    assert verdict.kept, verdict.why
+    assert verdict.acked > 50
+    assert verdict.seen > 50
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_network_that_fails(seed: int) -> None:
+    """Where no broker comes back from its disk, producers have several batches under way."""
+    verdict = simulate(Plan(seed, 3, kinds=(*faults.NETWORK, "pause")))
+    assert verdict.kept, verdict.why
+
+
+_TRACE = """
+import hashlib, sys
+from kalda.sim.scenario import Plan, simulate
+trace = hashlib.sha256()
+verdict = simulate(Plan(2, 3, duration_s=8), lambda line: trace.update(line.encode()), verbose=True)
+print(trace.hexdigest(), verdict.acked)
+"""
+
+
+def test_a_seed_is_the_same_run_each_time() -> None:
+    """To the last line of the log, in another process with other hashes of strings as well."""
+    trace = hashlib.sha256()
+    verdict = simulate(Plan(2, 3, duration_s=8), lambda line: trace.update(line.encode()), verbose=True)
+    other = subprocess.run(
+        [sys.executable, "-c", _TRACE],
+        env={**os.environ, "PYTHONHASHSEED": "4711"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout.split() == [trace.hexdigest(), str(verdict.acked)]
