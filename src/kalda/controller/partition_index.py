@@ -6,7 +6,7 @@ kept beside the partitions, and change with them on replay only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from kalda.base.ids import Uuid
@@ -28,7 +28,9 @@ class _ByMember(Generic[K]):
         self._registry = registry
         self._partitions: dict[K, TimelineSet[TopicIdPartition]] = {}
 
-    def update(self, partition: TopicIdPartition, old: Iterable[K], new: Iterable[K]) -> None:
+    def update(self, partition: TopicIdPartition, old: Sequence[K], new: Sequence[K]) -> None:
+        if old == new:
+            return
         before, after = set(old), set(new)
         for member in before - after:
             self._partitions[member].discard(partition)
@@ -73,25 +75,37 @@ class PartitionIndex:
         self._isr.update(at, old.isr if old else (), new.isr if new else ())
         self._elr.update(at, old.elr if old else (), new.elr if new else ())
         self._directories.update(at, old.directories if old else (), new.directories if new else ())
-        self._count_leader(old, -1)
-        self._count_leader(new, +1)
-        _set_member(self.leaderless, at, new is not None and not new.has_leader)
-        _set_member(self.imbalanced, at, new is not None and not new.has_preferred_leader)
-        _set_member(self.reassigning, at, new is not None and new.is_reassigning)
+        before, after = old.leader if old else NO_LEADER, new.leader if new else NO_LEADER
+        if before != after:
+            self._count_leader(before, -1)
+            self._count_leader(after, +1)
+        for members, is_member in (
+            (self.leaderless, _is_leaderless),
+            (self.imbalanced, _is_imbalanced),
+            (self.reassigning, _is_reassigning),
+        ):
+            wanted = new is not None and is_member(new)
+            if wanted != (old is not None and is_member(old)):
+                (members.add if wanted else members.discard)(at)
 
-    def _count_leader(self, partition: PartitionRegistration | None, change: int) -> None:
-        if partition is None or partition.leader == NO_LEADER:
+    def _count_leader(self, leader: int, change: int) -> None:
+        if leader == NO_LEADER:
             return
-        count = self._leaderships.get(partition.leader, 0) + change
-        assert count >= 0, f"broker {partition.leader} leads fewer partitions than none"
+        count = self._leaderships.get(leader, 0) + change
+        assert count >= 0, f"broker {leader} leads fewer partitions than none"
         if count:
-            self._leaderships[partition.leader] = count
+            self._leaderships[leader] = count
         else:
-            self._leaderships.pop(partition.leader, None)
+            self._leaderships.pop(leader, None)
 
 
-def _set_member(members: TimelineSet[TopicIdPartition], at: TopicIdPartition, wanted: bool) -> None:
-    if wanted:
-        members.add(at)
-    else:
-        members.discard(at)
+def _is_leaderless(partition: PartitionRegistration) -> bool:
+    return not partition.has_leader
+
+
+def _is_imbalanced(partition: PartitionRegistration) -> bool:
+    return not partition.has_preferred_leader
+
+
+def _is_reassigning(partition: PartitionRegistration) -> bool:
+    return partition.is_reassigning
