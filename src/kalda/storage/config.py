@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from kalda.records.batch import TimestampType
@@ -80,18 +81,25 @@ class LogConfig:
 
         `internal.segment.bytes` wins over `segment.bytes`: it may go below the latter's minimum. Raises `ValueError`
         on a value that is not of its key's type.
+
+        A node has thousands of logs and few settings: equal ones are one object.
         """
-        values: dict[str, Any] = {}
-        for key, text in config.items():
-            name = key.replace(".", "_")
-            if name in _PARSERS:
-                try:
-                    values[name] = _PARSERS[name](text)
-                except ValueError as error:
-                    raise ValueError(f"{key}={text!r}: {error}") from error
-        if internal := config.get("internal.segment.bytes"):
-            values["segment_bytes"] = int(internal)
-        return cls(**values)
+        return _from_items(tuple(config.items()))
+
+
+@lru_cache(maxsize=1_000)
+def _from_items(config: tuple[tuple[str, str], ...]) -> LogConfig:
+    values: dict[str, Any] = {}
+    for key, text in config:
+        name = key.replace(".", "_")
+        if name in _PARSERS:
+            try:
+                values[name] = _PARSERS[name](text)
+            except ValueError as error:
+                raise ValueError(f"{key}={text!r}: {error}") from error
+    if internal := dict(config).get("internal.segment.bytes"):
+        values["segment_bytes"] = int(internal)
+    return LogConfig(**values)
 
 
 def _boolean(text: str) -> bool:
