@@ -148,3 +148,15 @@ def read_meta_properties(disk: Disk, path: str) -> dict[str, str] | None:
 
 def write_meta_properties(disk: Disk, path: str, values: Mapping[str, str], now_ms: int) -> None:
     replace_file(disk, path, format_properties(values, now_ms).encode("latin-1"))
+
+
+def stored_topic_id(disk: Disk, directory: str, clean: bool) -> Uuid | None:
+    """The topic id in a partition's directory, None where it has none. Raises `ValueError` where a file that a clean
+    stop left cannot be read; after any other, one that was torn before its first sync, and so before the first
+    record, counts as none."""
+    try:
+        return read_partition_metadata(disk, f"{directory}/{PARTITION_METADATA_FILE}")
+    except ValueError:
+        if clean:
+            raise
+        return None

@@ -25,7 +25,7 @@ from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader, check_crc, iter_batches, stamp
 from kalda.records.validate import validate_produced
-from kalda.storage.checkpoints import PARTITION_METADATA_FILE, read_partition_metadata, write_partition_metadata
+from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import DAY_MS, LogConfig
 from kalda.storage.flushing import Unsynced
 from kalda.storage.hooks import LogHooks, StandaloneHooks
@@ -158,7 +158,7 @@ class Log:
         fresh = disk.stat(directory) is None
         if fresh:
             disk.make_dirs(directory)
-        found = None if fresh else _stored_topic_id(disk, directory, clean)
+        found = None if fresh else stored_topic_id(disk, directory, clean)
         if found is not None and topic_id is not None and found != topic_id:
             raise ApiError(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
@@ -792,13 +792,3 @@ class Log:
             self.offline = True
             self._hooks.on_io_error(self, error)
         return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}")
-
-
-def _stored_topic_id(disk: Disk, directory: str, clean: bool) -> Uuid | None:
-    try:
-        return read_partition_metadata(disk, f"{directory}/{PARTITION_METADATA_FILE}")
-    except ValueError:
-        if clean:
-            raise
-        # Torn before its first sync, and so before the first record.
-        return None
