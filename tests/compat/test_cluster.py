@@ -17,6 +17,18 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from node_cluster import NodeCluster, wait_until
 
+from kalda.protocol.messages.topics import (
+    AlterPartitionReassignmentsRequest,
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreateTopicsRequest,
+    ElectLeadersRequest,
+    ElectLeadersRequestTopicPartitions,
+    ListPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+
 pytestmark = pytest.mark.compat
 
 ROUNDS = int(os.environ.get("KALDA_CLUSTER_ROUNDS", "3"))
@@ -25,8 +37,11 @@ TOPIC = "orders"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[NodeCluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NodeCluster]:
     with NodeCluster(tmp_path) as made:
+        if getattr(request, "param", None) == "two log directories":
+            for node in made.nodes.values():
+                node.properties["log.dirs"] = f"{node.home}/data,{node.home}/data2"
         made.start()
         yield made
 
@@ -180,3 +195,63 @@ def test_a_rolling_restart_is_not_noticed(cluster: NodeCluster) -> None:
         assert seen[index] == sorted(set(seen[index])), f"the group read partition {index} twice or out of order"
     assert [each.offset for each in committed] == [len(seen[index]) for index in range(PARTITIONS)]
     check(writer, read_all(cluster.addresses))
+
+
+def log_dirs_with(cluster: NodeCluster, partition: str) -> list[Path]:
+    """Log directories that hold a partition."""
+    return sorted(path for node in cluster.nodes.values() for path in node.home.glob(f"data*/{partition}"))
+
+
+def write(cluster: NodeCluster, records: int, partition: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": cluster.addresses, "acks": "all", "log_level": 0})
+    for number in range(records):
+        producer.produce(TOPIC, b"%d" % number, partition=partition)
+    assert producer.flush(30) == 0
+
+
+@pytest.mark.parametrize("cluster", ["two log directories"], indirect=True)
+def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
+    """Reassignment, preferred leaders, deleted records, a deleted topic; each node has two log directories."""
+    admin = cluster.admin
+    with cluster.nodes[1].client() as client:
+        assignment = CreatableReplicaAssignment(partition_index=0, broker_ids=[1, 2])
+        topic = CreatableTopic(name=TOPIC, num_partitions=-1, replication_factor=-1, assignments=[assignment])
+        assert client.request(CreateTopicsRequest(topics=[topic])).topics[0].error_code == 0
+        wait_until(lambda: cluster.partition(TOPIC, 0) is not None, "the topic is known")
+        write(cluster, 500)
+        moved = client.request(
+            AlterPartitionReassignmentsRequest(
+                topics=[
+                    ReassignableTopic(
+                        name=TOPIC, partitions=[ReassignablePartition(partition_index=0, replicas=[3, 2])]
+                    )
+                ]
+            )
+        )
+        assert moved.responses[0].partitions[0].error_code == 0
+        wait_until(lambda: not client.request(ListPartitionReassignmentsRequest()).topics, "the reassignment is over")
+
+        def placed() -> tuple[list[int], list[int], int]:
+            told = cluster.partition(TOPIC, 0)
+            return told.replicas, sorted(told.isrs), told.leader
+
+        wait_until(lambda: placed() == ([3, 2], [2, 3], 3), "3 leads and 2 follows")
+        wait_until(
+            lambda: {path.parents[1].name for path in log_dirs_with(cluster, f"{TOPIC}-0")} == {"node2", "node3"},
+            "the log has moved from node 1 to node 3",
+        )
+        write(cluster, 500)
+
+        cluster.nodes[3].stop()
+        wait_until(lambda: placed()[2] == 2, "2 leads instead of 3")
+        cluster.nodes[3].start()
+        wait_until(lambda: placed()[1] == [2, 3], "3 is in sync again")
+        asked = ElectLeadersRequestTopicPartitions(topic=TOPIC, partitions=[0])
+        elected = client.request(ElectLeadersRequest(topic_partitions=[asked]))
+        assert elected.replica_election_results[0].partition_result[0].error_code == 0
+        wait_until(lambda: placed()[2] == 3, "the preferred leader leads")
+
+        deleted = admin.delete_records([TopicPartition(TOPIC, 0, 400)], request_timeout=20)
+        assert next(iter(deleted.values())).result(20).low_watermark == 400
+        admin.delete_topics([TOPIC])[TOPIC].result(30)
+        wait_until(lambda: log_dirs_with(cluster, f"{TOPIC}-0") == [], "no log of the topic is left")

@@ -14,6 +14,7 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 - `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network
 - `lifecycle.py`: registration, heartbeats, controlled shutdown, as a machine
 - `peers.py`: the rest of the cluster as replicas see it: fetchers, ISR changes
+- `assignments.py`: tells the controller in which log directories replicas are
 - `publisher.py`: metadata into partitions that are opened, led, followed, deleted
 - `metadata_cache.py`: what clients are told of the cluster
 - `auto_topics.py`: topics that come into being when somebody asks for them

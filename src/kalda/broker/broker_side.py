@@ -15,6 +15,7 @@ from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Jobs, Timers
+from kalda.broker.assignments import DirectoryAssignments
 from kalda.broker.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
@@ -124,6 +125,9 @@ class BrokerSide:
             features,
             config["unstable.api.versions.enable"],
         )
+        self._assignments = DirectoryAssignments(
+            config.node_id, lambda: lifecycle.broker_epoch, channel.send, timers, self._is_misplaced
+        )
         self.publisher = BrokerPublisher(
             config.node_id,
             self.cache,
@@ -133,6 +137,7 @@ class BrokerSide:
             self._on_configs,
             self.groups,
             clock.wall_ms,
+            self._assignments.placed,
         )
         self.on_config: Callable[[ServerConfig], None] = _nothing
         """Told of this broker's effective configuration when dynamic configs have changed it."""
@@ -148,6 +153,13 @@ class BrokerSide:
         return AutoTopics(
             channel, config["auto.create.topics.enable"], {OFFSETS_TOPIC: offsets}, config["request.timeout.ms"]
         )
+
+    def _is_misplaced(self, topic_id: Uuid, partition: int, directory: Uuid) -> bool:
+        """Whether the metadata has this broker's replica elsewhere than in that directory."""
+        topic = self.cache.topic_by_id(topic_id)
+        registration = None if topic is None else topic.partitions.get(partition)
+        known = None if registration is None else registration.directory(self._config.node_id)
+        return known is not None and known != directory
 
     def _offsets_partitions(self) -> int:
         topic = self.cache.topic(OFFSETS_TOPIC)
@@ -183,6 +195,7 @@ class BrokerSide:
     async def close(self) -> None:
         """Stop what runs by itself; the logs are closed by their manager."""
         self.groups.close()
+        self._assignments.close()
         self._peers.close()
         await self._fetchers.close()
 

@@ -22,6 +22,7 @@ from kalda.metadata.topics import LocalChanges, LocalPartition
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.config import LogConfig
+from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 
 log = logging.getLogger("kalda.publisher")
@@ -58,8 +59,10 @@ class BrokerPublisher:
         on_configs: Callable[[MetadataDelta, MetadataImage], None],
         coordinators: Coordinators,
         now_ms: Callable[[], int],
+        on_placed: Callable[[Uuid, int, Uuid], None],
     ) -> None:
-        """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs."""
+        """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs;
+        `on_placed(topic_id, partition, directory)` is told of a log in a directory that the metadata does not name."""
         self._broker_id = broker_id
         self._cache = cache
         self._replicas = replicas
@@ -68,6 +71,7 @@ class BrokerPublisher:
         self._on_configs = on_configs
         self._coordinators = coordinators
         self._now_ms = now_ms
+        self._on_placed = on_placed
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: object) -> None:
         """Apply one delta."""
@@ -100,12 +104,16 @@ class BrokerPublisher:
             name = partition.topic_partition.topic
             if name in topics:
                 partition.log.update_config(self._log_config(name, image))
+                partition.on_config()
 
     def _delete(self, changes: LocalChanges) -> None:
         for topic_partition in changes.deletes:
-            self._resign(topic_partition)
-            self._replicas.remove(topic_partition)
-            self._logs.delete_log(topic_partition)
+            self._remove(topic_partition)
+
+    def _remove(self, topic_partition: TopicPartition) -> None:
+        self._resign(topic_partition)
+        self._replicas.remove(topic_partition)
+        self._logs.delete_log(topic_partition)
 
     def _resign(self, topic_partition: TopicPartition) -> None:
         if topic_partition.topic == OFFSETS_TOPIC:
@@ -126,22 +134,45 @@ class BrokerPublisher:
 
     def _apply(self, topic_partition: TopicPartition, local: LocalPartition, image: MetadataImage) -> Partition | None:
         registration: PartitionRegistration = local.registration
+        known = self._replicas.find(*topic_partition)
+        if known is not None and known.topic_id != local.topic_id:
+            # Deleted, and made again under its old name, in one delta.
+            self._remove(topic_partition)
         try:
             self._replicas.apply(
                 topic_partition,
                 local.topic_id,
                 registration,
-                lambda: self._logs.get_or_create_log(
-                    topic_partition,
-                    local.topic_id,
-                    self._log_config(topic_partition.topic, image),
-                    registration.directory(self._broker_id),
-                    self._now_ms(),
-                ),
+                lambda: self._open_log(topic_partition, local.topic_id, registration, image),
             )
         except ApiError as error:
             log.error("cannot open %s: %s", topic_partition, error)
         return self._replicas.find(*topic_partition)
+
+    def _open_log(
+        self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration, image: MetadataImage
+    ) -> Log:
+        existing = self._logs.get(topic_partition)
+        if existing is not None and existing.topic_id not in (None, topic_id):
+            log.warning("%s is the log of a former topic of that name: it is set aside", topic_partition)
+            self._logs.set_aside(topic_partition)
+        opened = self._logs.get_or_create_log(
+            topic_partition,
+            topic_id,
+            self._log_config(topic_partition.topic, image),
+            registration.directory(self._broker_id),
+            self._now_ms(),
+        )
+        self._tell_directory(topic_partition, topic_id, registration)
+        return opened
+
+    def _tell_directory(
+        self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration
+    ) -> None:
+        """Have the cluster know in which directory the log is (KIP-858)."""
+        home = self._logs.dir_of(topic_partition)
+        if home is not None and home.directory_id not in (None, registration.directory(self._broker_id)):
+            self._on_placed(topic_id, topic_partition.partition, home.directory_id)
 
 
 _TOPIC = 2

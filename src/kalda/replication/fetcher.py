@@ -263,15 +263,17 @@ class ReplicaFetcher:
         target = min(end_offset, log_.log_end_offset) if known_end < 0 else min(known_end, log_.log_end_offset)
         if known_epoch == epoch:
             target = min(target, end_offset)
-        if target >= log_.log_end_offset:
-            followed.pause(now_ms, self._config.backoff_ms)
-            return
+        before = log_.log_end_offset, log_.leader_epochs.latest
         self._cut(followed, target)
+        if (log_.log_end_offset, log_.leader_epochs.latest) == before:
+            # Nothing to give up, and yet the leader says so: it will not say otherwise at once.
+            followed.pause(now_ms, self._config.backoff_ms)
 
     def _cut(self, followed: Followed, offset: int) -> None:
         partition = followed.partition
-        level = logging.WARNING if offset < partition.log.high_watermark else logging.INFO
-        log.log(level, "%s is cut back from %d to %d", partition, partition.log.log_end_offset, offset)
+        if offset < partition.log.log_end_offset:
+            level = logging.WARNING if offset < partition.log.high_watermark else logging.INFO
+            log.log(level, "%s is cut back from %d to %d", partition, partition.log.log_end_offset, offset)
         try:
             partition.log.truncate_to(offset)
         except ApiError as error:

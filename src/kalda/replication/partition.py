@@ -325,6 +325,12 @@ class Partition:
         self._advance_high_watermark()
 
     @property
+    def knows_too_little(self) -> bool:
+        """True in a new leader until its high watermark has reached where its epoch began: its predecessor may have
+        committed more than this one knows of."""
+        return self.in_sync.epoch_start > self.log.high_watermark
+
+    @property
     def has_enough_replicas(self) -> bool:
         """Whether the in-sync minimum holds, counting those who may be members already."""
         return len(self.in_sync.maximal) >= self.min_isr

@@ -568,11 +568,7 @@ class Log:
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
         """Epoch `epoch` begins at `start_offset`: told to a new leader before its first append."""
         self._online()
-        try:
-            if self.leader_epochs.assign(epoch, start_offset):
-                self._unsynced.names += 1
-        except OSError as error:
-            raise self._failed(error) from error
+        self.leader_epochs.assign(epoch, start_offset)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -669,6 +665,13 @@ class Log:
     def truncate_to(self, offset: int) -> bool:
         """Give up everything from `offset` on; False where the log ends before. For followers."""
         if offset >= self.log_end_offset:
+            # A former leader that wrote nothing in its epoch has noted its beginning all the same.
+            self._online()
+            try:
+                self.leader_epochs.truncate_from_end(self.log_end_offset)
+            except OSError as error:
+                raise self._failed(error) from error
+            self._refresh()
             return False
         self._cut(lambda: cut(self, offset))
         return True

@@ -25,6 +25,7 @@ from kalda.protocol.messages.fetch import (
 from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.waiting import OffsetWaiter
 from kalda.storage.job import Job
 from kalda.storage.values import TimestampOffset
 
@@ -35,6 +36,7 @@ EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 _FIRST_WITH_EPOCHS = 4
+_FIRST_NOT_AVAILABLE = 5
 _OLDEST_VERSION_OF = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
@@ -103,6 +105,8 @@ class OffsetHandlers:
                     found = self._find(partition, request, asked)
                 except ApiError as error:
                     result.error_code = error.code
+                    if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and context.api_version < _FIRST_NOT_AVAILABLE:
+                        result.error_code = ErrorCode.LEADER_NOT_AVAILABLE
                     continue
                 if isinstance(found, _Search):
                     searches[key] = (result, found)
@@ -118,7 +122,7 @@ class OffsetHandlers:
         """The offset, or the search for it."""
         log = partition.log
         epochs = log.leader_epochs
-        end = self._visible_end(partition, request)
+        end = self._visible_end(partition, request, asked)
         match asked.timestamp:
             case -1:
                 return Found(-1, end, partition.leader_epoch)
@@ -136,9 +140,12 @@ class OffsetHandlers:
                 search = log.timestamp_job(timestamp)
         return _Search(search, end)
 
-    def _visible_end(self, partition: Partition, request: ListOffsetsRequest) -> int:
+    def _visible_end(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> int:
         if request.replica_id >= 0 or request.replica_id == -2:
             return partition.log.log_end_offset
+        if asked.timestamp not in (EARLIEST, EARLIEST_LOCAL) and partition.knows_too_little:
+            # The end must never seem to go back, and this new leader may not know all that is committed.
+            raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE)
         return partition.readable_end(request.isolation_level == READ_COMMITTED)
 
     def _search(
@@ -188,9 +195,13 @@ class OffsetHandlers:
 
     # -- DeleteRecords
 
-    def delete_records(self, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-        """Move log start offsets up. With replicas elsewhere their low watermarks follow on their next fetch."""
+    def delete_records(
+        self, context: RequestContext, request: DeleteRecordsRequest
+    ) -> DeleteRecordsResponse | Pending[DeleteRecordsResponse]:
+        """Move log start offsets up, and answer when every living replica has done so."""
         response = DeleteRecordsResponse()
+        waiting_for: dict[Partition, int] = {}
+        results: dict[Partition, DeleteRecordsPartitionResult] = {}
         for topic in request.topics:
             answer = DeleteRecordsTopicResult(name=topic.name)
             response.topics.append(answer)
@@ -202,9 +213,36 @@ class OffsetHandlers:
                         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)
                     partition = self._replicas.get(topic.name, asked.partition_index)
                     result.low_watermark = partition.delete_records(asked.offset)
+                    goal = partition.log.high_watermark if asked.offset == -1 else asked.offset
+                    if result.low_watermark < goal:
+                        waiting_for[partition], results[partition] = goal, result
                 except ApiError as error:
                     result.error_code = error.code
-        return response
+        if not waiting_for:
+            return response
+        return self._deleted_everywhere(request, response, waiting_for, results)
+
+    def _deleted_everywhere(
+        self,
+        request: DeleteRecordsRequest,
+        response: DeleteRecordsResponse,
+        waiting_for: dict[Partition, int],
+        results: dict[Partition, DeleteRecordsPartitionResult],
+    ) -> Pending[DeleteRecordsResponse]:
+        pending: Pending[DeleteRecordsResponse] = Pending()
+
+        def finished() -> None:
+            for partition, result in results.items():
+                result.low_watermark = partition.low_watermark
+                if partition in waiter.unsatisfied:
+                    result.error_code = (
+                        ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    )
+            pending.complete(response)
+
+        waiter = OffsetWaiter(waiting_for, Partition.deleted, finished)
+        waiter.wait(list(waiting_for), self._replicas.timers, max(0, request.timeout_ms))
+        return pending
 
 
 def _without_epochs(
