@@ -90,8 +90,8 @@ class Unsynced:
         for offset in snapshots.unsynced:
             files.append(self._disk.open(snapshots.path(offset)))
         snapshots.unsynced.clear()
-        if epochs.unwritten:
-            epochs.write()
+        if epochs.unwritten and epochs.write_below(upto):
+            self.names += 1
         if epochs.unsynced:
             files.append(self._disk.open(epochs.path))
             epochs.unsynced = False

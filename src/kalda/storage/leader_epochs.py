@@ -7,8 +7,9 @@ Invariants: epochs and start offsets both grow strictly. A new entry takes with 
 
 The file is written with the next flush or clean stop, not on each change: batches carry their epoch too, so recovery
 finds lost entries of the unflushed end again, and a flush syncs the file before the recovery point moves. An epoch in
-which nothing was written may be lost with the process; nobody can have copied anything of it. A node that comes back
-leads thousands of partitions in new epochs at once, and writes no file for that.
+which nothing was written is not put there: nobody can have copied anything of it, and opening the log would cut it off
+again. A node that comes back leads thousands of partitions in new epochs at once, and neither that nor its next stop
+writes a file for those that saw no record.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UNDEFINED_OFFSET = -1
 class LeaderEpochs:
     """The epochs of one log, oldest first."""
 
-    __slots__ = ("_disk", "_epochs", "_offsets", "directory", "unsynced", "unwritten")
+    __slots__ = ("_disk", "_epochs", "_offsets", "_stored", "directory", "unsynced", "unwritten")
 
     def __init__(self, disk: Disk, directory: str, entries: list[tuple[int, int]] | None = None) -> None:
         self._disk = disk
@@ -36,6 +37,7 @@ class LeaderEpochs:
         self.unwritten = False
         for epoch, offset in entries or ():
             self._add(epoch, offset)
+        self._stored = list(entries or ())
 
     @classmethod
     def load(cls, disk: Disk, directory: str) -> LeaderEpochs:
@@ -79,9 +81,21 @@ class LeaderEpochs:
 
     def write(self) -> None:
         """Put the entries into the file; a sync is still owed."""
-        write_epochs(self._disk, self.path, self.entries, durable=False)
+        self._write(self.entries)
+
+    def write_below(self, end_offset: int) -> bool:
+        """`write`, of the epochs that begin below `end_offset`; False where the file says just them already."""
+        entries = [entry for entry in self.entries if entry[1] < end_offset]
+        if entries == self._stored:
+            return False
+        self._write(entries)
+        return True
+
+    def _write(self, entries: list[tuple[int, int]]) -> None:
+        write_epochs(self._disk, self.path, entries, durable=False)
+        self._stored = entries
         self.unsynced = True
-        self.unwritten = False
+        self.unwritten = len(entries) < len(self._epochs)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest known epoch at most `epoch`, the offset where the next one began).
