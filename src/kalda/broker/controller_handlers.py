@@ -24,6 +24,16 @@ from kalda.protocol.messages.metadata import (
 )
 
 _CONTROLLERS = 2
+_TIMED = frozenset(
+    (
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    )
+)
+"""APIs whose timeout is over before they begin where it is not positive: nothing is changed then."""
 _QUORUM = (
     ApiKey.FETCH,
     ApiKey.VOTE,
@@ -95,6 +105,8 @@ class ControllerHandlers:
 
     def _controlled(self, handle: Callable[[Any, controller_context.RequestContext, int], Reply]) -> Handler:
         def handler(context: RequestContext, request: Any) -> Reply:
+            if request.API_KEY in _TIMED and request.timeout_ms <= 0:
+                raise ApiError(ErrorCode.REQUEST_TIMED_OUT)
             caller = controller_context.RequestContext(principal=context.principal, api_version=context.api_version)
             reply = handle(request, caller, self._clock.mono_ms())
             self._on_handled()

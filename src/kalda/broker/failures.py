@@ -1,7 +1,7 @@
 """How each API says that the whole request failed.
 
 Most responses have an error code on top. The others have one for each thing that was asked for, and every one of them
-gets it, so that a client finds what it looks for; Metadata from version 13 on has both.
+gets it, so that a client finds what it looks for. A few have both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def failure_response(request: Request, version: int, error: ApiError) -> Respons
         response.error_code = error.code  # type: ignore[attr-defined]
         if "error_message" in declared:
             response.error_message = error.message or None  # type: ignore[attr-defined]
-        if request.API_KEY != ApiKey.METADATA:
+        if request.API_KEY not in _FAIL_TWICE:
             return response
     fill = _FILLERS.get(ApiKey(request.API_KEY))
     if fill is not None:
@@ -113,6 +113,42 @@ def _delete_topics(request: Any, response: Any, error: ApiError) -> None:
         response.responses.append(DeletableTopicResult(name=name, error_code=error.code))
 
 
+def _elect_leaders(request: Any, response: Any, error: ApiError) -> None:
+    from kalda.protocol.messages.topics import ElectLeadersResponsePartitionResult, ReplicaElectionResult
+
+    for topic in request.topic_partitions or ():
+        response.replica_election_results.append(
+            ReplicaElectionResult(
+                topic=topic.topic,
+                partition_result=[
+                    ElectLeadersResponsePartitionResult(
+                        partition_id=index, error_code=error.code, error_message=error.message or None
+                    )
+                    for index in topic.partitions
+                ],
+            )
+        )
+
+
+def _alter_partition_reassignments(request: Any, response: Any, error: ApiError) -> None:
+    from kalda.protocol.messages.topics import ReassignablePartitionResponse, ReassignableTopicResponse
+
+    for topic in request.topics:
+        response.responses.append(
+            ReassignableTopicResponse(
+                name=topic.name,
+                partitions=[
+                    ReassignablePartitionResponse(
+                        partition_index=each.partition_index,
+                        error_code=error.code,
+                        error_message=error.message or None,
+                    )
+                    for each in topic.partitions
+                ],
+            )
+        )
+
+
 def _create_partitions(request: Any, response: Any, error: ApiError) -> None:
     from kalda.protocol.messages.topics import CreatePartitionsTopicResult
 
@@ -168,6 +204,9 @@ def _scram(request: Any, response: Any, error: ApiError) -> None:
         )
 
 
+_FAIL_TWICE = frozenset((ApiKey.METADATA, ApiKey.ELECT_LEADERS, ApiKey.ALTER_PARTITION_REASSIGNMENTS))
+"""APIs that say it on top, and again of each thing that was asked for."""
+
 _FILLERS: dict[ApiKey, Callable[[Any, Any, ApiError], None]] = {
     ApiKey.PRODUCE: _by_topic_and_partition(
         "produce", "TopicProduceResponse", "PartitionProduceResponse", "topic_data", "responses", "partition_data",
@@ -198,6 +237,8 @@ _FILLERS: dict[ApiKey, Callable[[Any, Any, ApiError], None]] = {
     ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
     ApiKey.CREATE_PARTITIONS: _create_partitions,
+    ApiKey.ELECT_LEADERS: _elect_leaders,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: _alter_partition_reassignments,
     ApiKey.ALTER_CONFIGS: _configs("AlterConfigsResponseAlterConfigsResourceResponse"),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _configs("IncrementalAlterConfigsResponseAlterConfigsResourceResponse"),
     ApiKey.ALTER_CLIENT_QUOTAS: _client_quotas,
