@@ -262,7 +262,7 @@ class ConfigControl:
     def _check_min_insync_replicas(self, resource: ConfigResource, key: str, value: str | None) -> None:
         if key != MIN_INSYNC_REPLICAS or resource.type != ConfigResourceType.BROKER or not self._is_elr_enabled():
             return
-        if resource.name and value is not None:
+        if resource.name:
             raise ApiError(
                 ErrorCode.INVALID_CONFIG, "Broker-level min.insync.replicas cannot be altered while ELR is enabled."
             )
