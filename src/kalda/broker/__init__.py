@@ -20,6 +20,7 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 - `auto_topics.py`: topics that come into being when somebody asks for them
 - `coordinator_shell.py`: the group coordinator's log and timer
 - `log_keeper.py`: the log manager out of the node's configuration
+- `dir_locks.py`: the locks on a node's directories
 - `loggers.py`: this process's loggers as a config resource
 - `disk.py`: the operating system's files
 - `shell.py`: clock, timers, threads, entropy

@@ -52,6 +52,7 @@ def make_log_manager(
         now_ms=host.clock.wall_ms,
         jitter=lambda bound: host.rng.randrange(bound) if bound > 0 else 0,
         on_dir_failed=on_dir_failed,
+        locks_dirs=False,
     )
 
 

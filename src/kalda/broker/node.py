@@ -21,6 +21,7 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
 from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.dir_locks import DirLocks
 from kalda.broker.dispatch import Features
 from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
 from kalda.broker.logs import started_ms_ago
@@ -103,6 +104,7 @@ class Node:
         self._gates: dict[str, Gate] = {}
         self._ports: dict[str, int] = {}
         self._incarnation = self._host.new_uuid()
+        self._locks = DirLocks(self._host.disk)
         self._server: Server | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
@@ -142,7 +144,7 @@ class Node:
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._start()
-        except (MetaPropertiesError, BlockingIOError, ValueError) as error:
+        except (MetaPropertiesError, ValueError) as error:
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(f"{error.filename or 'the node'}: {error.strerror or error}") from error
@@ -213,7 +215,10 @@ class Node:
         config = self.config
         ensemble = MetaPropertiesEnsemble.load(self._disk, config.log_dirs, config.metadata_log_dir)
         ensemble.verify_for_start(config.node_id)
-        return ensemble.complete(self._disk, config.node_id, self._host.new_uuid, self._clock.wall_ms())
+        self._locks.take(ensemble.properties)
+        ensemble = ensemble.complete(self._disk, config.node_id, self._host.new_uuid, self._clock.wall_ms())
+        self._locks.take(ensemble.properties)
+        return ensemble
 
     async def _bind(self) -> None:
         """Open every listener; what comes waits at its gate."""
@@ -454,6 +459,7 @@ class Node:
         await self._close_quorum(clean)
         if self._jobs is not None:
             self._jobs.close()
+        self._locks.release()
         log.info("node %d has stopped", self.config.node_id)
 
     async def _controlled_shutdown(self) -> None:

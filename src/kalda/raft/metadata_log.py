@@ -126,7 +126,13 @@ class MetadataLog:
         path = f"{self.directory}/{FILE_NAME}"
         if self.disk.stat(path) is None:
             return ElectionState()
-        return decode_quorum_state(self.disk.read_file(path, MAX_FILE_BYTES))
+        try:
+            return decode_quorum_state(self.disk.read_file(path, MAX_FILE_BYTES))
+        except ValueError as error:
+            raise ValueError(
+                f"{path} cannot be read: {error}. Without it this node might vote twice in one epoch: "
+                "restore it, or let the node join anew with an empty directory"
+            ) from error
 
     def write_election(self, state: ElectionState, voter_ids: tuple[int, ...], kraft_version: int) -> None:
         data = encode_quorum_state(state, voter_ids, kraft_version)

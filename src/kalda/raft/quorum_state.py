@@ -54,7 +54,10 @@ def decode_quorum_state(data: bytes) -> ElectionState:
     """Raises `ValueError` on anything that is not such a file: a replica that forgot its vote must not start."""
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"{FILE_NAME} of {len(data)} bytes is too large")
-    fields = json.loads(data)
+    try:
+        fields = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{FILE_NAME} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{FILE_NAME} holds no object")
     version = fields.get("data_version")

@@ -152,7 +152,10 @@ class SnapshotReader:
                         buf = memoryview(file.read(position, length))
                 consumed = 0
                 for at, header in iter_whole(buf):
-                    batch = decode_batch(buf, at, header)
+                    try:
+                        batch = decode_batch(buf, at, header)
+                    except CorruptRecord as error:
+                        raise CorruptRecord(f"{self._path} is damaged: {error.message}") from error
                     if first and not _is(batch, SnapshotHeaderRecord):
                         raise CorruptRecord(f"{self._path} does not begin with a snapshot header")
                     first, complete = False, _is(batch, SnapshotFooterRecord)

@@ -47,6 +47,7 @@ class LogDir:
     __slots__ = (
         "_checkpoints",
         "_lock",
+        "_locks",
         "cleaner_offsets",
         "directory_id",
         "disk",
@@ -60,7 +61,7 @@ class LogDir:
         "recovery_points",
     )
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, *, locks: bool = True) -> None:
         self.disk = disk
         self.path = path
         self.online = True
@@ -73,6 +74,7 @@ class LogDir:
         self.log_starts: dict[TopicPartition, int] = {}
         names = (RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, LOG_START_OFFSET_FILE)
         self._checkpoints = {name: CheckpointFile(disk, f"{path}/{name}") for name in names}
+        self._locks = locks
         self._lock: File | None = None
 
     def prepare(self) -> list[str]:
@@ -83,9 +85,10 @@ class LogDir:
         """
         disk, path = self.disk, self.path
         disk.make_dirs(path)
-        self._lock = disk.lock(f"{path}/{LOCK_FILE}")
-        if self._lock is None:
-            raise BlockingIOError(11, "another process holds this log directory; stop it or use another one", path)
+        if self._locks:
+            self._lock = disk.lock(f"{path}/{LOCK_FILE}")
+            if self._lock is None:
+                raise BlockingIOError(11, "another process holds this log directory; stop it or use another one", path)
         properties = read_meta_properties(disk, f"{path}/{META_PROPERTIES_FILE}") or {}
         if text := properties.get("directory.id"):
             self.directory_id = uuid_from_text(text)

@@ -70,12 +70,14 @@ class LogManager:
         now_ms: Callable[[], int],
         jitter: Callable[[int], int] = lambda bound: 0,
         on_dir_failed: Callable[[LogDir, OSError], None] = lambda directory, error: None,
+        locks_dirs: bool = True,
     ) -> None:
         """`dirs`: paths with their disks, in the order of `log.dirs`; `config_of(topic)`: a topic's settings while the
-        metadata is not known yet; `unique`: fresh 32 hex digits; `jitter(bound)`: a random number below `bound`.
+        metadata is not known yet; `unique`: fresh 32 hex digits; `jitter(bound)`: a random number below `bound`;
+        `locks_dirs`: false where the caller holds the directories' locks.
         """
         self.config = config or LogManagerConfig()
-        self.dirs = [LogDir(disk, path) for path, disk in dirs.items()]
+        self.dirs = [LogDir(disk, path, locks=locks_dirs) for path, disk in dirs.items()]
         self._config_of = config_of
         self._unique = unique
         self._now_ms = now_ms
