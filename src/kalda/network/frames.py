@@ -5,7 +5,7 @@ Sans-IO: the transport asks for `room()`, reads straight into it and says how mu
 so the log may stamp offsets into a produced batch in place. Bytes are copied only where a frame straddles two reads.
 
 Memory follows what has really arrived, never what a size announces: a peer that announces 100 MB and sends nothing
-costs 64 KiB. Reads of small frames land in an `Arena` shared by all connections of a loop, which only ever moves
+costs 4 KiB. Reads of small frames land in an `Arena` shared by all connections of a loop, which only ever moves
 forward; a frame that is kept therefore pins its arena (256 KiB), and a holder that parks should keep what it decoded
 instead. Sharing is sound because a loop asks for room, reads and reports within one step.
 
@@ -20,6 +20,7 @@ from kalda.base.errors import InvalidRequest
 
 ARENA_BYTES = 256 * 1024
 MIN_ROOM_BYTES = 64 * 1024
+FIRST_KEPT_BYTES = 4 * 1024
 GROWTH = 4
 SIZE_BYTES = 4
 
@@ -137,7 +138,7 @@ class FrameReader:
             capacity = len(self._view)
             if self._end < capacity and (self._start == 0 or self._start + needed <= capacity):
                 return
-        capacity = min(needed, max(MIN_ROOM_BYTES, GROWTH * have))
+        capacity = min(needed, max(FIRST_KEPT_BYTES, GROWTH * have))
         if self._filled_whole:
             capacity = max(capacity, MIN_ROOM_BYTES)  # the kernel holds more: read what follows along with it
         self._move(capacity)

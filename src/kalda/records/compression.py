@@ -93,10 +93,9 @@ def _too_large(codec: Compression, max_bytes: int) -> CorruptRecord:
 
 
 def _join(codec: Compression, chunks: list[bytes], max_bytes: int) -> bytes:
-    joined = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    if len(joined) > max_bytes:
+    if sum(map(len, chunks)) > max_bytes:
         raise _too_large(codec, max_bytes)
-    return joined
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _first_chunk(data: Buffer) -> int:

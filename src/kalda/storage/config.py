@@ -8,10 +8,15 @@ from functools import lru_cache
 from typing import Any
 
 from kalda.records.batch import TimestampType
+from kalda.records.compression import MAX_DECOMPRESSED_BYTES
 from kalda.records.validate import RecordRules, compression_of_config
 
 MAX_INT64 = 2**63 - 1
 DAY_MS = 86_400_000
+_LEAST_UNFOLDED = 64 << 20
+_UNFOLDING = 64
+"""What a produced batch that has to be looked into may unfold to: that many times `max.message.bytes`, or the least
+above. Producers bound their batches before they compress them; a bomb shall not hold everybody else up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,9 @@ class LogConfig:
             timestamp_after_max_ms=self.message_timestamp_after_max_ms,
             compacted=self.compacts,
             max_message_bytes=self.max_message_bytes,
+            max_decompressed_bytes=min(
+                MAX_DECOMPRESSED_BYTES, max(_LEAST_UNFOLDED, _UNFOLDING * self.max_message_bytes)
+            ),
         )
 
     @classmethod
