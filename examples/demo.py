@@ -1,0 +1,583 @@
+"""Kalda at work: real events of this host, through a node, to a consumer group and into Spark. Run by `make demo`.
+
+A node is formatted and started as anyone would start it. One process looks at this host's processes, threads, cores,
+memory, disks and networks as often as it can and produces what it sees. A consumer group of two reads along; the second
+member joins late, so that partitions move. Then Spark reads the same topic into windows of one second and writes them
+as Parquet. The exit code is 0 only where the group and Spark have each seen every event exactly as often as it was
+produced, and everything has stopped cleanly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+TOPIC = "host-events"
+GROUP = "watchers"
+PARTITIONS = 6
+LATE_S = 3.0
+SHORT = {"process": "proc", "memory": "mem", "network": "net"}
+KINDS = ("process", "thread", "cpu", "memory", "disk", "network")
+NEEDED = {"process", "cpu", "memory", "network"}
+"""A container may show no disk and no threads."""
+OUTPUT = Path(__file__).parents[1] / ".demo"
+JAVA = "openjdk-17-jre-headless"
+
+console = Console(highlight=False)
+spawn = multiprocessing.get_context("spawn")
+
+
+class DemoError(Exception):
+    """What went wrong, and what to do."""
+
+
+# -- the host
+
+
+class Host:
+    """What happens on this machine, as events: of each subject, what it used since it was last looked at."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, float, float]] = {}
+
+    def look(self) -> Iterator[dict[str, Any]]:
+        """One event for everything there is. `cpu` is in percent of a core, `bytes` moved, `memory` resident bytes."""
+        import psutil
+
+        for process in psutil.process_iter():
+            yield from self._process(process)
+        for number, times in enumerate(psutil.cpu_times(percpu=True)):
+            yield self._event("cpu", f"core-{number}", sum(times) - times.idle - getattr(times, "iowait", 0.0), 0)
+        yield self._event("memory", "ram", 0, 0, psutil.virtual_memory().used)
+        for name, disk in (psutil.disk_io_counters(perdisk=True) or {}).items():
+            yield self._event("disk", name, 0, disk.read_bytes + disk.write_bytes)
+        for name, link in psutil.net_io_counters(pernic=True).items():
+            yield self._event("network", name, 0, link.bytes_sent + link.bytes_recv)
+
+    def _process(self, process: Any) -> Iterator[dict[str, Any]]:
+        import psutil
+
+        try:
+            with process.oneshot():
+                name, times, memory = process.name(), process.cpu_times(), process.memory_info().rss
+                threads = process.threads()
+            moved = 0
+            try:
+                counters = process.io_counters()
+                moved = counters.read_chars + counters.write_chars
+            except (psutil.AccessDenied, AttributeError):
+                pass  # another user's process, or a system that does not count
+        except psutil.Error:
+            return  # it has ended meanwhile
+        subject = f"{name}-{process.pid}"
+        yield self._event("process", subject, times.user + times.system, moved, memory)
+        for thread in threads:
+            yield self._event("thread", f"{subject}/{thread.id}", thread.user_time + thread.system_time, 0)
+
+    def _event(self, kind: str, subject: str, cpu_s: float, moved: float, memory: int = 0) -> dict[str, Any]:
+        now = time.time()
+        then, cpu_before, moved_before = self._last.get(subject, (now, cpu_s, moved))
+        self._last[subject] = (now, cpu_s, moved)
+        spent = now - then
+        return {
+            "kind": kind,
+            "subject": subject,
+            "cpu": round(100 * (cpu_s - cpu_before) / spent, 1) if spent else 0.0,
+            "bytes": int(moved - moved_before),
+            "memory": memory,
+        }
+
+
+# -- processes beside this one
+
+
+def feed(servers: str, seconds: float, reports: Queue[tuple[str, Any]]) -> None:
+    """Produce what the host does, keyed by subject; idempotent, compressed. Reports deliveries once a second."""
+    from confluent_kafka import Producer
+
+    config = {"bootstrap.servers": servers, "enable.idempotence": True, "compression.type": "zstd", "linger.ms": 20}
+    producer = Producer(config)
+    delivered = 0
+    failures: list[str] = []
+
+    def on_delivery(error: Any, message: Any) -> None:
+        nonlocal delivered
+        if error is not None:
+            failures.append(str(error))
+        else:
+            delivered += 1
+
+    host = Host()
+    began = reported = time.monotonic()
+    while (now := time.monotonic()) < began + seconds:
+        for event in host.look():
+            producer.produce(TOPIC, json.dumps(event), event["subject"], on_delivery=on_delivery)
+            producer.poll(0)
+        if now - reported >= 1:
+            reported = now
+            reports.put(("produced", delivered))
+        producer.poll(min(0.05, time.monotonic() - now))  # half of the time is the host's own
+    left = producer.flush(30)
+    took = time.monotonic() - began
+    reports.put(("feed ended", (delivered, took, failures[:3], left)))
+
+
+def watch(servers: str, member: str, stop: Event, reports: Queue[tuple[str, Any]]) -> None:
+    """A member of the group. Commits what it has read whenever partitions are taken from it, and at its end."""
+    from confluent_kafka import Consumer, KafkaException
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = {
+        "bootstrap.servers": servers,
+        "group.id": GROUP,
+        "client.id": member,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "heartbeat.interval.ms": 500,
+        "session.timeout.ms": 10_000,
+    }
+    consumer = Consumer(config)
+    spans: list[list[int]] = []  # partition, first offset, offset after the last
+
+    def commit() -> None:
+        try:
+            consumer.commit(asynchronous=False)
+        except KafkaException as error:
+            if "NO_OFFSET" not in str(error):
+                raise
+
+    def on_assign(_: Any, partitions: list[Any]) -> None:
+        reports.put(("assigned", (member, sorted(one.partition for one in partitions))))
+
+    def on_revoke(_: Any, partitions: list[Any]) -> None:
+        commit()
+
+    consumer.subscribe([TOPIC], on_assign=on_assign, on_revoke=on_revoke)
+    current: dict[int, list[int]] = {}
+    reported = time.monotonic()
+    while not stop.is_set():
+        message = consumer.poll(0.1)
+        if message is not None and message.error() is None:
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            span = current.get(partition)
+            if span is None or span[2] != offset:
+                span = current[partition] = [partition, offset, offset]
+                spans.append(span)
+            span[2] += 1
+        if time.monotonic() - reported >= 0.25:
+            reported = time.monotonic()
+            reports.put(("read", (member, [list(one) for one in spans])))
+    commit()
+    consumer.close()
+    reports.put(("read", (member, spans)))
+
+
+def pipeline(servers: str, target: str, log: str, begin: Event, reports: Queue[tuple[str, Any]]) -> None:
+    """Spark: the topic into windows of a second and kind, as Parquet. What the JVM says goes to a file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        spark = _session()
+        early = _events(spark, servers).count()  # starts what Spark starts at its first read
+        reports.put(("spark is up", early))
+        begin.wait()
+        reports.put(("windows", _windows(spark, servers, target)))
+        spark.stop()
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reports.put(("failed", f"Spark: {' '.join(lines[:1] + lines[-1:])} (all of it is in {log})"))
+
+
+def _session() -> Any:
+    from pyspark.sql import SparkSession
+
+    from kalda.spark import register
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("kalda-demo")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def _events(spark: Any, servers: str) -> Any:
+    return spark.read.format("kalda").option("kafka.bootstrap.servers", servers).option("subscribe", TOPIC).load()
+
+
+def _windows(spark: Any, servers: str, target: str) -> dict[str, Any]:
+    from pyspark.sql import functions as f
+
+    began = time.monotonic()
+    events = _events(spark, servers)
+    event = f.from_json(events.value.cast("string"), "kind string, cpu double, bytes long, memory long")
+    windows = (
+        events.select("timestamp", event.alias("event"))
+        .groupBy(f.window("timestamp", "1 second").start.alias("second"), f.col("event.kind").alias("kind"))
+        .agg(
+            f.count("*").alias("events"),
+            f.avg("event.cpu").alias("cpu_percent"),
+            f.sum("event.bytes").alias("bytes"),
+            f.max("event.memory").alias("memory_bytes"),
+        )
+    )
+    windows.write.mode("overwrite").parquet(target)
+    took = time.monotonic() - began
+    rows = [row.asDict() for row in spark.read.parquet(target).orderBy("second", "kind").collect()]
+    return {"rows": rows, "took": took}
+
+
+# -- this process
+
+
+def need_java() -> None:
+    """Spark runs on Java 17; as root on Debian it is installed here."""
+    if shutil.which("java"):
+        return
+    command = f"apt-get update && apt-get install -y --no-install-recommends {JAVA}"
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise DemoError(
+            f"Spark needs Java 17, and there is no java. Install it, then run this again:\n  sudo sh -c '{command}'"
+        )
+    console.print(f"[dim]Java is missing: {command}[/]")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    if subprocess.run(command, shell=True, env=environment, stdout=subprocess.DEVNULL).returncode:
+        raise DemoError(f"Java could not be installed. By hand: {command}")
+
+
+class Node:
+    """A Kalda node, formatted and run by the `kalda` command."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.log = home / "server.log"
+        held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        self.port, controller = (one.getsockname()[1] for one in held)
+        for one in held:
+            one.close()
+        self.servers = f"127.0.0.1:{self.port}"
+        listeners = f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{controller}"
+        self.file = home / "server.properties"
+        self.file.write_text(
+            f"""\
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=127.0.0.1:{controller}
+listeners={listeners}
+advertised.listeners={listeners}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={home / "data"}
+num.partitions={PARTITIONS}
+offsets.topic.num.partitions=4
+offsets.topic.replication.factor=1
+group.initial.rebalance.delay.ms=0
+"""
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> float:
+        """Format, start, create the topic. Returns the seconds from exec until the node had answered."""
+        from kalda.client.admin.topics import NewTopic, create_topics
+        from kalda.client.cluster import Cluster
+
+        kalda = [sys.executable, "-m", "kalda.cli.main"]
+        new_id = subprocess.run([*kalda, "storage", "random-uuid"], check=True, capture_output=True, text=True)
+        arguments = ["-t", new_id.stdout.strip(), "-c", str(self.file), "--standalone"]
+        subprocess.run([*kalda, "storage", "format", *arguments], check=True, capture_output=True)
+        with open(self.log, "ab") as log:
+            began = time.monotonic()
+            self._process = subprocess.Popen([*kalda, "server", str(self.file)], stdout=log, stderr=log)
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() - began > 30:
+                raise DemoError(f"the node did not start:\n{self.tail()}")
+            time.sleep(0.01)
+        took = time.monotonic() - began
+        with Cluster(self.servers) as cluster:
+            create_topics(cluster, [NewTopic(TOPIC, PARTITIONS, 1)])
+        return took
+
+    def _answers(self) -> bool:
+        from kalda.base.errors import ApiError
+        from kalda.network.blocking import BlockingConnection
+        from kalda.protocol.messages.metadata import MetadataRequest
+
+        try:
+            with BlockingConnection("127.0.0.1", self.port, timeout_ms=5_000) as connection:
+                return bool(connection.request(MetadataRequest(topics=[])).brokers)
+        except ApiError:
+            return False
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
+
+    def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        process.terminate()
+        try:
+            return process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+@dataclass
+class Progress:
+    """What the processes have reported so far."""
+
+    produced: int = 0
+    total: int | None = None
+    feed_s: float = 0.0
+    spans: dict[str, list[list[int]]] = field(default_factory=dict)
+    partitions: dict[str, list[int]] = field(default_factory=dict)
+    windows: dict[str, Any] | None = None
+    spark_is_up: bool = False
+
+    def read_by(self, member: str) -> int:
+        return sum(end - start for _, start, end in self.spans.get(member, ()))
+
+    @property
+    def read(self) -> int:
+        """Different events that the group has read."""
+        seen = 0
+        reached: dict[int, int] = {}
+        for partition, start, end in sorted(span for spans in self.spans.values() for span in spans):
+            start = max(start, reached.get(partition, 0))
+            seen += max(0, end - start)
+            reached[partition] = max(end, reached.get(partition, 0))
+        return seen
+
+    @property
+    def read_again(self) -> int:
+        return sum(map(self.read_by, self.spans)) - self.read
+
+    def take(self, kind: str, what: Any) -> None:
+        match kind:
+            case "produced":
+                self.produced = what
+            case "feed ended":
+                self.total, self.feed_s, failures, left = what
+                self.produced = what[0]
+                if failures or left:
+                    raise DemoError(f"{left} events were not delivered; {', '.join(failures)}")
+            case "read":
+                self.spans[what[0]] = what[1]
+            case "assigned":
+                self.partitions[what[0]] = what[1]
+                shown = " ".join(map(str, what[1])) or "none"
+                console.print(f"       [magenta]rebalance[/]  {what[0]} has partitions [bold]{shown}[/]")
+            case "spark is up":
+                self.spark_is_up = True
+                console.print(f"       [magenta]Spark[/]      is up; it has read {what:,} events so far")
+            case "windows":
+                self.windows = what
+            case "failed":
+                raise DemoError(what)
+
+
+class Demo:
+    """The processes and what they say."""
+
+    def __init__(self, node: Node, seconds: float) -> None:
+        self.node = node
+        self.seconds = seconds
+        self.reports: Queue[tuple[str, Any]] = spawn.Queue()
+        self.progress = Progress()
+        self.stop_members = spawn.Event()
+        self.begin_pipeline = spawn.Event()
+        self.target = OUTPUT / "windows.parquet"
+        self._processes: list[SpawnProcess] = []
+
+    def start(self, target: Any, *arguments: Any) -> None:
+        process = spawn.Process(target=target, args=(*arguments, self.reports), daemon=True)
+        process.start()
+        self._processes.append(process)
+
+    def wait(self, what: str, holds: Any, timeout_s: float, tick: Any = None) -> None:
+        """Take reports until `holds()`; `tick` is called about every second."""
+        deadline, ticked = time.monotonic() + timeout_s, time.monotonic()
+        while not holds():
+            if time.monotonic() > deadline:
+                raise DemoError(f"{what}: nothing for {timeout_s:.0f} s; the node says:\n{self.node.tail()}")
+            try:
+                self.progress.take(*self.reports.get(timeout=0.1))
+            except queue.Empty:
+                self._look_after()
+            if tick is not None and time.monotonic() - ticked >= 1:
+                ticked += 1
+                tick()
+
+    def _look_after(self) -> None:
+        for process in self._processes:
+            if process.exitcode:
+                raise DemoError(f"a process ended with {process.exitcode}; the node says:\n{self.node.tail()}")
+
+    def live(self) -> None:
+        """Feed and group, side by side, until everything produced was read."""
+        shown = 0
+
+        def tick() -> None:
+            nonlocal shown
+            if self.progress.total is None:
+                made, shown = self.progress.produced - shown, self.progress.produced
+                members = "   ".join(
+                    f"{name} {self.progress.read_by(name):>7,}" for name in sorted(self.progress.spans)
+                )
+                at = time.monotonic() - began
+                console.print(f"  {at:4.0f} s  [cyan]{made:>6,}[/] events/s  produced {shown:>7,}  read by {members}")
+
+        self.start(pipeline, self.node.servers, str(self.target), str(OUTPUT / "spark.log"), self.begin_pipeline)
+        self.start(watch, self.node.servers, "anna", self.stop_members)
+        self.wait("anna joins", lambda: self.progress.partitions.get("anna"), 30)
+        self.start(feed, self.node.servers, self.seconds)
+        began = time.monotonic()
+        self.wait("events", lambda: self.progress.produced, 30)
+        late = time.monotonic() + LATE_S
+        self.wait("events", lambda: time.monotonic() > late, 30, tick)
+        self.start(watch, self.node.servers, "ben", self.stop_members)
+        self.wait("feed", lambda: self.progress.total is not None, self.seconds + 60, tick)
+        self.wait("the group reads on", lambda: self.progress.read >= self.progress.produced, 30)
+        self.wait("ben joins", lambda: self.progress.partitions.get("ben"), 30)
+        self.stop_members.set()
+
+    def aggregate(self) -> None:
+        self.wait("Spark starts", lambda: self.progress.spark_is_up, 60)
+        self.begin_pipeline.set()
+        self.wait("Spark reads", lambda: self.progress.windows is not None, 90)
+
+    def close(self) -> None:
+        """Let processes end, and end those that do not."""
+        self.stop_members.set()
+        self.begin_pipeline.set()
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.terminate()
+                process.join(5)
+
+
+def show_windows(rows: list[dict[str, Any]]) -> None:
+    table = Table(
+        title="events and use of this host, by second (UTC)", title_justify="left", box=SIMPLE_HEAD, padding=0
+    )
+    table.add_column("second", min_width=8)
+    for name in (*(SHORT.get(kind, kind) for kind in KINDS), "busy%", "net KiB", "disk KiB"):
+        table.add_column(name, justify="right")
+    by_second: dict[Any, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_second.setdefault(row["second"], {})[row["kind"]] = row
+    for second, kinds in by_second.items():
+        counts = [f"{kinds[kind]['events']:,}" if kind in kinds else "–" for kind in KINDS]
+        busy = f"{kinds['cpu']['cpu_percent']:.0f}" if "cpu" in kinds else "–"
+        moved = [f"{kinds[kind]['bytes'] / 1024:,.0f}" if kind in kinds else "–" for kind in ("network", "disk")]
+        table.add_row(f"{second:%H:%M:%S}", *counts, busy, *moved)
+    console.print(table)
+
+
+def verdict(progress: Progress, exit_code: int) -> bool:
+    assert progress.windows is not None
+    counted = sum(row["events"] for row in progress.windows["rows"])
+    kinds = Counter[str]()
+    for row in progress.windows["rows"]:
+        kinds[row["kind"]] += row["events"]
+    checks = [
+        (f"the group of two read all {progress.produced:,} events", progress.read == progress.produced),
+        (f"none was read twice across the rebalance ({progress.read_again} were)", progress.read_again == 0),
+        (f"Spark counted {counted:,}", counted == progress.produced > 0),
+        (f"of {len(kinds)} kinds: {', '.join(sorted(kinds))}", set(kinds) >= NEEDED),
+        ("the node stopped cleanly", exit_code == 0),
+    ]
+    for text, holds in checks:
+        console.print(f"  [green]✓[/] {text}" if holds else f"  [red]✗ {text}[/]")
+    return all(holds for _, holds in checks)
+
+
+def run(home: Path, seconds: float) -> bool:
+    began = time.monotonic()
+    need_java()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    OUTPUT.mkdir()
+    node = Node(home)
+    demo = Demo(node, seconds)
+    try:
+        console.rule("[bold]1  A node", align="left")
+        took = node.start()
+        console.print(f"  Kalda serves on {node.servers}, {took * 1000:.0f} ms after its start")
+        console.print(f"  topic {TOPIC} has {PARTITIONS} partitions")
+        console.rule("[bold]2  Live events, a group of two", align="left")
+        demo.live()
+        progress = demo.progress
+        console.print(
+            f"  produced [bold]{progress.produced:,}[/] events in {progress.feed_s:.1f} s, "
+            f"[bold]{progress.produced / progress.feed_s:,.0f}/s[/], idempotent, zstd"
+        )
+        console.rule("[bold]3  Spark", align="left")
+        demo.aggregate()
+        assert progress.windows is not None
+        show_windows(progress.windows["rows"])
+        console.print(
+            f"  {len(progress.windows['rows'])} windows in {demo.target.relative_to(OUTPUT.parent)}: read, aggregated, "
+            f"written in {progress.windows['took']:.1f} s"
+        )
+    finally:
+        demo.close()
+        exit_code = node.stop()
+    console.rule("[bold]4  Does it add up?", align="left")
+    holds = verdict(demo.progress, exit_code)
+    console.print(f"  [dim]{time.monotonic() - began:.0f} s in all[/]")
+    return holds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to watch the host (default 10)")
+    options = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory(prefix="kalda-demo-") as home:
+            return 0 if run(Path(home), options.seconds) else 1
+    except DemoError as error:
+        console.print(f"[red]demo: {error}[/]")
+    except KeyboardInterrupt:
+        console.print("\n[red]demo: interrupted[/]")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
