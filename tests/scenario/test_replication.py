@@ -1,0 +1,263 @@
+"""A partition and its replicas: what is committed, who is in sync, how logs that parted come together again."""
+
+from __future__ import annotations
+
+import pytest
+from replication_world import LAG_MAX_MS, World
+
+from kalda.base.errors import ApiError, ErrorCode
+
+
+def ends(world: World) -> list[tuple[int, int]]:
+    """(high watermark, log end) of each broker that is up."""
+    return [(broker.log.high_watermark, broker.log.log_end_offset) for broker in world.brokers.values() if broker.up]
+
+
+def test_a_record_is_committed_when_every_member_has_it() -> None:
+    world = World()
+    world.run()
+    world.cut.add((3, 1))
+    world.run(600)
+    world[1].write("abc")
+    world.run(10)
+    assert ends(world) == [(0, 3), (0, 3), (0, 0)], "3 has not got it, so it is not committed"
+    world.cut.clear()
+    world.run(1_100)
+    assert world[1].log.high_watermark == 3
+    world.run(1_000)
+    assert ends(world) == [(3, 3)] * 3, "the followers hear of it with their next answers"
+    assert [broker.values for broker in world.brokers.values()] == ["abc"] * 3
+
+
+def test_a_follower_that_keeps_pace_is_in_sync_though_never_at_the_end() -> None:
+    world = World(size=2)
+    world.watch_isrs()
+    for _ in range(3 * LAG_MAX_MS // 2):
+        world[1].write("x")
+        world.run(2)
+        if world[1].partition.in_sync.followers[2].log_end_offset == world[1].log.log_end_offset:
+            world[1].write("y")
+    assert world.lines == []
+
+
+def test_who_falls_behind_leaves_and_who_catches_up_returns() -> None:
+    world = World()
+    world.watch_isrs()
+    world.run()
+    world.cut.add((3, 1))
+    world[1].write("ab")
+    world.run(LAG_MAX_MS * 2)
+    assert world.lines == ["1 proposes [1, 2]", "the ISR is [1, 2]"]
+    assert world[1].log.high_watermark == 2, "what waited for 3 is committed without it"
+    world[1].write("c")
+    world.run(20)
+    assert world[1].log.high_watermark == 3
+    world.cut.clear()
+    world.run(LAG_MAX_MS * 2)
+    assert world.lines[2:] == ["1 proposes [1, 2, 3]", "the ISR is [1, 2, 3]"]
+    assert world[3].values == "abc"
+
+
+def test_while_a_member_is_proposed_it_counts_already() -> None:
+    world = World(size=2)
+    world.kill(2)
+    world.elect(1, (1,))
+    world[1].write("a")
+    assert world[1].log.high_watermark == 1
+    world.controller_delay_ms = 500
+    world.restart(2)
+    world.run(100)
+    assert world.lines[-1] == "1 proposes [1, 2]"
+    assert list(world[1].partition.in_sync.maximal) == [1, 2]
+    world.cut.add((2, 1))
+    world[1].write("b")
+    world.run(10)
+    assert world[1].log.high_watermark == 1, "the controller may have made 2 a member"
+    world.refuses = ErrorCode.INELIGIBLE_REPLICA
+    world.run(500)
+    assert list(world[1].partition.in_sync.maximal) == [1], "it has not, and will not"
+
+
+def test_an_answer_that_decides_nothing_is_not_the_end() -> None:
+    world = World(size=2)
+    world.watch_isrs()
+    world.refuses = ErrorCode.UNKNOWN_SERVER_ERROR
+    world.run()
+    world.kill(2)
+    world[1].write("a")
+    world.run(LAG_MAX_MS * 2)
+    assert world[1].log.high_watermark == 0
+    world.refuses = None
+    world.run(100)
+    assert world.lines == ["1 proposes [1]", "the ISR is [1]"], "one proposal, sent until it was decided"
+    assert world[1].log.high_watermark == 1
+
+
+def test_below_the_in_sync_minimum_nothing_is_committed() -> None:
+    world = World(min_isr=2)
+    world.watch_isrs()
+    world.run()
+    world.kill(2)
+    world.kill(3)
+    world[1].write("a", acks=1)
+    world.run(LAG_MAX_MS * 2)
+    assert world.lines[-1] == "the ISR is [1]"
+    with pytest.raises(ApiError) as refused:
+        world[1].write("b", acks=-1)
+    assert refused.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
+    world.run()
+    assert ends(world) == [(0, 1)]
+    world.restart(3)
+    world.run(200)
+    assert world.lines[-1] == "the ISR is [1, 3]"
+    assert world[1].log.high_watermark == 1
+
+
+def test_a_leader_that_comes_back_gives_up_what_nobody_copied() -> None:
+    world = World()
+    world[1].write("abc")
+    world.run()
+    world.cut.update({(2, 1), (3, 1), (1, 2), (1, 3)})
+    world[1].write("lost")
+    world.run(10)
+    world.kill(1)
+    world.elect(2, (2, 3))
+    world.cut.clear()
+    world[2].write("de")
+    world.run(100)
+    world.restart(1)
+    assert world[1].values == "abclost"
+    world.run(1_000)
+    assert [broker.values for broker in world.brokers.values()] == ["abcde"] * 3
+    assert world.lines[-1] == "the ISR is [2, 3, 1]"
+    assert len({tuple(broker.log.leader_epochs.entries) for broker in world.brokers.values()}) == 1
+
+
+def test_logs_that_parted_twice_come_together_step_by_step() -> None:
+    world = World()
+    world[1].write("a")
+    world.run()
+    everybody = {(sender, to) for sender in (1, 2, 3) for to in (1, 2, 3)}
+    world.cut |= everybody
+    world[1].write("bcd")
+    world.elect(2, (1, 2, 3))
+    world[2].write("x")
+    world.elect(1, (1, 2, 3))
+    world[1].write("e")
+    world.elect(2, (1, 2, 3))
+    world[2].write("yz")
+    world.elect(3, (1, 2, 3))
+    world[3].write("f")
+    world.cut.clear()
+    world.run(3_000)
+    assert [broker.values for broker in world.brokers.values()] == ["af"] * 3
+    assert {tuple(broker.log.leader_epochs.entries) for broker in world.brokers.values()} == {((0, 0), (4, 1))}
+
+
+def test_a_leader_that_wrote_nothing_follows_again() -> None:
+    world = World()
+    world[1].write("abc")
+    world.run()
+    world.elect(2)
+    world.elect(1)
+    world.run(1_000)
+    world[1].write("d")
+    world.run(1_000)
+    assert [broker.values for broker in world.brokers.values()] == ["abcd"] * 3
+
+
+def test_a_follower_behind_the_leaders_first_record_begins_anew() -> None:
+    world = World(size=2)
+    world.kill(2)
+    world.elect(1, (1,))
+    for values in ("abc", "def"):
+        world[1].write(values)
+    world[1].partition.delete_records(3)
+    world[1].log.roll(0)
+    world[1].log.delete_segments([])
+    world.restart(2)
+    world.run(1_000)
+    assert world[2].log.log_start_offset == 3
+    assert world[2].values[-3:] == "def"
+    assert world.lines[-1] == "the ISR is [1, 2]"
+
+
+def test_a_start_within_a_batch_takes_the_batch_whole() -> None:
+    world = World(size=2)
+    world.kill(2)
+    world.elect(1, (1,))
+    world[1].write("abcdef")
+    world[1].partition.delete_records(2)
+    world.restart(2)
+    world.run(1_000)
+    assert (world[2].log.log_start_offset, world[2].log.log_end_offset) == (2, 6)
+
+
+def test_a_follower_ahead_of_an_unclean_leader_is_cut_back() -> None:
+    world = World(size=2)
+    world.cut.add((2, 1))
+    world[1].write("abc")
+    world.run(10)
+    world.kill(1)
+    world.elect(2, (2,))
+    world.run()
+    assert world[2].values == ""
+    world.cut.clear()
+    world.restart(1)
+    world.run(1_000)
+    assert world[1].values == ""
+    world[2].write("x")
+    world.run(1_000)
+    assert world[1].values == "x"
+
+
+def test_a_former_incarnation_is_refused() -> None:
+    world = World(size=2)
+    world.run()
+    leader = world[1].partition
+    leader.on_follower_fetch(2, 112, 0, 0, epoch_known=True)
+    with pytest.raises(ApiError) as refused:
+        leader.on_follower_fetch(2, 12, 0, 0, epoch_known=True)
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_an_incarnation_that_the_controller_does_not_know_may_not_join() -> None:
+    world = World(size=2)
+    world.kill(2)
+    world.elect(1, (1,))
+    world.restart(2)
+    world[2].epoch += 1
+    world[1].partition.on_follower_fetch(2, 5, 0, 0, epoch_known=True)
+    assert world.lines[-1] == "1 leads, ISR [1]"
+
+
+def test_a_stranger_is_told_to_wait_for_its_leaders_metadata() -> None:
+    world = World(size=2)
+    for epoch_known, code in ((True, ErrorCode.UNKNOWN_LEADER_EPOCH), (False, ErrorCode.NOT_LEADER_OR_FOLLOWER)):
+        with pytest.raises(ApiError) as refused:
+            world[1].partition.on_follower_fetch(9, 1, 0, 0, epoch_known=epoch_known)
+        assert refused.value.code is code
+
+
+def test_deleted_records_go_from_every_replica() -> None:
+    world = World()
+    world[1].write("abc")
+    world[1].write("def")
+    world.run(1_100)
+    leader = world[1].partition
+    assert leader.delete_records(3) == 0, "the followers do not know yet"
+    world.run(20)
+    assert leader.low_watermark == 3
+    assert [broker.log.log_start_offset for broker in world.brokers.values()] == [3, 3, 3]
+
+
+def test_a_new_leader_does_not_tell_an_end_that_it_may_have_to_take_back() -> None:
+    world = World()
+    world[1].write("abc")
+    world.run(5)
+    assert world[2].log.high_watermark < 3
+    world.kill(1)
+    world.elect(2, (2, 3))
+    assert world[2].partition.knows_too_little
+    world.run(100)
+    assert not world[2].partition.knows_too_little
