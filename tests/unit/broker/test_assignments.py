@@ -1,0 +1,141 @@
+"""Directory assignments: together, one request at a time, again until the controller has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.broker.assignments import DirectoryAssignments
+from kalda.protocol.messages.brokers import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+    AssignReplicasToDirsResponseDirectoryData,
+    AssignReplicasToDirsResponsePartitionData,
+    AssignReplicasToDirsResponseTopicData,
+)
+
+TOPIC, OTHER = Uuid(b"t" * 16), Uuid(b"o" * 16)
+LEFT, RIGHT = Uuid(b"l" * 16), Uuid(b"r" * 16)
+
+
+class _Timer:
+    def cancel(self) -> None:
+        return None
+
+
+class Controller:
+    """Collects what it is sent; time passes on call."""
+
+    def __init__(self) -> None:
+        self.requests: list[AssignReplicasToDirsRequest] = []
+        self.pending: Pending[AssignReplicasToDirsResponse] = Pending()
+        self.delays: list[int] = []
+        self.unwanted: set[int] = set()
+        self._callbacks: list[Callable[[], None]] = []
+        self.told = DirectoryAssignments(
+            1, lambda: 7, self._take, self, lambda _, index, __: index not in self.unwanted
+        )
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> _Timer:
+        self.delays.append(delay_ms)
+        self._callbacks.append(callback)
+        return _Timer()
+
+    def _take(self, request: AssignReplicasToDirsRequest) -> Pending[AssignReplicasToDirsResponse]:
+        self.requests.append(request)
+        self.pending = Pending()
+        return self.pending
+
+    def turn(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    @property
+    def last(self) -> list[tuple[bytes, bytes, int]]:
+        return [
+            (bytes(directory.id[:1]), bytes(topic.topic_id[:1]), partition.partition_index)
+            for directory in self.requests[-1].directories
+            for topic in directory.topics
+            for partition in topic.partitions
+        ]
+
+    def answer(self, *codes: int) -> None:
+        """One code a partition, in the order asked."""
+        left = list(codes)
+        self.pending.complete(
+            AssignReplicasToDirsResponse(
+                directories=[
+                    AssignReplicasToDirsResponseDirectoryData(
+                        id=directory.id,
+                        topics=[
+                            AssignReplicasToDirsResponseTopicData(
+                                topic_id=topic.topic_id,
+                                partitions=[
+                                    AssignReplicasToDirsResponsePartitionData(
+                                        partition_index=partition.partition_index, error_code=left.pop(0)
+                                    )
+                                    for partition in topic.partitions
+                                ],
+                            )
+                            for topic in directory.topics
+                        ],
+                    )
+                    for directory in self.requests[-1].directories
+                ]
+            )
+        )
+
+
+def test_what_comes_in_one_turn_goes_in_one_request() -> None:
+    controller = Controller()
+    controller.told.placed(TOPIC, 0, LEFT)
+    controller.told.placed(TOPIC, 1, RIGHT)
+    controller.told.placed(OTHER, 0, LEFT)
+    controller.turn()
+    assert controller.last == [(b"l", b"t", 0), (b"l", b"o", 0), (b"r", b"t", 1)]
+    assert controller.requests[0].broker_epoch == 7
+    controller.told.placed(TOPIC, 2, LEFT)
+    controller.turn()
+    assert len(controller.requests) == 1, "one request at a time"
+    controller.answer(0, 0, 0)
+    controller.turn()
+    assert controller.last == [(b"l", b"t", 2)]
+    controller.answer(0)
+    assert len(controller.told) == 0
+
+
+def test_what_was_refused_is_sent_again_later_each_time() -> None:
+    controller = Controller()
+    controller.told.placed(TOPIC, 0, LEFT)
+    controller.told.placed(TOPIC, 1, LEFT)
+    controller.turn()
+    controller.answer(0, ErrorCode.UNKNOWN_SERVER_ERROR)
+    controller.turn()
+    assert controller.last == [(b"l", b"t", 1)]
+    for _ in range(10):
+        controller.pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+        controller.turn()
+    assert controller.delays == [0, 100, 200, 400, 800, 1600, 3200, 6400, 10000, 10000, 10000, 10000]
+
+
+def test_a_newer_placement_wins_and_what_is_gone_is_left_out() -> None:
+    controller = Controller()
+    controller.told.placed(TOPIC, 0, LEFT)
+    controller.told.placed(TOPIC, 1, LEFT)
+    controller.turn()
+    controller.told.placed(TOPIC, 0, RIGHT)
+    controller.unwanted.add(1)
+    controller.pending.fail(ApiError(ErrorCode.NOT_CONTROLLER))
+    controller.turn()
+    assert controller.last == [(b"r", b"t", 0)]
+
+
+def test_an_old_metadata_version_is_not_asked_twice() -> None:
+    controller = Controller()
+    controller.told.placed(TOPIC, 0, LEFT)
+    controller.turn()
+    controller.pending.fail(ApiError(ErrorCode.UNSUPPORTED_VERSION))
+    assert len(controller.told) == 0

@@ -1,0 +1,95 @@
+"""A fetcher's session against the leader's: both believe the same, and differences alone are sent."""
+
+from __future__ import annotations
+
+import random
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchResponse
+from kalda.replication.fetch_session import FetchSessionCache
+from kalda.replication.fetcher_session import FetcherSession, Key
+
+IDS = [Uuid(bytes(15) + bytes([number])) for number in (1, 2)]
+
+
+def asked(index: int, offset: int) -> FetchRequestFetchPartition:
+    return FetchRequestFetchPartition(partition=index, fetch_offset=offset, current_leader_epoch=3)
+
+
+class Leader:
+    """Answers with no news; tells what it takes the fetcher to want."""
+
+    def __init__(self, slots: int = 10) -> None:
+        self.cache = FetchSessionCache(slots, random.Random(1).randint)
+        self.sent = 0
+
+    def wanted(self, session: FetcherSession, want: dict[Key, FetchRequestFetchPartition]) -> dict[Key, int] | None:
+        """What the leader fetches; None where it refused."""
+        request = FetchRequest()
+        session.fill(request, want)
+        self.sent = sum(len(topic.partitions) for topic in request.topics)
+        try:
+            context = self.cache.context(request, True, lambda topic_id: "t", 0)
+        except ApiError as refused:
+            usable = session.on_response(FetchResponse(error_code=refused.code))
+            return {} if usable else None
+        assert session.on_response(FetchResponse(session_id=context.session_id))
+        return {(entry.topic_id, entry.index): entry.asked.fetch_offset for entry in context.entries}
+
+
+def test_only_what_changed_is_said() -> None:
+    leader, session = Leader(), FetcherSession()
+    want = {(IDS[0], 0): asked(0, 5), (IDS[0], 1): asked(1, 6), (IDS[1], 0): asked(0, 7)}
+    assert leader.wanted(session, dict(want)) == {(IDS[0], 0): 5, (IDS[0], 1): 6, (IDS[1], 0): 7}
+    assert leader.sent == 3
+    want[IDS[0], 1] = asked(1, 9)
+    assert leader.wanted(session, dict(want)) == {(IDS[0], 0): 5, (IDS[0], 1): 9, (IDS[1], 0): 7}
+    assert leader.sent == 1
+    del want[IDS[1], 0]
+    assert leader.wanted(session, dict(want)) == {(IDS[0], 0): 5, (IDS[0], 1): 9}
+    assert leader.sent == 0
+    want[IDS[1], 3] = asked(3, 1)
+    assert leader.wanted(session, dict(want)) == {(IDS[0], 0): 5, (IDS[0], 1): 9, (IDS[1], 3): 1}
+    assert leader.sent == 1
+
+
+def test_a_forgotten_session_begins_again() -> None:
+    leader, session = Leader(), FetcherSession()
+    want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
+    assert leader.wanted(session, want)
+    leader = Leader()
+    assert leader.wanted(session, want) is None
+    assert leader.wanted(session, want) == {(IDS[0], 0): 5}
+    assert leader.wanted(session, want) == {(IDS[0], 0): 5}
+    assert leader.sent == 0
+
+
+def test_a_lost_answer_begins_a_new_session_and_closes_the_old() -> None:
+    leader, session = Leader(), FetcherSession()
+    want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
+    assert leader.wanted(session, want)
+    session.restart()
+    assert leader.wanted(session, want) == {(IDS[0], 0): 5}
+    assert leader.sent == 1
+    assert len(leader.cache) == 1
+
+
+def test_a_leader_without_room_is_told_everything_each_time() -> None:
+    leader, session = Leader(slots=0), FetcherSession()
+    want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
+    for _ in range(3):
+        assert leader.wanted(session, want) == {(IDS[0], 0): 5}
+        assert leader.sent == 1
+
+
+def test_an_error_of_another_kind_keeps_the_id_to_close_it() -> None:
+    leader, session = Leader(), FetcherSession()
+    want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
+    assert leader.wanted(session, want)
+    session.fill(FetchRequest(), want)
+    assert not session.on_response(FetchResponse(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH))
+    request = FetchRequest()
+    session.fill(request, want)
+    assert request.session_epoch == 0
+    assert request.session_id != 0
