@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from node_cluster import NodeCluster, wait_until
 
 from kalda.protocol.messages.topics import (
@@ -137,20 +137,75 @@ def check(writer: Writer, found: dict[int, list[int]]) -> None:
         assert not missing, f"partition {index} has lost {len(missing)} acknowledged records: {sorted(missing)[:10]}"
 
 
+class Reader(threading.Thread):
+    """One member of a group, which commits after every batch of records that it was given."""
+
+    def __init__(self, addresses: str) -> None:
+        super().__init__(daemon=True)
+        self.seen: dict[int, set[int]] = defaultdict(set)
+        self._stopped = threading.Event()
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": addresses,
+                "group.id": "survivors",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "session.timeout.ms": 15_000,
+                "topic.metadata.refresh.fast.interval.ms": 100,
+                "reconnect.backoff.max.ms": 500,
+                "log_level": 0,
+            }
+        )
+        self.commits = 0
+
+    def run(self) -> None:
+        self._consumer.subscribe([TOPIC])
+        while not self._stopped.is_set():
+            messages = [each for each in self._consumer.consume(500, 0.2) if each.error() is None]
+            for message in messages:
+                self.seen[message.partition()].add(int(message.value()))
+            if messages:
+                try:
+                    self._consumer.commit(asynchronous=False)
+                    self.commits += 1
+                except KafkaException:
+                    continue  # the coordinator is gone, or there is a new generation: the next commit tells more
+        self._consumer.close()
+
+    def wait_progress(self) -> None:
+        """Until it was given more records of every partition, and has committed."""
+        goals = {index: len(self.seen[index]) + 20 for index in range(PARTITIONS)}
+        commits = self.commits + 2
+        wait_until(
+            lambda: self.commits >= commits and all(len(self.seen[index]) >= goal for index, goal in goals.items()),
+            "the group goes on",
+            60,
+        )
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(60)
+
+
 def test_leaders_that_are_killed_lose_nothing(cluster: NodeCluster) -> None:
     cluster.create(TOPIC, PARTITIONS, min_insync_replicas="2")
-    writer = Writer(cluster.addresses)
+    writer, reader = Writer(cluster.addresses), Reader(cluster.addresses)
     writer.start()
+    reader.start()
     for round_ in range(ROUNDS):
         writer.wait_progress()
         victim = cluster.leader(TOPIC, round_ % PARTITIONS)
         victim.kill()
         writer.wait_progress()
+        reader.wait_progress()
         victim.start()
         cluster.wait_in_sync(TOPIC, PARTITIONS)
     writer.wait_progress()
     writer.stop()
-    check(writer, read_all(cluster.addresses))
+    found = read_all(cluster.addresses)
+    check(writer, found)
+    wait_until(lambda: all(reader.seen[index] == set(found[index]) for index in found), "the group has read it all")
+    reader.stop()
 
 
 def test_a_rolling_restart_is_not_noticed(cluster: NodeCluster) -> None:
