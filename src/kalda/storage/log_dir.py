@@ -9,6 +9,7 @@ Checkpoints cover all logs of the directory and are rewritten only when they wou
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kalda.base.disk import Disk, File
@@ -48,6 +49,7 @@ class LogDir:
         "_checkpoints",
         "_lock",
         "_locks",
+        "_unopened",
         "cleaner_offsets",
         "directory_id",
         "disk",
@@ -76,6 +78,7 @@ class LogDir:
         self._checkpoints = {name: CheckpointFile(disk, f"{path}/{name}") for name in names}
         self._locks = locks
         self._lock: File | None = None
+        self._unopened: set[TopicPartition] = set()
 
     def prepare(self) -> list[str]:
         """Lock the directory, take the marker of a clean stop away, read the checkpoints; the names that it holds.
@@ -116,6 +119,19 @@ class LogDir:
         self._checkpoints[name].offsets = offsets
         return offsets
 
+    def expect(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """These logs are here, and are still to be opened."""
+        self._unopened.update(topic_partitions)
+
+    def opened(self, topic_partition: TopicPartition) -> None:
+        """One of them has been."""
+        self._unopened.discard(topic_partition)
+
+    @property
+    def may_be_marked(self) -> bool:
+        """A marker, and checkpoints written anew, vouch for every log of the directory: not while some are unread."""
+        return self.online and not self._unopened
+
     # Checkpoints
 
     def recovery_point_job(self) -> Job[None] | None:
@@ -147,7 +163,7 @@ class LogDir:
         return self._job(LOG_START_OFFSET_FILE, starts)
 
     def _job(self, name: str, offsets: dict[TopicPartition, int]) -> Job[None] | None:
-        return self._checkpoints[name].job(offsets) if self.online else None
+        return self._checkpoints[name].job(offsets) if self.may_be_marked else None
 
     def write_marker(self, broker_epoch: int) -> None:
         """Last of all: whoever finds it trusts everything else."""

@@ -108,6 +108,7 @@ class LogManager:
             except (OSError, ValueError) as error:
                 self.fail_dir(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
                 continue
+            directory.expect(found)
             if directory.had_clean_shutdown:
                 jobs.append(self._load_job(directory, found))
             else:
@@ -151,6 +152,7 @@ class LogManager:
                 if log.recovery_point < directory.recovery_points.get(log.topic_partition, 0):
                     self._due["recovery points"] = self._now_ms()  # the file vouches for more than there is
                 self._add(directory, log)
+                directory.opened(log.topic_partition)
 
         return self._job(directory, f"open {len(partitions)} logs of {directory.path}", work, finish)
 
@@ -417,8 +419,11 @@ class LogManager:
         return jobs
 
     def marker_jobs(self, broker_epoch: int) -> list[Job[None]]:
-        """When all `close_jobs` are finished: the checkpoints and the marker of a clean stop, one job a directory."""
-        return [self._marker_job(directory, broker_epoch) for directory in self.dirs if directory.online]
+        """When all `close_jobs` are finished: the checkpoints and the marker of a clean stop, one job a directory.
+
+        None for a directory with logs that were not opened: they may still need recovery.
+        """
+        return [self._marker_job(directory, broker_epoch) for directory in self.dirs if directory.may_be_marked]
 
     def _marker_job(self, directory: LogDir, broker_epoch: int) -> Job[None]:
         directory.rewrite_checkpoints()
@@ -438,6 +443,8 @@ class LogManager:
             job.complete()
         for job in self.marker_jobs(broker_epoch):
             job.complete()
+        for directory in self.dirs:
+            directory.unlock()
 
     # Failures, and the logs' hooks
 

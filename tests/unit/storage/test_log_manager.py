@@ -39,7 +39,8 @@ class Node:
         self.disk.sync_dir("/")
         self.logs = self.start()
 
-    def start(self) -> LogManager:
+    def start(self, opened: int | None = None) -> LogManager:
+        """Start, and open all logs, or only the first jobs' ones."""
         self.logs = LogManager(
             {"/d0": self.disk, "/d1": self.disk},
             lambda topic: self.config,
@@ -47,7 +48,7 @@ class Node:
             now_ms=lambda: self.now_ms,
             on_dir_failed=self.on_dir_failed,
         )
-        for job in self.logs.load_jobs():
+        for job in self.logs.load_jobs()[:opened]:
             job.complete()
         return self.logs
 
@@ -241,3 +242,23 @@ def test_a_damaged_checkpoint_means_recovery(node: Node) -> None:
     log = logs.get(TopicPartition("t", 0))
     assert log is not None
     assert log.log_end_offset == 5
+
+
+def test_a_start_that_was_broken_off_does_not_vouch_for_logs_it_has_not_read(node: Node) -> None:
+    for partition in range(4):
+        append(node.log(partition), 6)
+        node.log(partition).advance_log_start_offset(5)
+    for job in node.logs.checkpoint_jobs():
+        job.complete()
+    node.disk.let_go()
+    node.start(opened=1)
+    node.logs.close()
+    assert node.disk.stat("/d1/.kafka_cleanshutdown") is None
+    node.start()
+    assert not node.logs.dirs[1].had_clean_shutdown
+    assert [node.log(partition).log_start_offset for partition in range(4)] == [5, 5, 5, 5]
+
+
+def test_a_directory_without_logs_is_marked(node: Node) -> None:
+    node.logs.close()
+    assert node.disk.stat("/d0/.kafka_cleanshutdown") is not None
