@@ -59,9 +59,11 @@ class Unsynced:
         reached: Callable[[bool], None],
     ) -> Job[None]:
         """Sync what is below `upto`; `reached(whole)` is called in the end, false where it was truncated meanwhile."""
+        # Snapshots and epochs may be new files: synced ones, whose names a crash could still take.
+        new_files = bool(snapshots.unsynced) or epochs.unwritten or epochs.unsynced
         files = self._files(segments, snapshots, epochs, recovery_point, upto)
         names, truncations = self.names, self.truncations
-        sync_names = names != self._names_synced
+        sync_names = new_files or names != self._names_synced
 
         def work() -> None:
             try:

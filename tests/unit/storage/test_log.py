@@ -297,6 +297,21 @@ def test_sequences_wrap(disk: SimDisk) -> None:
     assert [state.last_sequence for state in open_log(disk).producers()] == [1]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_clean_stop_outlives_a_loss_of_power(seed: int) -> None:
+    """What the marker of a clean stop vouches for is all on the device, the names of new files as well."""
+    disk = SimDisk(random.Random(seed))
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    log = open_log(disk)
+    produce(log, 0)
+    log.flush()
+    produce(log, 1)
+    log.close()
+    disk.crash()
+    assert [state.last_sequence for state in open_log(disk).producers()] == [1]
+
+
 def test_producers_expire_but_not_within_a_transaction(disk: SimDisk) -> None:
     log = open_log(disk)
     produce(log, 0, pid=1)
