@@ -7,7 +7,7 @@ go through `arrow`; the broker's data path goes through neither.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from kalda.base.errors import CorruptRecord
 from kalda.records import values
@@ -139,7 +139,13 @@ def rebuild_batch(
     return seal(buf, rebuilt, compression_level)
 
 
-def seal(buf: bytearray, header: BatchHeader, compression_level: int | None = None) -> bytearray:
+@overload
+def seal(buf: bytearray, header: BatchHeader, compression_level: int | None = None) -> bytearray: ...
+@overload
+def seal(buf: memoryview, header: BatchHeader, compression_level: int | None = None) -> bytearray | memoryview: ...
+def seal(
+    buf: bytearray | memoryview, header: BatchHeader, compression_level: int | None = None
+) -> bytearray | memoryview:
     """Compress the records behind the room for a header in `buf` as `header` says, then write the header, its length
     and CRC made right."""
     if header.compression is not Compression.NONE and len(buf) > HEADER_SIZE:
