@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
-from apache_kafka import KafkaTools, kafka_jars
+from apache_kafka import ApacheKafkaNode, KafkaTools, kafka_jars
 from lone_node import LoneNode
+from same_answers import Asker, compare
 
 _counter = itertools.count(1)
 
@@ -39,3 +40,19 @@ def kafka_tools() -> KafkaTools:
     if isinstance(jars, str):
         pytest.skip(jars)
     return KafkaTools(jars)
+
+
+@pytest.fixture(scope="session")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Callable[[Asker], None]], None]]:
+    """Runs a scenario against a fresh Apache Kafka and a fresh Kalda, and fails where their answers differ."""
+    jars = kafka_jars()
+    if isinstance(jars, str):
+        pytest.skip(jars)
+    with (
+        ApacheKafkaNode(tmp_path_factory.mktemp("peer") / "kafka", jars) as kafka,
+        LoneNode(tmp_path_factory.mktemp("node") / "kalda") as kalda,
+    ):
+        for each in (kafka, kalda):
+            each.format()
+            each.start()
+        yield lambda scenario: compare(scenario, kafka.port, kalda.port)

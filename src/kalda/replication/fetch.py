@@ -134,7 +134,7 @@ class Fetch:
             self.answers.append(answer)
             try:
                 if partition is None:
-                    raise ApiError(self._manager.missing_code(entry.topic, entry.topic_id, entry.index))
+                    raise ApiError(self._missing(entry))
                 if entry.topic_id != partition.topic_id and entry.topic_id != _ZERO:
                     raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID)
                 # Unlike elsewhere, any negative epoch says nothing here.
@@ -158,6 +158,11 @@ class Fetch:
                 self._fail(answer, error.code, partition)
                 settled = True
         return settled
+
+    def _missing(self, entry: FetchEntry) -> ErrorCode:
+        if self._context.by_id and not entry.topic:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        return self._manager.missing_code(entry.topic, entry.topic_id, entry.index)
 
     def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | None:
         end_offset = self._end_of(partition)
@@ -307,7 +312,9 @@ def _diverges(partition: Partition, answer: FetchResponsePartitionData, epoch: i
         raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
     if known_epoch < epoch or end_offset < offset:
         answer.diverging_epoch = FetchResponseEpochEndOffset(epoch=known_epoch, end_offset=end_offset)
-        answer.high_watermark = -1
+        log = partition.log
+        answer.high_watermark, answer.log_start_offset = log.high_watermark, log.log_start_offset
+        answer.last_stable_offset = log.last_stable_offset
         answer.aborted_transactions = None
         return True
     return False

@@ -89,9 +89,11 @@ class FetchSession:
 class FetchContext:
     """What one request fetches, and how it is answered."""
 
-    __slots__ = ("entries", "incremental", "session")
+    __slots__ = ("by_id", "entries", "incremental", "session")
 
-    def __init__(self, entries: list[FetchEntry], session: FetchSession | None, incremental: bool) -> None:
+    def __init__(self, entries: list[FetchEntry], session: FetchSession | None, incremental: bool, by_id: bool) -> None:
+        self.by_id = by_id
+        """Topics are named by their ids."""
         self.entries = entries
         self.session = session
         self.incremental = incremental
@@ -127,8 +129,9 @@ class FetchSessionCache:
                 self._sessions.pop(request.session_id, None)
             entries = _entries(request, uses_topic_ids, topic_name)
             if request.session_epoch == FINAL_EPOCH:
-                return FetchContext(entries, None, False)
-            return FetchContext(entries, self._create(request, entries, uses_topic_ids, now_ms), False)
+                return FetchContext(entries, None, False, uses_topic_ids)
+            session = self._create(request, entries, uses_topic_ids, now_ms)
+            return FetchContext(entries, session, False, uses_topic_ids)
         return self._incremental(request, uses_topic_ids, topic_name, now_ms)
 
     def _incremental(
@@ -156,12 +159,12 @@ class FetchSessionCache:
         session.last_used_ms = now_ms
         if not session.entries:
             del self._sessions[session.id]
-            return FetchContext([], None, False)
+            return FetchContext([], None, False, uses_topic_ids)
         for entry in session.entries.values():
             if not entry.topic:
                 entry.topic = topic_name(entry.topic_id) or ""
         session.advance()
-        return FetchContext(list(session.entries.values()), session, True)
+        return FetchContext(list(session.entries.values()), session, True, uses_topic_ids)
 
     def _create(
         self, request: FetchRequest, entries: list[FetchEntry], uses_topic_ids: bool, now_ms: int

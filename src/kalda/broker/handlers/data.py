@@ -19,12 +19,14 @@ from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse, Pro
 from kalda.replication import produce
 from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchSessionCache
+from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 
 _FIRST_PRODUCE_WITH_ZSTD = 7
 _FIRST_PRODUCE_WITH_IDS = 13
 _FIRST_PRODUCE_WITH_LEADERS = 10
 _FIRST_FETCH_WITH_IDS = 13
+_FIRST_FETCH_FROM_FOLLOWERS = 11
 _FIRST_FETCH_WITH_LEADERS = 16
 
 
@@ -37,7 +39,10 @@ class DataHandlers:
         metadata: MetadataCache,
         sessions: FetchSessionCache,
         clock: Clock,
+        prefer: Callable[[Partition, int, str], int] | None = None,
     ) -> None:
+        """`prefer(partition, offset, rack)` is the replica that a consumer in a rack should read from (KIP-392)."""
+        self._prefer = prefer
         self._replicas = replicas
         self._metadata = metadata
         self._sessions = sessions
@@ -115,7 +120,14 @@ class DataHandlers:
         except ApiError as error:
             return FetchResponse(error_code=error.code)
         tell_leaders = self._leaders(context) if context.api_version >= _FIRST_FETCH_WITH_LEADERS else None
-        answer = Fetch(self._replicas, request, fetch_context, tell_leaders).run()
+        answer = Fetch(
+            self._replicas,
+            request,
+            fetch_context,
+            tell_leaders,
+            from_followers=context.api_version >= _FIRST_FETCH_FROM_FOLLOWERS,
+            prefer=self._prefer,
+        ).run()
         if isinstance(answer, Pending):
             # Its answer may be large: a peer that reads nothing must not have many of them waiting.
             context.connection.answer_alone()

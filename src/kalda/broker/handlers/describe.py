@@ -97,7 +97,7 @@ class DescribeHandlers:
                     partition.check_leader(-1)
                 except ApiError as error:
                     result.error_code = error.code
-                    result.error_message = error.message or None
+                    result.error_message = error.message or f"this broker does not lead {topic.name}-{index}"
                     continue
                 result.active_producers = [
                     ProducerState(

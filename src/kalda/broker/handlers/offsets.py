@@ -7,6 +7,7 @@ from typing import NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.dispatch import RequestContext
+from kalda.broker.metadata_cache import INTERNAL_TOPICS
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -209,9 +210,9 @@ class OffsetHandlers:
                 result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
                 answer.partitions.append(result)
                 try:
-                    if topic.name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
-                        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)
                     partition = self._replicas.get(topic.name, asked.partition_index)
+                    if topic.name in INTERNAL_TOPICS:
+                        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)
                     result.low_watermark = partition.delete_records(asked.offset)
                     goal = partition.log.high_watermark if asked.offset == -1 else asked.offset
                     if result.low_watermark < goal:

@@ -1,0 +1,210 @@
+"""The same requests to Apache Kafka and to Kalda, and what their answers have in common: everything that is meant.
+
+What differs by its nature (ids, ports, times, words of messages) is replaced by what it is before the answers are
+compared. Lists whose order says nothing are put in order.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from kalda.base.errors import ApiError
+from kalda.base.ids import Uuid
+from kalda.network.blocking import BlockingConnection
+from kalda.protocol.apis import API
+from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from kalda.protocol.messages.produce import PartitionProduceResponse
+from kalda.protocol.messages.topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from kalda.protocol.notation import Request, Struct
+
+_IDS = frozenset(("topic_id", "replica_directory_id", "voter_directory_id"))
+_NUMBERS = frozenset(
+    ("port", "session_id", "producer_id", "total_bytes", "usable_bytes", "log_append_time_ms", "last_timestamp")
+)
+_NUMBERS_OF_A_RUN = frozenset(("finalized_features_epoch", "last_fetch_timestamp", "last_caught_up_timestamp"))
+_WORDS = frozenset(("error_message", "batch_index_error_message", "topic_config_error_message"))
+_KEYS = (
+    "name", "topic", "topic_name", "topic_id", "index", "partition_index", "partition", "partition_id", "group_id",
+    "key", "resource_type", "resource_name", "node_id", "feature", "user", "group_instance_id", "entity_type", "entity",
+)  # fmt: skip
+_READY_S = 10
+
+
+class Seen(NamedTuple):
+    """One request, named, and what came of it."""
+
+    label: str
+    answer: Any
+    request: str
+
+
+class Asker:
+    """Sends a scenario's requests to one node and writes down what comes back."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.seen: list[Seen] = []
+        self._connection: BlockingConnection | None = None
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def quiet(self, request: Request, version: int | None = None) -> Any:
+        """Ask without comparing. Raises `ApiError` where the connection is closed instead."""
+        if self._connection is None:
+            self._connection = BlockingConnection("127.0.0.1", self.port, timeout_ms=15_000, negotiate=False)
+        try:
+            return self._connection.request(request, API[request.API_KEY].highest if version is None else version)
+        except ApiError:
+            self._drop()
+            raise
+
+    def ask(self, request: Request, version: int | None = None, label: object = "") -> Any:
+        """Ask, and remember the answer, or that the connection was closed."""
+        api = API[request.API_KEY]
+        version = api.highest if version is None else version
+        answer = None
+        try:
+            answer = self.quiet(request, version)
+            shown = plain(answer)
+        except ApiError as error:
+            shown = f"closed: {error.code.name}"
+        self.seen.append(Seen(f"{api.name} v{version} {label}", shown, repr(request)[:500]))
+        return answer
+
+    def note(self, label: str, value: object) -> None:
+        """Something else that must be the same."""
+        self.seen.append(Seen(label, value, ""))
+
+    def raw(self, frame: bytes, label: str) -> None:
+        """Bytes as they are; what comes back whole, or that the connection was closed."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=_READY_S) as peer:
+            peer.sendall(frame)
+            head = peer.recv(4, socket.MSG_WAITALL)
+            answer = peer.recv(struct.unpack(">i", head)[0], socket.MSG_WAITALL).hex() if head else "closed"
+        self.note(label, answer)
+
+    # -- topics
+
+    def make(self, name: str, partitions: int = 1, **config: str) -> Uuid:
+        """A topic, ready to be used."""
+        configs = {key.replace("_", "."): value for key, value in config.items()}
+        self.quiet(CreateTopicsRequest(topics=[topic(name, partitions, 1, configs)]))
+        until = time.monotonic() + _READY_S
+        while time.monotonic() < until:
+            asked = [MetadataRequestTopic(name=name)]
+            found = self.quiet(MetadataRequest(topics=asked, allow_auto_topic_creation=False)).topics[0]
+            if len(found.partitions) == partitions and all(each.leader_id >= 0 for each in found.partitions):
+                self._wait_for_leader(name, partitions, until)
+                return Uuid(found.topic_id)
+        raise AssertionError(f"{name} is not there after {_READY_S} s")
+
+    def _wait_for_leader(self, name: str, partitions: int, until: float) -> None:
+        """Apache Kafka tells of a topic before the partitions are there."""
+        asked = [ListOffsetsPartition(partition_index=index, timestamp=-1) for index in range(partitions)]
+        request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=name, partitions=asked)])
+        while time.monotonic() < until:
+            if not any(each.error_code for each in self.quiet(request).topics[0].partitions):
+                return
+        raise AssertionError(f"{name} has no leaders after {_READY_S} s")
+
+
+def topic(
+    name: str,
+    partitions: int = 1,
+    replicas: int = 1,
+    configs: dict[str, str | None] | None = None,
+    assigned: tuple[tuple[int, list[int]], ...] = (),
+) -> CreatableTopic:
+    """A topic as CreateTopics takes it."""
+    return CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=replicas,
+        configs=[CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()],
+        assignments=[
+            CreatableReplicaAssignment(partition_index=index, broker_ids=brokers) for index, brokers in assigned
+        ],
+    )
+
+
+def plain(value: Any, name: str = "") -> Any:
+    """A message as comparable data."""
+    if isinstance(value, Struct):
+        shown = {key: plain(getattr(value, key), key) for key in type(value).declared}
+        if isinstance(value, PartitionProduceResponse) and value.error_code:
+            del shown["log_start_offset"]  # whether a refusal tells it depends on who refused
+        return shown
+    if name == "records":
+        return None if value is None else whole_batches(value).hex()
+    if isinstance(value, list):
+        all_shown = [plain(each, name) for each in value]
+        return sorted(all_shown, key=_order) if all_shown and isinstance(all_shown[0], dict) else all_shown
+    if isinstance(value, bytes | bytearray | memoryview):
+        return ("an id" if any(value) else "no id") if name in _IDS else bytes(value).hex()
+    if name in _NUMBERS and isinstance(value, int):
+        return value if value <= 0 else "a number"
+    if name in _NUMBERS_OF_A_RUN:
+        return "a number"
+    if name in ("member_id", "leader") and value:
+        return "a member"
+    if name in _WORDS and value:
+        return "words"
+    return value
+
+
+def _order(each: dict[str, Any]) -> str:
+    return json.dumps([each.get(key) for key in _KEYS], default=str)
+
+
+def whole_batches(records: Any) -> bytes:
+    """Apache Kafka cuts a fetch at its limit, Kalda at the last batch that fits: the whole ones are compared."""
+    data = b"".join(map(bytes, records)) if isinstance(records, list) else bytes(records)
+    end = 0
+    while end + 12 <= len(data) and end + 12 + int.from_bytes(data[end + 8 : end + 12], "big") <= len(data):
+        end += 12 + int.from_bytes(data[end + 8 : end + 12], "big")
+    return data[:end]
+
+
+def differences(kafka: Any, kalda: Any, path: str = "") -> Iterator[str]:
+    """Where two answers part."""
+    if isinstance(kafka, dict) and isinstance(kalda, dict):
+        for key in kafka:
+            yield from differences(kafka[key], kalda[key], f"{path}.{key}")
+    elif isinstance(kafka, list) and isinstance(kalda, list) and len(kafka) == len(kalda):
+        for index, (one, other) in enumerate(zip(kafka, kalda, strict=True)):
+            yield from differences(one, other, f"{path}[{index}]")
+    elif kafka != kalda and not (path.endswith("error_message") and kafka is None):
+        # Kafka tells a producer only of some refusals why; Kalda always does.
+        yield f"{path}: Apache Kafka {kafka!r:.300}, Kalda {kalda!r:.300}"
+
+
+def compare(scenario: Callable[[Asker], None], kafka_port: int, kalda_port: int) -> None:
+    """Run a scenario on both, and fail with every difference."""
+    with Asker(kafka_port) as kafka, Asker(kalda_port) as kalda:
+        scenario(kafka)
+        scenario(kalda)
+    found = []
+    for one, other in zip(kafka.seen, kalda.seen, strict=True):
+        assert one.label == other.label
+        found += [f"{one.label}{each}\n    {one.request}" for each in differences(one.answer, other.answer)]
+    assert not found, f"{len(found)} differences\n" + "\n".join(found[:40])
