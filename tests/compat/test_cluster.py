@@ -6,6 +6,7 @@ What was acknowledged to an idempotent producer with acks=all is there, once and
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -42,6 +43,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NodeClus
         if getattr(request, "param", None) == "two log directories":
             for node in made.nodes.values():
                 node.properties["log.dirs"] = f"{node.home}/data,{node.home}/data2"
+        if getattr(request, "param", None) == "three racks":
+            for node in made.nodes.values():
+                node.properties["broker.rack"] = f"rack-{node.node_id}"
+                node.properties["replica.selector.class"] = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
         made.start()
         yield made
 
@@ -310,3 +315,35 @@ def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
         assert next(iter(deleted.values())).result(20).low_watermark == 400
         admin.delete_topics([TOPIC])[TOPIC].result(30)
         wait_until(lambda: log_dirs_with(cluster, f"{TOPIC}-0") == [], "no log of the topic is left")
+
+
+@pytest.mark.parametrize("cluster", ["three racks"], indirect=True)
+def test_a_consumer_reads_from_the_replica_in_its_rack(cluster: NodeCluster) -> None:
+    cluster.create(TOPIC, PARTITIONS)
+    write(cluster, 300)
+    near = cluster.nodes[next(node_id for node_id in cluster.nodes if node_id != cluster.leader(TOPIC, 0).node_id)]
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.addresses,
+            "group.id": "neighbours",
+            "client.rack": f"rack-{near.node_id}",
+            "debug": "fetch",
+            "logger": logging.getLogger("consumer"),
+            "fetch.wait.max.ms": 100,
+        }
+    )
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("consumer")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    consumer.assign([TopicPartition(TOPIC, 0, 0)])
+    seen: list[int] = []
+    deadline = time.monotonic() + 30
+    while len(seen) < 300:
+        assert time.monotonic() < deadline, f"only {len(seen)} records were read"
+        seen += [int(each.value()) for each in consumer.consume(500, 0.2) if each.error() is None]
+    consumer.close()
+    assert seen == list(range(300))
+    assert any(f"/{near.node_id}: Fetch topic {TOPIC} [0]" in line for line in lines), "not read from the near replica"

@@ -41,6 +41,8 @@ from kalda.metadata.configs import ConfigResourceType, broker_resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.replication.fetch_session import FetchSessionCache
+from kalda.replication.partition import Partition
+from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.config import LogConfig
 from kalda.storage.log_manager import LogManager
@@ -113,7 +115,7 @@ class BrokerSide:
         partition_limit = config["max.request.partition.size.limit"]
         self.dispatcher = Dispatcher(
             handler_table(
-                DataHandlers(self.replicas, self.cache, sessions, clock),
+                DataHandlers(self.replicas, self.cache, sessions, clock, self._read_replica_selector()),
                 OffsetHandlers(self.replicas),
                 MetadataHandlers(self.cache, cluster_id, auto_topics, coordinator_partition, partition_limit),
                 GroupHandlers(coordinator, clock, self.groups.arm),
@@ -138,6 +140,7 @@ class BrokerSide:
             self.groups,
             clock.wall_ms,
             self._assignments.placed,
+            timers,
         )
         self.on_config: Callable[[ServerConfig], None] = _nothing
         """Told of this broker's effective configuration when dynamic configs have changed it."""
@@ -153,6 +156,21 @@ class BrokerSide:
         return AutoTopics(
             channel, config["auto.create.topics.enable"], {OFFSETS_TOPIC: offsets}, config["request.timeout.ms"]
         )
+
+    def _read_replica_selector(self) -> Callable[[Partition, int, str], int] | None:
+        """What `replica.selector.class` names; no other class than Kafka's rack-aware one is known."""
+        name = self._config["replica.selector.class"]
+        if not name:
+            return None
+        if name != RACK_AWARE:
+            log.warning("replica.selector.class %s is not known: consumers read from leaders", name)
+            return None
+
+        def rack_of(broker_id: int) -> str | None:
+            broker = self.cache.image.cluster.brokers.get(broker_id)
+            return None if broker is None or broker.fenced else broker.rack
+
+        return RackAwareSelector(self._config.node_id, rack_of).select
 
     def _is_misplaced(self, topic_id: Uuid, partition: int, directory: Uuid) -> bool:
         """Whether the metadata has this broker's replica elsewhere than in that directory."""
@@ -194,6 +212,7 @@ class BrokerSide:
 
     async def close(self) -> None:
         """Stop what runs by itself; the logs are closed by their manager."""
+        self.publisher.close()
         self.groups.close()
         self._assignments.close()
         self._peers.close()

@@ -13,6 +13,7 @@ argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
 - `fetchers`: which partition is fetched from whom
 - `waiting`: requests that wait for a partition to move: the waiting room
 - `fetch`: the fetch path: read what was asked, wait for more
+- `read_replica`: which replica a consumer should read from
 - `fetch_session`: incremental fetch sessions (KIP-227)
 - `produce`: the produce path: append, wait for the in-sync replicas
 - `replica_manager`: all partitions of a broker, kept in step with the metadata

@@ -50,10 +50,12 @@ class Fetch:
         "_follower_id",
         "_manager",
         "_moved",
+        "_prefer",
         "_read_bytes",
         "_request",
         "_tell_leaders",
         "answers",
+        "from_followers",
         "max_bytes",
         "read_committed",
     )
@@ -64,9 +66,13 @@ class Fetch:
         request: FetchRequest,
         context: FetchContext,
         tell_leaders: Callable[[FetchResponse], None] | None = None,
+        *,
+        from_followers: bool = False,
+        prefer: Callable[[Partition, int, str], int] | None = None,
     ) -> None:
         """`tell_leaders` adds the addresses of new leaders to an answer that names some (KIP-951); None where the
-        request's version cannot be told of them."""
+        request's version cannot be told of them. `from_followers`: a consumer may read from a replica that does not
+        lead, and `prefer` says of a partition, an offset and a rack which one it should (KIP-392)."""
         self._tell_leaders = tell_leaders
         self._moved = False
         self._manager = manager
@@ -75,6 +81,8 @@ class Fetch:
         state = request.replica_state
         self._follower_id = state.replica_id if state.replica_id >= 0 else request.replica_id
         self._follower_epoch = state.replica_epoch
+        self.from_followers = from_followers and self._follower_id < 0
+        self._prefer = prefer if self.from_followers and request.rack_id else None
         self.max_bytes = min(request.max_bytes, manager.fetch_max_bytes)
         self.read_committed = request.isolation_level == READ_COMMITTED
         self.answers: list[FetchResponsePartitionData] = []
@@ -138,7 +146,14 @@ class Fetch:
                 if entry.topic_id != partition.topic_id and entry.topic_id != _ZERO:
                     raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID)
                 # Unlike elsewhere, any negative epoch says nothing here.
-                partition.check_leader(asked.current_leader_epoch if asked.current_leader_epoch >= 0 else -1)
+                epoch = asked.current_leader_epoch if asked.current_leader_epoch >= 0 else -1
+                if self.from_followers:
+                    partition.check_epoch(epoch)
+                else:
+                    partition.check_leader(epoch)
+                if self._prefer is not None and self._is_sent_on(partition, answer, asked.fetch_offset):
+                    settled = True
+                    continue
                 if asked.last_fetched_epoch >= 0 and _diverges(
                     partition, answer, asked.last_fetched_epoch, asked.fetch_offset
                 ):
@@ -163,6 +178,16 @@ class Fetch:
         if self._context.by_id and not entry.topic:
             return ErrorCode.UNKNOWN_TOPIC_ID
         return self._manager.missing_code(entry.topic, entry.topic_id, entry.index)
+
+    def _is_sent_on(self, partition: Partition, answer: FetchResponsePartitionData, offset: int) -> bool:
+        """Whether the consumer is told to read from another replica."""
+        assert self._prefer is not None
+        preferred = self._prefer(partition, offset, self._request.rack_id) if partition.is_leader else -1
+        if preferred < 0:
+            return False
+        answer.preferred_read_replica = preferred
+        self._fill(answer, partition, FetchInfo.EMPTY)
+        return True
 
     def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | None:
         end_offset = self._end_of(partition)

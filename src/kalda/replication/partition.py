@@ -155,11 +155,16 @@ class Partition:
     def check_leader(self, current_leader_epoch: int) -> None:
         """Raise unless this replica leads, in the epoch that the client believes in; -1 is no belief (KIP-320)."""
         if current_leader_epoch != -1 and current_leader_epoch != self.leader_epoch:
+            self.check_epoch(current_leader_epoch)
+        if self.leader_id != self._broker_id:
+            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def check_epoch(self, current_leader_epoch: int) -> None:
+        """Raise unless this replica leads or follows in the epoch that the client believes in."""
+        if current_leader_epoch != -1 and current_leader_epoch != self.leader_epoch:
             if current_leader_epoch < self.leader_epoch:
                 raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
             raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH)
-        if self.leader_id != self._broker_id:
-            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     # -- appending
 
