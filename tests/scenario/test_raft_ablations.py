@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from raft_cluster import Cluster
-from test_raft_seeds import calm, storm
 
 from kalda.raft import leader, replication
 from kalda.raft.machine import RaftMachine
 from kalda.raft.values import OffsetAndEpoch
+from kalda.sim.quorum import Cluster
+from kalda.sim.quorum_storm import calm, storm
 
 SEEDS = range(40)
 Patch = pytest.MonkeyPatch

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from raft_cluster import CLUSTER, Cluster, endpoint_of, key_of
 
 from kalda.base.errors import ErrorCode
 from kalda.raft import rpc
 from kalda.raft.leader import LeaderRole
 from kalda.raft.roles import Follower
 from kalda.raft.values import OffsetAndEpoch
+from kalda.sim.quorum import CLUSTER, Cluster, endpoint_of, key_of
 
 NOTHING = OffsetAndEpoch(0, 0)
 

@@ -1,6 +1,4 @@
-"""Seeded storms over quorums of three and five: delays, losses, partitions, crashes that lose what was not synced,
-snapshots, changes of the voters. The cluster checks Raft's promises after every step; in the end, with the weather
-good again, everyone must agree and a write must go through.
+"""Seeded storms over the quorum's machines.
 
 `RAFT_SEEDS=from:to` runs other seeds.
 """
@@ -8,90 +6,12 @@ good again, everyone must agree and a write must go through.
 from __future__ import annotations
 
 import os
-import random
 
 import pytest
-from raft_cluster import CLUSTER, Cluster, endpoint_of, key_of
 
-from kalda.raft import rpc
+from kalda.sim.quorum_storm import calm, storm
 
 FIRST, LAST = (int(part) for part in os.environ.get("RAFT_SEEDS", "0:30").split(":"))
-
-
-def storm(seed: int, steps: int = 60) -> Cluster:
-    rng = random.Random(seed)
-    size = rng.choice((3, 3, 5))
-    dynamic = rng.random() < 0.7
-    voters = tuple(range(1, size + 1))
-    joiners = (size + 1,) if dynamic and rng.random() < 0.5 else ()
-    cluster = Cluster(voters, observers=(9,), joiners=joiners, dynamic=dynamic, seed=seed)
-    cluster.delay = rng.choice(((1, 5), (1, 50), (1, 300)))
-    cluster.flush_delay = rng.choice(((1, 5), (5, 100)))
-    cluster.start()
-    written = 0
-    for _ in range(steps):
-        roll = rng.random()
-        ids = list(cluster.nodes)
-        if roll < 0.45:
-            for _ in range(rng.randint(1, 5)):
-                leader = cluster.leader
-                if leader is not None:
-                    cluster.append(*(f"{seed}.{written + at}" for at in range(rng.randint(1, 3))))
-                    written += 3
-        elif roll < 0.6:
-            victim = rng.choice(ids)
-            if cluster.nodes[victim].up:
-                cluster.crash(victim)
-        elif roll < 0.75:
-            for node_id in ids:
-                if not cluster.nodes[node_id].up and rng.random() < 0.7:
-                    cluster.start(node_id)
-        elif roll < 0.85:
-            side = set(rng.sample(ids, rng.randint(1, len(ids) - 1)))
-            cluster.cut = {frozenset((a, b)) for a in side for b in ids if b not in side}
-        elif roll < 0.93:
-            cluster.cut = set()
-            cluster.loss = rng.choice((0.0, 0.05, 0.3))
-        else:
-            change(cluster, rng)
-        cluster.run(rng.choice((5, 50, 400, 1500)))
-        cluster.check_logs_match()
-    return cluster
-
-
-def change(cluster: Cluster, rng: random.Random) -> None:
-    """A snapshot, or a voter more or less."""
-    leader = cluster.leader
-    if leader is None or leader.machine is None:
-        return
-    if rng.random() < 0.5:
-        node = rng.choice([node for node in cluster.nodes.values() if node.up])
-        if node.high_watermark > node.start_offset:
-            cluster.take_snapshot(node.id, rng.randint(node.start_offset + 1, node.high_watermark))
-    elif cluster.dynamic:
-        voters = leader.machine.voters.ids
-        outside = [n.id for n in cluster.nodes.values() if n.can_be_voter and n.id not in voters]
-        if outside and (len(voters) < 3 or rng.random() < 0.5):
-            node_id = rng.choice(outside)
-            cluster.ask(leader.id, rpc.AddVoterAsk(CLUSTER, key_of(node_id), (endpoint_of(node_id),), 3_000))
-        elif len(voters) > 2:
-            cluster.ask(leader.id, rpc.RemoveVoterAsk(CLUSTER, key_of(rng.choice(voters))))
-
-
-def calm(cluster: Cluster) -> None:
-    """Everything works again: a write goes through, and everyone has it."""
-    cluster.cut, cluster.loss, cluster.delay = set(), 0.0, (1, 5)
-    for node in cluster.nodes.values():
-        if not node.up:
-            cluster.start(node.id)
-    cluster.run(15_000)
-    assert cluster.leader is not None, "no leader in good weather"
-    cluster.append("the end")
-    cluster.run(5_000)
-    for node in cluster.nodes.values():
-        assert node.entries[-1:] == cluster.leader.entries[-1:], f"node {node.id} has not caught up"
-        assert node.high_watermark == cluster.leader.end_offset, f"node {node.id} does not know of the commit"
-    cluster.check_logs_match()
 
 
 @pytest.mark.parametrize("seed", range(FIRST, LAST))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raft_cluster import Cluster
+from kalda.sim.quorum import Cluster
 
 
 def test_it_elects_itself_and_commits() -> None:

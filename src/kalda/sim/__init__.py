@@ -16,4 +16,7 @@ write down what they were promised. Checkers hold the end against the promises. 
 - `faults`: what befalls a cluster, and when
 - `checks`: what must hold, meanwhile and in the end
 - `scenario`: one seed from its first step to its verdict
+- `ablations`: safeguards switched off one by one, each of which some seed must miss
+- `quorum`: the quorum's machines alone, without bytes
+- `quorum_storm`: seeds of those
 """

@@ -50,7 +50,8 @@ class History:
             known = seen.setdefault(offset, value)
             if known != value:
                 self._world.violated(
-                    f"{reader} reads {value!r} at {offset} of {_name(partition)}, where {known!r} was committed"
+                    f"{reader} reads {_short(value)} at {offset} of {_name(partition)}, "
+                    f"where {_short(known)} was committed"
                 )
 
     def judge(self, partition: TopicPartition, log: dict[int, bytes]) -> None:
@@ -61,7 +62,8 @@ class History:
         for offset, value in self.seen.get(partition, {}).items():
             if log.get(offset) != value:
                 self._world.violated(
-                    f"{value!r} was read at {offset} of {_name(partition)}, and now there is {log.get(offset)!r}"
+                    f"{_short(value)} was read at {offset} of {_name(partition)}, "
+                    f"and now there is {_short(log.get(offset))}"
                 )
         known: set[bytes] = set()
         for (producer, where), written in self.written.items():
@@ -70,7 +72,7 @@ class History:
                 self._judge_one(producer, partition, written, places)
         for value in places:
             if value not in known:
-                self._world.violated(f"nobody wrote {value!r}, which is in {_name(partition)}")
+                self._world.violated(f"nobody wrote {_short(value)}, which is in {_name(partition)}")
 
     def _judge_one(
         self, producer: str, partition: TopicPartition, written: Written, places: dict[bytes, list[int]]
@@ -97,9 +99,14 @@ class History:
 
 
 def value_of(producer: str, partition: TopicPartition, number: int) -> bytes:
-    """A record's value."""
-    return f"{producer}:{partition[0]}-{partition[1]}:{number}".encode()
+    """A record's value. Some span several sectors of a disk."""
+    name = f"{producer}:{partition[0]}-{partition[1]}:{number}".encode()
+    return name if number % 5 else name + b"." * 1_500
 
 
 def _name(partition: TopicPartition) -> str:
     return f"{partition[0]}-{partition[1]}"
+
+
+def _short(value: bytes | None) -> str:
+    return "nothing" if value is None else value.rstrip(b".").decode(errors="replace")

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kalda.base.errors import ApiError
 from kalda.sim import faults
 from kalda.sim.checks import Observer
 from kalda.sim.client import SimClient, TopicPartition
@@ -139,6 +140,8 @@ def simulate(plan: Plan, trace: Callable[[str], None] | None = None, *, verbose:
             world.run(main, _LIMIT_S)
         except (Violation, Stuck) as error:
             why = str(error)
+        except ApiError as error:
+            why = f"the end cannot be read: {error}"
         if world.violations:
             why = "; ".join(dict.fromkeys(world.violations))
         with contextlib.suppress(RuntimeError):

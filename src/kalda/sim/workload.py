@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.topics import (
@@ -163,7 +163,7 @@ class Consumer:
                 try:
                     await self.read(partition)
                 except ApiError as error:
-                    if not error.code.retriable:
+                    if not error.code.retriable or isinstance(error, CorruptRecord):
                         self._client.world.violated(f"{self._client.name} cannot read {partition}: {error}")
                         return
                     self._client.forget_leaders()

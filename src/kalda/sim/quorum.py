@@ -106,6 +106,8 @@ class Node:
 
 
 class Cluster:
+    """The quorum, its time and its network."""
+
     def __init__(
         self,
         voters: tuple[int, ...],

@@ -1,0 +1,143 @@
+"""Safeguards, switched off one by one: with any of them off some seed must break a promise, or the simulator would
+prove nothing about it.
+
+The switches are patches of named functions, made here and undone at once. Nothing in the product knows of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kalda.sim import faults
+from kalda.sim.scenario import Plan, Verdict, simulate
+
+
+class Switch:
+    """Replaces attributes, and puts them back."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """`owner.name` is `value` until the end. Fails where there is no such attribute."""
+        self._undo.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, value)
+
+    def restore(self) -> None:
+        while self._undo:
+            setattr(*self._undo.pop())
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """A safeguard, how it is switched off, and under which plans its lack must show within `seeds` seeds."""
+
+    name: str
+    off: Callable[[Switch], None]
+    nodes: int
+    kinds: tuple[str, ...]
+    duration_s: float = 20.0
+    seeds: int = 40
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Without the safeguard."""
+        switch = Switch()
+        try:
+            self.off(switch)
+            yield
+        finally:
+            switch.restore()
+
+    def find(self, seeds: Iterable[int] | None = None) -> Verdict | None:
+        """The first run in which a promise is broken; None where the lack does not show."""
+        with self.applied():
+            for seed in range(self.seeds) if seeds is None else seeds:
+                verdict = simulate(Plan(seed, self.nodes, self.kinds, self.duration_s))
+                if not verdict.kept:
+                    return verdict
+        return None
+
+
+def _acknowledge_unsynced(switch: Switch) -> None:
+    from kalda.replication.partition import Partition
+
+    switch.set(Partition, "_local_end", lambda self: self.log.log_end_offset)
+
+
+def _recover_without_checksums(switch: Switch) -> None:
+    from kalda.storage import loading
+
+    switch.set(loading, "check_crc", lambda *_: None)
+
+
+def _take_any_sequence(switch: Switch) -> None:
+    from kalda.storage.producer_state import ProducerStates
+
+    switch.set(ProducerStates, "admit", lambda *_: None)
+
+
+def _commit_without_followers(switch: Switch) -> None:
+    from kalda.replication.in_sync import InSync
+
+    switch.set(InSync, "committed_end", lambda self, local_end, leader_end: local_end)
+
+
+def _diverge(switch: Switch) -> None:
+    from kalda.replication import fetch
+
+    switch.set(fetch, "_diverges", lambda *_: False)
+
+
+def _commit_below_min_isr(switch: Switch) -> None:
+    from kalda.replication.partition import Partition
+
+    switch.set(Partition, "min_isr", 1)
+
+
+def _trust_any_broker_epoch(switch: Switch) -> None:
+    from kalda.controller.cluster import ClusterControl
+
+    switch.set(ClusterControl, "check_broker_epoch", lambda self, broker_id, epoch: self.brokers[broker_id])
+
+
+def _trust_any_leader_epoch(switch: Switch) -> None:
+    from kalda.replication.partition import Partition
+
+    checked = Partition.check_leader
+    switch.set(Partition, "check_leader", lambda self, current_leader_epoch: checked(self, -1))
+
+
+def _keep_what_a_snapshot_lacks(switch: Switch) -> None:
+    from kalda.metadata.topics import TopicsDelta
+
+    switch.set(TopicsDelta, "finish_snapshot", lambda self: None)
+
+
+def _forget_votes(switch: Switch) -> None:
+    from kalda.raft.metadata_log import MetadataLog
+
+    switch.set(MetadataLog, "write_election", lambda *_: None)
+
+
+_RESTARTS = ("kill", "power", "fuse")
+
+ABLATIONS = {
+    each.name: each
+    for each in (
+        Ablation("sync before acknowledging", _acknowledge_unsynced, 1, faults.POWER),
+        Ablation("checksums at recovery", _recover_without_checksums, 1, faults.POWER),
+        Ablation("producers' sequences", _take_any_sequence, 1, ("reset", "kill")),
+        Ablation("all in sync before committing", _commit_without_followers, 3, ("kill", "cut", "slow")),
+        Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way")),
+        Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("pause", "cut", "kill")),
+        Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("kill", "pause", "slow")),
+        Ablation("leaders' epochs", _trust_any_leader_epoch, 3, ("kill", "pause", "cut-one-way")),
+        Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 150.0),
+        Ablation("votes on disk", _forget_votes, 3, ("kill", "cut")),
+    )
+}
+"""By the name of the safeguard."""
