@@ -3,16 +3,22 @@
 In each update, in this order: the new image becomes visible; topic configs reach their logs; partitions that left go,
 those that came are opened and led or followed; coordinators win or lose their partitions. The first update also
 brings up the logs, so it runs when they have been recovered.
+
+A log is opened and deleted by a few calls of the file system, and an update may bring thousands: beyond the first few
+it goes on in turns, with everybody else's requests in between. Updates stay in order. What has left is not served from
+the beginning of its update on; what has not been opened yet answers NOT_LEADER_OR_FOLLOWER, and clients try again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.scheduling import Timer, Timers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.delta import MetadataDelta
@@ -26,6 +32,10 @@ from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 
 log = logging.getLogger("kalda.publisher")
+
+_PARTITIONS_A_TURN = 32
+_CONFIGS_A_PARTITION = 8
+"""So many logs get a new config in the time that one is opened."""
 
 
 class Coordinators(Protocol):
@@ -60,6 +70,7 @@ class BrokerPublisher:
         coordinators: Coordinators,
         now_ms: Callable[[], int],
         on_placed: Callable[[Uuid, int, Uuid], None],
+        timers: Timers,
     ) -> None:
         """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs;
         `on_placed(topic_id, partition, directory)` is told of a log in a directory that the metadata does not name."""
@@ -72,43 +83,98 @@ class BrokerPublisher:
         self._coordinators = coordinators
         self._now_ms = now_ms
         self._on_placed = on_placed
+        self._timers = timers
+        self._updates: deque[Iterator[None]] = deque()
+        self._turn: Timer | None = None
+        self._started = False
+        self._closed = False
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: object) -> None:
-        """Apply one delta."""
+        """Begin to apply one delta; the first is applied whole."""
+        if self._closed:
+            return
         self._cache.set_image(image)
-        if delta.configs is not None:
-            self._on_configs(delta, image)
-            self._update_log_configs(delta, image)
-        if delta.topics is not None:
-            changes = delta.topics.local_changes(self._broker_id)
-            self._delete(changes)
-            self._open(changes, image)
-            deleted = {topic.name: topic_id for topic_id, topic in delta.topics.deleted.items()}
-            if deleted:
-                self._coordinators.on_topics_deleted(deleted)
+        changes = None if delta.topics is None else delta.topics.local_changes(self._broker_id)
+        if changes is not None:
+            # At once: a topic of the same name may be there already, and what is meant for it must not go to the old.
+            self._leave(changes)
+        self._updates.append(self._steps(delta, changes, image))
+        if not self._started:
+            self._started = True
+            while self._updates:
+                self._take_turn()
+        elif self._turn is None:
+            self._take_turn()
+            self._schedule()
 
     def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
         """Nothing here depends on who the controller is."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Apply nothing more: the logs are about to be closed."""
+        self._closed = True
+        self._updates.clear()
+        if self._turn is not None:
+            self._turn.cancel()
 
-    def _update_log_configs(self, delta: MetadataDelta, image: MetadataImage) -> None:
+    def _schedule(self) -> None:
+        self._turn = self._timers.call_later_ms(0, self._go_on) if self._updates else None
+
+    def _go_on(self) -> None:
+        try:
+            self._take_turn()
+        except Exception:
+            log.exception("an update of the metadata could not be applied whole")
+        finally:
+            self._schedule()
+
+    def _take_turn(self) -> None:
+        """A bounded number of steps of the updates at hand. One that fails is given up."""
+        for _ in range(_PARTITIONS_A_TURN):
+            if not self._updates:
+                return
+            update = self._updates[0]
+            try:
+                next(update)
+            except StopIteration:
+                self._updates.popleft()
+            except BaseException:
+                self._updates.popleft()
+                raise
+
+    def _steps(self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage) -> Iterator[None]:
+        """Apply one delta, a partition a step."""
+        if delta.configs is not None:
+            self._on_configs(delta, image)
+            yield from self._update_log_configs(delta, image)
+        if delta.topics is not None and changes is not None:
+            self._leave(changes)  # what an update before this one has opened meanwhile
+            for topic_partition in changes.deletes:
+                self._logs.delete_log(topic_partition)
+                yield
+            yield from self._open(changes, image)
+            deleted = {topic.name: topic_id for topic_id, topic in delta.topics.deleted.items()}
+            if deleted:
+                self._coordinators.on_topics_deleted(deleted)
+
+    def _update_log_configs(self, delta: MetadataDelta, image: MetadataImage) -> Iterator[None]:
         """A topic's own configs change its logs; the cluster's defaults change all logs."""
         assert delta.configs is not None
         changed = delta.configs.changes
         topics = {resource.name for resource in changed if resource.type == _TOPIC}
         if any(resource.type == _BROKER for resource in changed):
             topics = {partition.topic_partition.topic for partition in self._replicas}
-        for partition in self._replicas:
-            name = partition.topic_partition.topic
-            if name in topics:
-                partition.log.update_config(self._log_config(name, image))
-                partition.on_config()
+        for count, partition in enumerate([each for each in self._replicas if each.topic_partition.topic in topics], 1):
+            partition.log.update_config(self._log_config(partition.topic_partition.topic, image))
+            partition.on_config()
+            if count % _CONFIGS_A_PARTITION == 0:
+                yield
 
-    def _delete(self, changes: LocalChanges) -> None:
+    def _leave(self, changes: LocalChanges) -> None:
+        """Serve no more what is to be deleted."""
         for topic_partition in changes.deletes:
-            self._remove(topic_partition)
+            self._resign(topic_partition)
+            self._replicas.remove(topic_partition)
 
     def _remove(self, topic_partition: TopicPartition) -> None:
         self._resign(topic_partition)
@@ -119,7 +185,7 @@ class BrokerPublisher:
         if topic_partition.topic == OFFSETS_TOPIC:
             self._coordinators.on_resigned(topic_partition.partition)
 
-    def _open(self, changes: LocalChanges, image: MetadataImage) -> None:
+    def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[None]:
         for topic_partition, local in changes.leaders.items():
             partition = self._apply(topic_partition, local, image)
             if (
@@ -128,9 +194,11 @@ class BrokerPublisher:
                 and topic_partition in changes.elected_leaders
             ):
                 self._coordinators.on_elected(partition)
+            yield
         for topic_partition, local in changes.followers.items():
             self._resign(topic_partition)
             self._apply(topic_partition, local, image)
+            yield
 
     def _apply(self, topic_partition: TopicPartition, local: LocalPartition, image: MetadataImage) -> Partition | None:
         registration: PartitionRegistration = local.registration

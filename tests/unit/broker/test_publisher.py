@@ -1,0 +1,175 @@
+"""Updates of the metadata in turns: everybody else is served between them, and their order stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.publisher import BrokerPublisher
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import EMPTY, Provenance
+from kalda.protocol.messages.metadata_records import PartitionRecord, RemoveTopicRecord, TopicRecord
+from kalda.storage.config import LogConfig
+
+MANY = 100
+OLD, NEW = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
+
+
+class FakeTimers:
+    """Turns are taken when the test says so."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> Any:
+        self.due.append(callback)
+        return SimpleNamespace(cancel=lambda: self.due.clear())
+
+    def turn(self) -> None:
+        self.due.pop(0)()
+
+
+class FakeReplicas:
+    """Which partitions are served, by their topic's id."""
+
+    def __init__(self) -> None:
+        self.served: dict[tuple[str, int], Any] = {}
+
+    def __iter__(self) -> Any:
+        return iter(self.served.values())
+
+    def find(self, topic: str, index: int) -> Any:
+        return self.served.get((topic, index))
+
+    def remove(self, topic_partition: TopicPartition) -> None:
+        self.served.pop(topic_partition, None)
+
+    def apply(self, topic_partition: TopicPartition, topic_id: Uuid, registration: Any, log: Any) -> None:
+        log()
+        self.served[topic_partition] = SimpleNamespace(topic_partition=topic_partition, topic_id=topic_id)
+
+    def ids(self) -> set[Uuid]:
+        return {partition.topic_id for partition in self.served.values()}
+
+
+class FakeLogs:
+    """Logs by partition; like the manager, it has one of a name at a time."""
+
+    def __init__(self) -> None:
+        self.logs: dict[TopicPartition, Uuid] = {}
+
+    def get(self, topic_partition: TopicPartition) -> Any:
+        known = self.logs.get(topic_partition)
+        return None if known is None else SimpleNamespace(topic_id=known)
+
+    def get_or_create_log(self, topic_partition: TopicPartition, topic_id: Uuid, *_: Any) -> Any:
+        assert self.logs.setdefault(topic_partition, topic_id) == topic_id
+        return self.get(topic_partition)
+
+    def delete_log(self, topic_partition: TopicPartition) -> None:
+        self.logs.pop(topic_partition, None)
+
+    def dir_of(self, topic_partition: TopicPartition) -> None:
+        return None
+
+
+class World:
+    """A publisher that has had its first image, and what it acts on."""
+
+    def __init__(self) -> None:
+        self.timers, self.replicas, self.logs = FakeTimers(), FakeReplicas(), FakeLogs()
+        nothing: Any = lambda *_: None  # noqa: E731
+        self.publisher = BrokerPublisher(
+            1,
+            MetadataCache(),
+            self.replicas,  # type: ignore[arg-type]
+            self.logs,  # type: ignore[arg-type]
+            lambda topic, image: LogConfig(),
+            nothing,
+            SimpleNamespace(on_elected=nothing, on_resigned=nothing, on_topics_deleted=nothing),
+            lambda: 0,
+            nothing,
+            self.timers,
+        )
+        self.image = EMPTY
+
+    def update(self, *records: Any) -> None:
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        self.image = delta.apply(Provenance(self.image.offset + 1, 1, 0))
+        self.publisher.on_metadata_update(delta, self.image, None)
+
+    def finish(self) -> int:
+        turns = 0
+        while self.timers.due:
+            self.timers.turn()
+            turns += 1
+        return turns
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.update()
+    return world
+
+
+def topic(topic_id: Uuid, partitions: int = MANY) -> Iterable[Any]:
+    yield TopicRecord(name="t", topic_id=topic_id)
+    for index in range(partitions):
+        yield PartitionRecord(
+            partition_id=index, topic_id=topic_id, replicas=[1], isr=[1], leader=1, directories=[Uuid(bytes(16))]
+        )
+
+
+def test_a_small_topic_is_there_at_once(world: World) -> None:
+    world.update(*topic(OLD, 3))
+    assert len(world.replicas.served) == 3
+
+
+def test_a_large_topic_comes_in_turns(world: World) -> None:
+    world.update(*topic(OLD))
+    assert 0 < len(world.replicas.served) < MANY
+    assert world.finish() > 1
+    assert len(world.replicas.served) == MANY
+
+
+def test_the_first_image_comes_whole() -> None:
+    world = World()
+    world.update(*topic(OLD))
+    assert len(world.replicas.served) == MANY
+    assert not world.timers.due
+
+
+def test_what_leaves_is_not_served_while_it_is_deleted(world: World) -> None:
+    world.update(*topic(OLD))
+    world.finish()
+    world.update(RemoveTopicRecord(topic_id=OLD), *topic(NEW))
+    assert OLD not in world.replicas.ids()
+    world.finish()
+    assert world.replicas.ids() == {NEW}
+    assert set(world.logs.logs.values()) == {NEW}
+
+
+def test_a_topic_deleted_while_it_is_opened_is_gone_in_the_end(world: World) -> None:
+    world.update(*topic(OLD))
+    world.update(RemoveTopicRecord(topic_id=OLD))
+    assert not world.replicas.served
+    world.finish()
+    assert not world.replicas.served
+    assert not world.logs.logs
+
+
+def test_nothing_is_opened_after_the_end(world: World) -> None:
+    world.update(*topic(OLD))
+    world.publisher.close()
+    opened = len(world.logs.logs)
+    world.finish()
+    world.update(RemoveTopicRecord(topic_id=OLD), *topic(NEW))
+    assert len(world.logs.logs) == opened
