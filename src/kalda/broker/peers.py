@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
@@ -18,6 +19,7 @@ from kalda.base.scheduling import Timer, Timers
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.network.client import RpcClient
+from kalda.protocol.notation import Request
 from kalda.replication.alter_partition import AlterPartitionQueue
 from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.fetchers import ReplicaFetchers
@@ -28,6 +30,7 @@ from kalda.replication.replica_manager import ReplicaManager
 log = logging.getLogger("kalda.peers")
 
 _CONNECT_BACKOFF_MS = 20
+_INTERRUPTION_DELAY_S = 0.005
 
 
 class Peers:
@@ -138,32 +141,26 @@ class FetcherShell:
             log.critical("a fetcher has failed", exc_info=failure)
 
     async def _run(self, fetcher: ReplicaFetcher) -> None:
-        awake = asyncio.Event()
-        fetcher.wake = awake.set
-        client: RpcClient | None = None
-        address: tuple[str, int] | None = None
+        line = _Line(fetcher, self._address_of, self._client)
         try:
             while True:
-                awake.clear()
+                line.awake.clear()
                 now_ms = self._clock.mono_ms()
                 request = fetcher.next_request(now_ms)
                 if request is None:
-                    await _wait(awake, fetcher.deadline_ms(now_ms), now_ms)
+                    await _wait(line.awake, fetcher.deadline_ms(now_ms), now_ms)
                     continue
                 try:
-                    current = self._address_of(fetcher.leader_id)
-                    if client is None or current != address:
-                        if client is not None:
-                            client.close()
-                        client, address = self._client(current), current
-                    response = await client.request(request, timeout_ms=self._timeout_ms)
+                    response = await line.ask(request, self._timeout_ms)
                 except ApiError as error:
-                    fetcher.on_failure(error, self._clock.mono_ms())
+                    if line.interrupted:
+                        fetcher.on_interrupted()
+                    else:
+                        fetcher.on_failure(error, self._clock.mono_ms())
                 else:
                     fetcher.on_response(response, self._clock.mono_ms())
         finally:
-            if client is not None:
-                client.close()
+            line.close()
 
     def _address_of(self, broker_id: int) -> tuple[str, int]:
         broker = self._cache.image.cluster.brokers.get(broker_id)
@@ -187,6 +184,62 @@ class FetcherShell:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class _Line:
+    """One fetcher's connection to its leader.
+
+    A fetch may wait at the leader for half a second. A partition that comes to be led there meanwhile, because its
+    leader died, must not wait that long: nothing written to it is committed before. So the waiting fetch is given up,
+    by its connection, as answers keep the order of requests.
+    """
+
+    def __init__(
+        self,
+        fetcher: ReplicaFetcher,
+        address_of: Callable[[int], tuple[str, int]],
+        client_of: Callable[[tuple[str, int]], RpcClient],
+    ) -> None:
+        self.awake = asyncio.Event()
+        self.interrupted = False
+        self._leader_id = fetcher.leader_id
+        self._address_of = address_of
+        self._client_of = client_of
+        self._client: RpcClient | None = None
+        self._address: tuple[str, int] | None = None
+        self._asked = 0
+        self._asking = False
+        fetcher.wake = self.awake.set
+        fetcher.on_added = self._interrupt_soon
+
+    async def ask(self, request: Request, timeout_ms: int) -> Any:
+        """The leader's answer. Raises `ApiError`; after an interruption, `interrupted` is true."""
+        self.interrupted = False
+        address = self._address_of(self._leader_id)
+        if self._client is None or address != self._address:
+            self.close()
+            self._client, self._address = self._client_of(address), address
+        self._asked += 1
+        self._asking = True
+        try:
+            return await self._client.request(request, timeout_ms=timeout_ms)
+        finally:
+            self._asking = False
+
+    def _interrupt_soon(self) -> None:
+        """Several partitions that come together interrupt once."""
+        asyncio.get_running_loop().call_later(_INTERRUPTION_DELAY_S, self._interrupt, self._asked)
+
+    def _interrupt(self, asked: int) -> None:
+        if self._asking and asked == self._asked:
+            self.interrupted = True
+            self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
 async def _wait(awake: asyncio.Event, deadline_ms: int | None, now_ms: int) -> None:

@@ -110,6 +110,8 @@ class ReplicaFetcher:
         self.leader_id = leader_id
         self.wake: Callable[[], None] = _nothing
         """Told when there may be something to ask earlier than was said."""
+        self.on_added: Callable[[], None] = _nothing
+        """Told of a partition that a request under way does not ask for."""
         self._config = config
         self._broker_epoch = broker_epoch
         self._followed: dict[Key, Followed] = {}
@@ -128,6 +130,8 @@ class ReplicaFetcher:
         self._followed[_key(partition)] = Followed(partition)
         partition.on_caught_up_with_disk = lambda: self.wake()
         self.wake()
+        if self._under_way is not None:
+            self.on_added()
 
     def remove(self, partition: Partition) -> None:
         """Fetch it no longer. What is under way for it will not be looked at."""
@@ -199,6 +203,11 @@ class ReplicaFetcher:
         self._session.restart()
         self._backoff_ms = _next_backoff(self._backoff_ms, self._config.backoff_ms)
         self._not_before_ms = now_ms + self._backoff_ms
+
+    def on_interrupted(self) -> None:
+        """The request was given up, for a better one."""
+        self._under_way = None
+        self._session.restart()
 
     def on_response(self, response: FetchResponse | ListOffsetsResponse, now_ms: int) -> None:
         """Take what came."""
