@@ -237,6 +237,8 @@ class Partition:
             # The log has told its keeper, and takes no more appends; nobody waits for what will not be durable.
             self.release_waiters()
             return
+        # What was truncated meanwhile owes the disk nothing.
+        self._flush_to = min(self._flush_to, self.log.log_end_offset)
         if self.log.recovery_point < self._flush_to:
             self._flush(self._flush_to)
         elif self.on_caught_up_with_disk is not None:
