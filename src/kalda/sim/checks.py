@@ -11,10 +11,12 @@ records and the same high watermark, and the clients' history holds.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from kalda.broker.node import Node
 from kalda.metadata.image import MetadataImage
+from kalda.metadata.topics import TopicImage
 from kalda.protocol.record_framing import encode_metadata_record
 from kalda.raft.batches import CommittedBatch
 from kalda.raft.leader import LeaderRole
@@ -61,6 +63,8 @@ class Observer:
         self._marks: dict[tuple[Node, object], tuple[int, int]] = {}
         self._images: dict[str, MetadataImage] = {}
         self.elections = 0
+        self.unsettled = ""
+        """What is missing yet."""
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -142,27 +146,33 @@ class Observer:
 
     def settled(self) -> bool:
         """Whether everybody knows the same, and every replica is in sync and complete."""
+        self.unsettled = self._unsettled()
+        return not self.unsettled
+
+    def _unsettled(self) -> str:
         nodes = [node.node for node in self._cluster if node.node is not None and node.serving]
         if len(nodes) < len(self._cluster.nodes):
-            return False
+            return "not all nodes serve"
         newest = max(node.image.offset for node in nodes)
-        if any(node.raft.high_watermark <= newest or node.image.offset < newest for node in nodes):
-            return False
+        for node in nodes:
+            if node.raft.high_watermark <= newest or node.image.offset < newest:
+                return f"node {node.config.node_id} knows the metadata up to {node.image.offset} of {newest}"
         brokers = nodes[0].image.cluster.brokers
-        if any(broker not in brokers or brokers[broker].fenced for broker in self._cluster.nodes):
-            return False
-        return all(self._in_sync(nodes, topic_id) for topic_id in nodes[0].image.topics.by_id)
+        for broker in self._cluster.nodes:
+            if broker not in brokers or brokers[broker].fenced:
+                return f"broker {broker} is fenced"
+        topics = nodes[0].image.topics.by_id.values()
+        return next((why for topic in topics for why in self._not_in_sync(topic)), "")
 
-    def _in_sync(self, nodes: list[Node], topic_id: Any) -> bool:
-        topic = nodes[0].image.topics.by_id[topic_id]
+    def _not_in_sync(self, topic: TopicImage) -> Iterator[str]:
         for index, registration in topic.partitions.items():
-            if set(registration.isr) != set(registration.replicas) or registration.leader < 0:
-                return False
             replicas = self._replicas((topic.name, index))
-            ends = {(replica.log.high_watermark, replica.log.log_end_offset) for replica in replicas.values()}
-            if len(replicas) != len(registration.replicas) or len(ends) != 1 or len(set(*ends)) != 1:
-                return False
-        return True
+            ends = {name: (each.log.high_watermark, each.log.log_end_offset) for name, each in replicas.items()}
+            places = {end for both in ends.values() for end in both}
+            if set(registration.isr) != set(registration.replicas) or registration.leader < 0:
+                yield f"{topic.name}-{index} has leader {registration.leader}, ISR {registration.isr}, ends {ends}"
+            elif len(replicas) != len(registration.replicas) or len(places) > 1:
+                yield f"{topic.name}-{index} has replicas that end at {ends}"
 
     def _replicas(self, partition: TopicPartition) -> dict[str, Partition]:
         found: dict[str, Partition] = {}

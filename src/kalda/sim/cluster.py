@@ -155,12 +155,12 @@ class SimCluster:
             node.start()
         await self.wait(lambda: all(node.serving for node in self), "all nodes serve", limit_s)
 
-    async def wait(self, holds: Any, what: str, limit_s: float) -> None:
+    async def wait(self, holds: Callable[[], bool], what: str | Callable[[], str], limit_s: float) -> None:
         """Wait for a condition; it is a promise that it comes to hold in time."""
         until = self.world.now_s + limit_s
         while not holds():
             if self.world.now_s > until:
-                self.world.violated(f"not within {limit_s:.0f} s: {what}")
+                self.world.violated(f"not within {limit_s:.0f} s: {what if isinstance(what, str) else what()}")
                 return
             await asyncio.sleep(0.05)
 

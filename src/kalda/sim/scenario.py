@@ -116,12 +116,16 @@ class _Run:
         await cluster.wait(self._all_serve, "all nodes serve again", _HEALED_S)
         writing = asyncio.gather(*(producer.finish() for producer in self.producers))
         await cluster.wait(writing.done, "all that was sent is acknowledged", _HEALED_S)
-        await cluster.wait(self.observer.settled, "all replicas are in sync and all nodes know the same", _HEALED_S)
+        await self._settle()
         assert self.admin is not None
         await asyncio.gather(self.admin.finish(), *(consumer.finish() for consumer in self.consumers))
-        await cluster.wait(self.observer.settled, "all replicas are in sync once more", _HEALED_S)
+        await self._settle()
         if not world.violations:
             self.observer.judge(self.history)
+
+    async def _settle(self) -> None:
+        """All replicas are in sync, and all nodes know the same."""
+        await self.cluster.wait(self.observer.settled, lambda: self.observer.unsettled, _HEALED_S)
 
     def _all_serve(self) -> bool:
         for node in self.cluster:
