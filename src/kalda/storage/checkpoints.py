@@ -152,8 +152,8 @@ def write_meta_properties(disk: Disk, path: str, values: Mapping[str, str], now_
 
 def stored_topic_id(disk: Disk, directory: str, clean: bool) -> Uuid | None:
     """The topic id in a partition's directory, None where it has none. Raises `ValueError` where a file that a clean
-    stop left cannot be read; after any other, one that was torn before its first sync, and so before the first
-    record, counts as none."""
+    stop left cannot be read; after any other, one that was torn before its first sync, and so before any
+    record was, counts as none."""
     try:
         return read_partition_metadata(disk, f"{directory}/{PARTITION_METADATA_FILE}")
     except ValueError:

@@ -28,21 +28,12 @@ class Unsynced:
         self.names = 1 if names_changed else 0
         self._names_synced = 0
         self.metadata = False
+        """`partition.metadata` is not synced yet: a recovery point must not pass it either."""
         self.truncations = 0
 
     @property
     def metadata_path(self) -> str:
         return f"{self.directory}/{PARTITION_METADATA_FILE}"
-
-    def sync_metadata(self) -> None:
-        """Before the first append: a log with records always has its topic id."""
-        file = self._disk.open(self.metadata_path)
-        try:
-            file.sync()
-        finally:
-            file.close()
-        self._sync_dirs()
-        self.metadata = False
 
     def _sync_dirs(self) -> None:
         self._disk.sync_dir(self.directory)
@@ -75,7 +66,11 @@ class Unsynced:
             if sync_names:
                 self._sync_dirs()
 
+        synced_metadata = self.metadata
+
         def finish(_: None) -> None:
+            if synced_metadata:
+                self.metadata = False
             self._names_synced = max(self._names_synced, names)
             reached(truncations == self.truncations)
 
@@ -99,5 +94,4 @@ class Unsynced:
             epochs.unsynced = False
         if self.metadata:
             files.append(self._disk.open(self.metadata_path))
-            self.metadata = False
         return files

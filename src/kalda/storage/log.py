@@ -221,7 +221,7 @@ class Log:
         self._rules = config.record_rules()
 
     def assign_topic_id(self, topic_id: Uuid) -> None:
-        """Write `partition.metadata`. It is synced before the first append: a log with records always has its id."""
+        """Write `partition.metadata`. The next flush syncs it: a log with synced records always has its id."""
         self._online()
         if self.topic_id is not None:
             if self.topic_id != topic_id:
@@ -305,8 +305,6 @@ class Log:
 
     def _segment_for(self, size: int, max_timestamp: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
         """The active segment, rolled where the batches do not go into it any more."""
-        if self._unsynced.metadata:
-            self._unsynced.sync_metadata()
         segment = self.segments.active
         if segment.should_roll(size, max_timestamp, last_offset, now_ms):
             return self._roll(now_ms, first_offset)

@@ -36,6 +36,7 @@ from kalda.storage.naming import (
 T = TypeVar("T")
 _RESERVED_IDS = 100
 _LOGS_A_POLL = 64
+_FRESH_INTERVAL_MS = 20
 
 
 def _nothing(_: object) -> None:
@@ -88,6 +89,8 @@ class LogManager:
         self._doomed: list[tuple[int, int, LogDir, Callable[[Disk], None]]] = []
         self._doomed_count = 0
         self._rolled: dict[TopicPartition, None] = {}
+        self._fresh: dict[TopicPartition, None] = {}
+        self._syncing_fresh = False
         self._walks: dict[str, deque[TopicPartition]] = {}
         self._due: dict[str, int] = {}
         self.stray: list[TopicPartition] = []
@@ -248,6 +251,7 @@ class LogManager:
             self.fail_dir(directory, error)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory.path}: {error}") from error
         self._add(directory, log)
+        self._fresh[topic_partition] = None
         return log
 
     def _choose(self, directory_id: Uuid | None) -> LogDir:
@@ -273,6 +277,7 @@ class LogManager:
         directory = self._home.pop(topic_partition)
         del directory.logs[topic_partition]
         self._rolled.pop(topic_partition, None)
+        self._fresh.pop(topic_partition, None)
         return directory, log
 
     def delete_log(self, topic_partition: TopicPartition) -> None:
@@ -317,6 +322,8 @@ class LogManager:
             log = self._logs.get(topic_partition)
             if log is not None and not log.offline:
                 self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.segments.active.base_offset)))
+        if self._fresh and not self._syncing_fresh:
+            jobs.append(self._fresh_job(now_ms))
         for task, interval in self._tasks():
             if self._due.get(task, now_ms) <= now_ms:
                 self._due[task] = now_ms + interval
@@ -332,6 +339,8 @@ class LogManager:
         """When `poll` has something to do again."""
         if self._walks or self._rolled:
             return now_ms
+        if self._fresh:
+            return now_ms + (_FRESH_INTERVAL_MS if self._syncing_fresh else 0)
         deadlines = list(self._due.values())
         if self._doomed:
             deadlines.append(self._doomed[0][0])
@@ -396,6 +405,27 @@ class LogManager:
 
     def _flush(self, log: Log, now_ms: int, upto: int | None = None) -> Job[None]:
         return log.flush_job(upto, now_ms).on_failure(log.on_io_error)
+
+    def _fresh_job(self, now_ms: int) -> Job[None]:
+        """Syncs the topic ids and the names of some new logs, one after another: a topic may have thousands."""
+        jobs: list[Job[None]] = []
+        for topic_partition in list(self._fresh)[:_LOGS_A_POLL]:
+            del self._fresh[topic_partition]
+            log = self._logs[topic_partition]
+            if not log.offline:
+                self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.recovery_point)))
+        self._syncing_fresh = True
+
+        def work() -> None:
+            for job in jobs:
+                job.run()
+
+        def finish(_: None) -> None:
+            self._syncing_fresh = False
+            for job in jobs:
+                job.finish()
+
+        return Job(f"sync {len(jobs)} new logs", work, finish)
 
     def _guard(self, log: Log, visit: Callable[[Log], object]) -> None:
         """A disk that fails under one log has told the hooks; the others are still to be visited."""

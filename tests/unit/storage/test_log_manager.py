@@ -130,6 +130,7 @@ def test_a_crash_is_recovered_from_the_recovery_points(node: Node) -> None:
 
 def test_segments_are_flushed_after_a_roll(node: Node) -> None:
     log = node.log(0)
+    assert node.poll() == 1  # the new log's id
     append(log, 4)
     assert len(log.segments) == 2
     assert log.recovery_point == 0
@@ -262,3 +263,30 @@ def test_a_start_that_was_broken_off_does_not_vouch_for_logs_it_has_not_read(nod
 def test_a_directory_without_logs_is_marked(node: Node) -> None:
     node.logs.close()
     assert node.disk.stat("/d0/.kafka_cleanshutdown") is not None
+
+
+def test_new_logs_have_their_ids_synced_by_jobs_and_not_by_appends(node: Node) -> None:
+    logs = [node.log(partition) for partition in range(70)]
+    node.disk.fail("/d0", operations=frozenset({"sync"}))
+    node.disk.fail("/d1", operations=frozenset({"sync"}))
+    for log in logs:
+        append(log)
+    assert not node.failed
+    node.disk.mend("/d0")
+    node.disk.mend("/d1")
+    while node.poll():
+        pass
+    node.disk.crash()
+    node.start()
+    assert [node.logs.get(log.topic_partition).topic_id for log in logs] == [TOPIC_ID] * 70  # type: ignore[union-attr]
+
+
+def test_a_flush_covers_the_topic_id(node: Node) -> None:
+    log = node.log(0)
+    append(log)
+    log.flush()
+    node.disk.crash()
+    again = node.start().get(TopicPartition("t", 0))
+    assert again is not None
+    assert again.topic_id == TOPIC_ID
+    assert again.log_end_offset == 1
