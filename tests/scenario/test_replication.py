@@ -261,3 +261,17 @@ def test_a_new_leader_does_not_tell_an_end_that_it_may_have_to_take_back() -> No
     assert world[2].partition.knows_too_little
     world.run(100)
     assert not world[2].partition.knows_too_little
+
+
+def test_marks_that_came_with_a_truncation_are_told_again() -> None:
+    world = World(size=2)
+    world[1].write("abc")
+    world[1].write("def")
+    world.run(1_100)
+    world.elect(2)
+    world.run(5)
+    world.elect(1)
+    world[1].partition.delete_records(3)
+    world.run(1_100)
+    assert world[2].log.log_start_offset == 3
+    assert world[1].partition.low_watermark == 3

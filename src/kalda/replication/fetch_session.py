@@ -54,6 +54,8 @@ class FetchEntry:
             self.log_start_offset = answer.log_start_offset
             news = True
         if answer.diverging_epoch.end_offset != -1:
+            # A follower whose log parted from this one has no use for the marks yet: they will be said again.
+            self.high_watermark = self.log_start_offset = -1
             news = True
         if answer.error_code != 0:
             # Say it again with the next answer, whatever the marks are.

@@ -226,7 +226,9 @@ class ReplicaFetcher:
                 key = (topic.topic_id, data.partition_index)
                 followed = self._followed.get(key)
                 if followed is None or followed.asked is None or followed.asked is not under_way.get(key):
-                    continue  # not fetched any more, or in a later epoch
+                    # Not fetched any more, or in a later epoch. The session has said what it will not say again.
+                    self._session.restart()
+                    continue
                 self._on_partition(followed, data, now_ms)
 
     def _on_partition(self, followed: Followed, data: FetchResponsePartitionData, now_ms: int) -> None:
@@ -272,6 +274,9 @@ class ReplicaFetcher:
         target = min(end_offset, log_.log_end_offset) if known_end < 0 else min(known_end, log_.log_end_offset)
         if known_epoch == epoch:
             target = min(target, end_offset)
+        # The high watermark and the log start that came with this count when the logs agree, but the session takes
+        # them for told: another one will tell them again.
+        self._session.restart()
         before = log_.log_end_offset, log_.leader_epochs.latest
         self._cut(followed, target)
         if (log_.log_end_offset, log_.leader_epochs.latest) == before:
