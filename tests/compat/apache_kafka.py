@@ -58,10 +58,11 @@ def kafka_jars() -> Path | str:
     return cache
 
 
-def java(jars: Path, heap: str, level: str) -> list[str]:
+def java(jars: Path, heap: str, level: str, *options: str) -> list[str]:
     """The command line of a JVM that has Kafka on its class path."""
     return [
         "java",
+        *options,
         f"-Xmx{heap}",
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
@@ -74,14 +75,28 @@ def java(jars: Path, heap: str, level: str) -> list[str]:
 
 
 class KafkaTools:
-    """Runs a tool to its end. What it says on both streams is the result; a failure fails the test."""
+    """Runs a tool to its end. What it says on both streams is the result; a failure fails the test.
+
+    The first run leaves the classes that it loaded in an archive, with which later ones start in half the time.
+    """
 
     def __init__(self, jars: Path) -> None:
         self._jars = jars
+        self._archive = jars / "tools.jsa"
+
+    def _shared_classes(self) -> list[str]:
+        if self._archive.exists():
+            return ["-Xlog:disable", "-Xshare:auto", f"-XX:SharedArchiveFile={self._archive}"]
+        return ["-Xlog:disable", f"-XX:ArchiveClassesAtExit={self._archive}.{os.getpid()}"]
+
+    def _keep_archive(self) -> None:
+        made = Path(f"{self._archive}.{os.getpid()}")
+        if made.exists():
+            made.replace(self._archive)
 
     def run(self, tool: str, *arguments: object, stdin: str | None = None) -> str:
         done = subprocess.run(
-            [*java(self._jars, "256M", "ERROR"), _CLASSES[tool], *map(str, arguments)],
+            [*java(self._jars, "256M", "ERROR", *self._shared_classes()), _CLASSES[tool], *map(str, arguments)],
             input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -89,6 +104,7 @@ class KafkaTools:
             timeout=_TOOL_S,
             check=False,
         )
+        self._keep_archive()
         assert done.returncode == 0, f"kafka-{tool} ended with {done.returncode}:\n{done.stdout}"
         return done.stdout
 

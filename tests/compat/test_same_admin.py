@@ -192,7 +192,8 @@ def test_configs(both: Both, fresh: Fresh) -> None:
                 (TOPIC, name, None), (TOPIC, name, ["retention.ms", "nope"]), (TOPIC, name, []), (TOPIC, "nope", None),
                 (TOPIC, "a b", None), (BROKER, "1", ["num.io.threads", "nope"]), (BROKER, "", None),
                 (BROKER, "2", None), (BROKER, "x", None), (GROUP, "g", None), (GROUP, "", None),
-                (CLIENT_METRICS, "m", None), (CLIENT_METRICS, "", None), (LOGGER, "2", None), (0, "x", None), (99, "x", None),
+                (CLIENT_METRICS, "m", None), (CLIENT_METRICS, "", None), (LOGGER, "2", None),
+                (0, "x", None), (99, "x", None),
             ):  # fmt: skip
                 asked = DescribeConfigsResource(resource_type=kind, resource_name=resource, configuration_keys=keys)
                 request = DescribeConfigsRequest(resources=[asked], include_synonyms=True)
