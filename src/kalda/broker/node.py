@@ -54,6 +54,14 @@ T = TypeVar("T")
 
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _START_TIMEOUT_S = 300
+_WITHOUT_EFFECT = {
+    "authorizer.class.name": "this release enforces no ACLs, every client may do everything",
+    "create.topic.policy.class.name": "classes of the JVM cannot be loaded, every valid topic may be created",
+    "alter.config.policy.class.name": "classes of the JVM cannot be loaded, every valid config may be set",
+    "client.quota.callback.class": "classes of the JVM cannot be loaded, and quotas are stored but not enforced",
+    "remote.log.storage.system.enable": "this release has no tiered storage, all records stay in the log directories",
+}
+"""Known keys that are taken, because a file that starts Apache Kafka starts this node too, and not obeyed."""
 
 
 class StartError(Exception):
@@ -159,8 +167,7 @@ class Node:
         ensemble = self._identity()
         cluster_id = ensemble.cluster_id
         assert cluster_id is not None
-        for name in config.unknown:
-            log.warning("property %s is not known", name)
+        _warn_of_properties(config)
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
         assert directory_id is not None
@@ -495,6 +502,15 @@ class Node:
             log.error("the metadata log could not be closed cleanly: %s", error)
         if self._raft_channel is not None:
             await self._raft_channel.close()
+
+
+def _warn_of_properties(config: ServerConfig) -> None:
+    """Say which properties do nothing, loudest where somebody may rely on them to be safe."""
+    for name in config.unknown:
+        log.warning("property %s is not known", name)
+    for name, instead in _WITHOUT_EFFECT.items():
+        if config[name]:
+            log.warning("property %s=%s has no effect: %s", name, config[name], instead)
 
 
 def _wake(future: asyncio.Future[None]) -> None:
