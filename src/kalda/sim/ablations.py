@@ -112,8 +112,10 @@ def _trust_any_leader_epoch(switch: Switch) -> None:
 
 
 def _keep_what_a_snapshot_lacks(switch: Switch) -> None:
+    from kalda.broker import raft_driver
     from kalda.metadata.topics import TopicsDelta
 
+    switch.set(raft_driver, "CLEAN_INTERVAL_MS", 500)
     switch.set(TopicsDelta, "finish_snapshot", lambda self: None)
 
 
@@ -122,8 +124,6 @@ def _forget_votes(switch: Switch) -> None:
 
     switch.set(MetadataLog, "write_election", lambda *_: None)
 
-
-_RESTARTS = ("kill", "power", "fuse")
 
 ABLATIONS = {
     each.name: each
@@ -136,7 +136,7 @@ ABLATIONS = {
         Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("pause", "cut", "kill")),
         Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("kill", "pause", "slow")),
         Ablation("leaders' epochs", _trust_any_leader_epoch, 3, ("kill", "pause", "cut-one-way")),
-        Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 150.0),
+        Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
         Ablation("votes on disk", _forget_votes, 3, ("kill", "cut")),
     )
 }

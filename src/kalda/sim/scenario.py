@@ -25,6 +25,13 @@ from kalda.sim.world import Violation, World
 _LIMIT_S = 600.0
 _HEALED_S = 90.0
 
+_SHORT_METADATA_LOG = {
+    "metadata.log.max.record.bytes.between.snapshots": "2000",
+    "internal.metadata.log.segment.bytes": "4000",
+    "metadata.max.retention.bytes": "2000",
+}
+"""Many snapshots, and little of the log before them: who was away is sent a snapshot."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -66,7 +73,7 @@ class _Run:
             plan.nodes,
             {
                 "log.roll.ms": str(rng.choice((2_000, 600_000))),
-                "metadata.log.max.record.bytes.between.snapshots": str(rng.choice((2_000, 20 << 20))),
+                **(_SHORT_METADATA_LOG if rng.random() < 0.5 else {}),
             },
         )
         self.history = History(world)

@@ -1,0 +1,25 @@
+"""With a safeguard switched off, some seed must break a promise: otherwise the seeds prove nothing about it.
+
+`KALDA_SIM_ABLATIONS=all` looks for every safeguard's lack, which takes minutes; by default, for that of the quickest.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kalda.sim.ablations import ABLATIONS
+from kalda.sim.scenario import Plan, simulate
+
+QUICK = ("sync before acknowledging", "producers' sequences")
+CHOSEN = tuple(ABLATIONS) if os.environ.get("KALDA_SIM_ABLATIONS") == "all" else QUICK
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_its_lack_shows(name: str) -> None:
+    ablation = ABLATIONS[name]
+    broken = ablation.find()
+    assert broken is not None, f"{ablation.seeds} seeds do without: {name}"
+    kept = simulate(Plan(broken.plan.seed, ablation.nodes, ablation.kinds, ablation.duration_s))
+    assert kept.kept, f"the same seed fails with the safeguard on: {kept.why}"

@@ -1,0 +1,20 @@
+"""Seeds that once broke a promise, with what it was. A seed means other things when the simulator changes, so each of
+these faults has a test of its own beside the code as well, where it can be had small."""
+
+from __future__ import annotations
+
+import pytest
+
+from kalda.sim.scenario import Plan, simulate
+
+SEEDS = {
+    "a truncated follower owed the disk what was gone, and never fetched again": Plan(39, 3, ("kill", "pause", "slow")),
+    "a failed sync of the metadata log was nobody's, and the node went on": Plan(16, 3),
+    "a clean stop on a disk without power forgot producers": Plan(351, 3),
+}
+
+
+@pytest.mark.parametrize("what", SEEDS)
+def test_once_broken(what: str) -> None:
+    verdict = simulate(SEEDS[what])
+    assert verdict.kept, verdict.why

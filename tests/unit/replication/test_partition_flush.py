@@ -1,0 +1,48 @@
+"""Flushes that a partition owes, and what becomes of them when records go."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.records.builder import build_batch
+from kalda.replication.partition import Partition
+from kalda.sim.disk import SimDisk
+from kalda.storage.config import LogConfig
+from kalda.storage.log import Log
+
+
+class Later:
+    """Jobs that run when they are told to."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
+
+    def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
+        self.waiting.append((job, finish))
+
+    def step(self) -> None:
+        job, finish = self.waiting.popleft()
+        finish(job(), None)
+
+
+def test_what_was_truncated_owes_the_disk_nothing() -> None:
+    disk, jobs = SimDisk(random.Random(1)), Later()
+    disk.make_dirs("/d")
+    where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
+    config = LogConfig.from_dict({"flush.messages": "1"})
+    log = Log.open(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    partition = Partition(where, topic_id, 1, log, jobs)
+    partition.become_leader(0, 0, (1,), (1,))
+    for _ in range(3):
+        partition.append(build_batch([(1, None, b"x", ())]), -1, 1)
+    partition.become_follower(2, 1, 1, (1, 2), (2,))
+    log.truncate_to(1)
+    while jobs.waiting:
+        jobs.step()
+        assert len(jobs.waiting) <= 1
+        assert disk.syncs < 50, "it flushes in a circle"
+    assert partition.may_fetch_on
