@@ -2,7 +2,8 @@
 
 Each visitor first reads all that is there: records of every codec with their headers, compacted and small segments,
 transactions, topics and their configs, dynamic broker configs, committed offsets, SCRAM users, quotas. Then it adds
-its own and stops; the first one has the last look. `KALDA_SWAP_TURNS` sets how often both come. What Kalda wrote is also read by Kafka's own dump tool, indexes and all.
+its own and stops; the first one has the last look. What Kalda wrote is also read by Kafka's own dump tool, indexes and
+all. `KALDA_SWAP_TURNS` sets how often both come.
 """
 
 from __future__ import annotations
