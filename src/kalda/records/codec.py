@@ -45,6 +45,28 @@ MIN_RECORD_SIZE = 7
 
 @cython.cfunc
 @cython.inline
+@cython.exceptval(check=False)
+def _start(data: cython.const[cython.uchar][::1]) -> cython.pointer[cython.const[cython.uchar]]:
+    """Where a buffer's bytes are; of an empty one nothing may be read."""
+    if cython.compiled:
+        return cython.address(data[0])
+    else:
+        return data
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _room(data: cython.uchar[::1]) -> cython.pointer[cython.uchar]:
+    """`_start`, to write there."""
+    if cython.compiled:
+        return cython.address(data[0])
+    else:
+        return data
+
+
+@cython.cfunc
+@cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
 def _sum(a: cython.longlong, b: cython.longlong) -> cython.longlong:
@@ -257,11 +279,7 @@ def survey(
     keyless: cython.Py_ssize_t = -1
     regular: cython.bint = True
     _check_section(len(data), pos, end, count)
-    if end > pos:
-        if cython.compiled:
-            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
-        else:
-            p = data
+    p: cython.pointer[cython.const[cython.uchar]] = _start(data)
     for i in range(count):
         (
             pos,
@@ -398,14 +416,14 @@ def decode_columns(
     base_timestamp: cython.longlong
     append_timestamp: cython.longlong
     stamped: cython.bint
-    timestamp_delta: cython.longlong
-    offset_delta: cython.longlong
+    time: cython.longlong
+    place: cython.longlong
     key_at: cython.Py_ssize_t
     key_length: cython.Py_ssize_t
     value_at: cython.Py_ssize_t
     value_length: cython.Py_ssize_t
     header_count: cython.Py_ssize_t
-    headers_at: cython.Py_ssize_t
+    tail_at: cython.Py_ssize_t
     name_bytes: cython.longlong = 0
     content_bytes: cython.longlong = 0
     names: cython.longlong
@@ -425,12 +443,8 @@ def decode_columns(
         raise ValueError("the columns have not the size that the sections need")
     if min(len(key_valid), len(value_valid)) * 8 < rows or min(len(key_data), len(value_data)) < room:
         raise ValueError("the columns have not the size that the sections need")
-    if cython.compiled:
-        keys: cython.pointer[cython.uchar] = cython.address(key_data[0])
-        values: cython.pointer[cython.uchar] = cython.address(value_data[0])
-    else:
-        keys = key_data
-        values = value_data
+    keys: cython.pointer[cython.uchar] = _room(key_data)
+    values: cython.pointer[cython.uchar] = _room(value_data)
     key_ends[0] = value_ends[0] = header_ends[0] = 0
     row = 0
     for section in sections:
@@ -442,28 +456,13 @@ def decode_columns(
         append_timestamp = section[4] if stamped else 0
         pos, end = 0, len(data)
         _check_section(end, pos, end, count)
-        if end == 0:
-            continue
-        if cython.compiled:
-            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
-        else:
-            p = data
+        p: cython.pointer[cython.const[cython.uchar]] = _start(data)
         for i in range(count):
-            (
-                pos,
-                timestamp_delta,
-                offset_delta,
-                key_at,
-                key_length,
-                value_at,
-                value_length,
-                header_count,
-                headers_at,
-            ) = _record(p, pos, end)
+            pos, time, place, key_at, key_length, value_at, value_length, header_count, tail_at = _record(p, pos, end)
             if pos < 0:
                 raise _broken(i, count)
-            offsets[row] = _sum(base_offset, offset_delta)
-            timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, timestamp_delta)
+            offsets[row] = _sum(base_offset, place)
+            timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, time)
             if key_length < 0:
                 null_keys += 1
             else:
@@ -476,7 +475,7 @@ def decode_columns(
                 value_valid[row >> 3] |= 1 << (row & 7)
             if header_count > 0:
                 headers += header_count
-                names, contents = _measure_headers(p, headers_at, pos, header_count)
+                names, contents = _measure_headers(p, tail_at, pos, header_count)
                 name_bytes += names
                 content_bytes += contents
             row += 1
@@ -536,23 +535,14 @@ def decode_header_columns(
     count: cython.Py_ssize_t
     data: cython.const[cython.uchar][::1]
     room: cython.Py_ssize_t = min(len(name_ends), len(content_ends), 8 * len(content_valid) + 1) - 1
-    if cython.compiled:
-        names: cython.pointer[cython.uchar] = cython.address(name_data[0])
-        contents: cython.pointer[cython.uchar] = cython.address(content_data[0])
-    else:
-        names = name_data
-        contents = content_data
+    names: cython.pointer[cython.uchar] = _room(name_data)
+    contents: cython.pointer[cython.uchar] = _room(content_data)
     name_ends[0] = content_ends[0] = 0
     for section in sections:
         data = section[0]
         count = section[1]
         pos, end = 0, len(data)
-        if end == 0:
-            continue
-        if cython.compiled:
-            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
-        else:
-            p = data
+        p: cython.pointer[cython.const[cython.uchar]] = _start(data)
         for i in range(count):
             (
                 pos,
@@ -642,13 +632,10 @@ def encode_columns(
     any_null_key: cython.bint = len(key_valid) > 0
     any_null_value: cython.bint = len(value_valid) > 0
     any_tail: cython.bint = len(tail_ends) > 0
-    if cython.compiled:
-        p: cython.pointer[cython.uchar] = cython.address(out[0])
-        keys: cython.pointer[cython.const[cython.uchar]] = cython.address(key_data[0])
-        values: cython.pointer[cython.const[cython.uchar]] = cython.address(value_data[0])
-        tails: cython.pointer[cython.const[cython.uchar]] = cython.address(tail_data[0])
-    else:
-        p, keys, values, tails = out, key_data, value_data, tail_data
+    p: cython.pointer[cython.uchar] = _room(out)
+    keys: cython.pointer[cython.const[cython.uchar]] = _start(key_data)
+    values: cython.pointer[cython.const[cython.uchar]] = _start(value_data)
+    tails: cython.pointer[cython.const[cython.uchar]] = _start(tail_data)
     while row < last:
         delta = _sum(timestamps[row], -base)
         key_length = key_ends[row + 1] - key_ends[row]
@@ -703,12 +690,9 @@ def encode_headers(
     i: cython.Py_ssize_t
     pos: cython.Py_ssize_t = 0
     any_null: cython.bint = len(content_valid) > 0
-    if cython.compiled:
-        p: cython.pointer[cython.uchar] = cython.address(tail_data[0])
-        names: cython.pointer[cython.const[cython.uchar]] = cython.address(name_data[0])
-        contents: cython.pointer[cython.const[cython.uchar]] = cython.address(content_data[0])
-    else:
-        p, names, contents = tail_data, name_data, content_data
+    p: cython.pointer[cython.uchar] = _room(tail_data)
+    names: cython.pointer[cython.const[cython.uchar]] = _start(name_data)
+    contents: cython.pointer[cython.const[cython.uchar]] = _start(content_data)
     tail_ends[0] = 0
     for row in range(len(header_ends) - 1):
         pos = _put_varlong(p, pos, header_ends[row + 1] - header_ends[row])

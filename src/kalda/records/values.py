@@ -179,20 +179,10 @@ def _encode_headers(headers: object) -> bytes:
 _NO_HEADERS = b"\x00"
 
 
-def encode_records(
-    rows: list,
-    reserve: cython.Py_ssize_t,
-    base_offset: cython.longlong,
-    base_timestamp: cython.longlong,
-    with_offsets: cython.bint,
-) -> tuple:
-    """(buffer, max timestamp): `reserve` bytes for the caller's header, then the records.
-
-    `rows` are (timestamp, key, value, headers), at consecutive offsets from 0; or, `with_offsets`, (offset, timestamp,
-    key, value, headers) with absolute offsets. Raises `ValueError` for an offset that is out of a batch's reach.
-    """
-    first: cython.Py_ssize_t = 1 if with_offsets else 0
-    bound: cython.Py_ssize_t = reserve
+@cython.cfunc
+def _plain(rows: list, first: cython.Py_ssize_t) -> tuple:
+    """([(key, value, headers as they are written)], as bytes all; no more bytes than all records will take)."""
+    bound: cython.Py_ssize_t = 0
     plain: list = []
     for row in rows:
         key, value, headers = row[first + 1], row[first + 2], row[first + 3]
@@ -207,6 +197,26 @@ def encode_records(
         tail = _encode_headers(headers) if headers else _NO_HEADERS
         bound += 36 + len(tail)
         plain.append((key, value, tail))
+    return plain, bound
+
+
+def encode_records(
+    rows: list,
+    reserve: cython.Py_ssize_t,
+    base_offset: cython.longlong,
+    base_timestamp: cython.longlong,
+    with_offsets: cython.bint,
+) -> tuple:
+    """(buffer, max timestamp): `reserve` bytes for the caller's header, then the records.
+
+    `rows` are (timestamp, key, value, headers), at consecutive offsets from 0; or, `with_offsets`, (offset, timestamp,
+    key, value, headers) with absolute offsets. Raises `ValueError` for an offset that is out of a batch's reach.
+    """
+    first: cython.Py_ssize_t = 1 if with_offsets else 0
+    plain: list
+    bound: cython.Py_ssize_t
+    plain, bound = _plain(rows, first)
+    bound += reserve
     if bound > _MAX_INT32:
         raise ValueError(f"{bound} bytes of records are more than a batch can hold")
 
