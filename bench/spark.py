@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 from harness.figures import Figure, Figures
 from harness.nodes import HERE, KaldaNode, Node
@@ -120,11 +122,24 @@ class Work:
         shutil.rmtree(target)
 
 
-def measure(work: Callable[[str], None], source: str, node: Node) -> tuple[float, float]:
-    """Seconds, and CPU seconds of the node meanwhile."""
-    used, began = node.cpu_s(), time.perf_counter()
+def cpu_s() -> float:
+    """CPU seconds that Spark and its Python workers have used."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "kalda.cli.main" not in process.cmdline():
+                times = process.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+        except psutil.Error:
+            continue  # a worker that has just ended is counted with its parent
+    return total
+
+
+def measure(work: Callable[[str], None], source: str, node: Node) -> tuple[float, float, float]:
+    """Seconds; CPU seconds of Spark; CPU seconds of the node."""
+    of_node, of_spark, began = node.cpu_s(), cpu_s(), time.perf_counter()
     work(source)
-    return time.perf_counter() - began, node.cpu_s() - used
+    return time.perf_counter() - began, cpu_s() - of_spark, node.cpu_s() - of_node
 
 
 def main() -> None:
@@ -138,6 +153,7 @@ def main() -> None:
     sources = [KALDA, SPARK] if jars else [KALDA]
     if not jars:
         print("Spark's own Kafka source is not measured: no Maven, or no registry that has its jars")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the node ends with this process
     node = KaldaNode()
     try:
         node.start()
@@ -146,16 +162,18 @@ def main() -> None:
         figures = Figures()
         tasks = [
             (work.aggregate, "into an aggregate"),
-            (work.aggregate_value, "the value only, into an aggregate"),
+            (work.aggregate_value, "only values, into an aggregate"),
             (work.parquet, "into Parquet"),
         ]
         for number in range(-1, options.rounds):
             for do, title in tasks:
                 for source in sources if number % 2 == 0 else reversed(sources):
-                    seconds, used = measure(do, source, node)
-                    if number >= 0:  # the first round warms the JVM up
-                        figures.add(Figure(title, "M rows/s"), source, rows / seconds / 1e6)
-                        figures.add(Figure(f"{title}: node's CPU", "s", less_is_better=True), source, used)
+                    seconds, of_spark, of_node = measure(do, source, node)
+                    if number < 0:  # warms the JVM up
+                        continue
+                    figures.add(Figure(title, "M rows/s"), source, rows / seconds / 1e6)
+                    for part, used in (("Spark", of_spark), ("the node", of_node)):
+                        figures.add(Figure(f"  CPU of {part}, {title}", "µs/row", True), source, used / rows * 1e6)
         figures.show(sources)
         print(f"\nsaved to {figures.save('spark')}")
         work.spark.stop()
