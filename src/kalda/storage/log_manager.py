@@ -428,9 +428,11 @@ class LogManager:
         return Job(f"sync {len(jobs)} new logs", work, finish)
 
     def _guard(self, log: Log, visit: Callable[[Log], object]) -> None:
-        """A disk that fails under one log has told the hooks; the others are still to be visited."""
+        """A disk that fails under one log takes its directory offline; the others are still to be visited."""
         try:
             visit(log)
+        except OSError as error:
+            self.on_io_error(log, error)  # whoever looks at a log, as retention does, meets the disk itself
         except ApiError as error:
             if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                 raise
