@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from kalda.sim.ablations import ABLATIONS
+from kalda.sim.ablations import ABLATIONS, QUORUM_ABLATIONS, find_in_quorum
 from kalda.sim.scenario import Plan, simulate
 
 QUICK = ("sync before acknowledging", "producers' sequences")
@@ -23,3 +23,8 @@ def test_its_lack_shows(name: str) -> None:
     assert broken is not None, f"{ablation.seeds} seeds do without: {name}"
     kept = simulate(Plan(broken.plan.seed, ablation.nodes, ablation.kinds, ablation.duration_s))
     assert kept.kept, f"the same seed fails with the safeguard on: {kept.why}"
+
+
+@pytest.mark.parametrize("name", QUORUM_ABLATIONS)
+def test_its_lack_shows_in_the_quorum(name: str) -> None:
+    assert find_in_quorum(QUORUM_ABLATIONS[name])

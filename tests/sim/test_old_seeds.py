@@ -10,6 +10,7 @@ from kalda.sim.scenario import Plan, simulate
 SEEDS = {
     "a truncated follower owed the disk what was gone, and never fetched again": Plan(39, 3, ("kill", "pause", "slow")),
     "a failed sync of the metadata log was nobody's, and the node went on": Plan(16, 3),
+    "retention met a disk that failed, and nothing was polled any more": Plan(185, 1),
     "a clean stop on a disk without power forgot producers": Plan(351, 3),
 }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kalda.sim import faults
+from kalda.sim.quorum_storm import calm, storm
 from kalda.sim.scenario import Plan, Verdict, simulate
 
 
@@ -98,12 +99,6 @@ def _commit_below_min_isr(switch: Switch) -> None:
     switch.set(Partition, "min_isr", 1)
 
 
-def _trust_any_broker_epoch(switch: Switch) -> None:
-    from kalda.controller.cluster import ClusterControl
-
-    switch.set(ClusterControl, "check_broker_epoch", lambda self, broker_id, epoch: self.brokers[broker_id])
-
-
 def _trust_any_leader_epoch(switch: Switch) -> None:
     from kalda.replication.partition import Partition
 
@@ -120,9 +115,44 @@ def _keep_what_a_snapshot_lacks(switch: Switch) -> None:
 
 
 def _forget_votes(switch: Switch) -> None:
-    from kalda.raft.metadata_log import MetadataLog
+    from kalda.raft.machine import RaftMachine
 
-    switch.set(MetadataLog, "write_election", lambda *_: None)
+    switch.set(RaftMachine, "_persist", lambda self: None)
+
+
+def _vote_again(switch: Switch) -> None:
+    from kalda.raft import elections
+
+    switch.set(elections, "_same_candidate", lambda voted, candidate: True)
+
+
+def _vote_for_any_log(switch: Switch) -> None:
+    from kalda.raft.values import OffsetAndEpoch
+
+    switch.set(OffsetAndEpoch, "is_up_to_date", lambda self, other: True)
+
+
+def find_in_quorum(off: Callable[[Switch], None], seeds: int = 60) -> str:
+    """What a storm over the quorum's machines says without a safeguard; empty where its lack does not show."""
+    switch = Switch()
+    try:
+        off(switch)
+        for seed in range(seeds):
+            try:
+                calm(storm(seed))
+            except (AssertionError, IndexError) as error:
+                return f"seed {seed}: {error}"
+    finally:
+        switch.restore()
+    return ""
+
+
+QUORUM_ABLATIONS: dict[str, Callable[[Switch], None]] = {
+    "votes on disk": _forget_votes,
+    "one vote an epoch": _vote_again,
+    "votes only for logs that lack nothing": _vote_for_any_log,
+}
+"""Safeguards of elections, which the machines alone show soonest."""
 
 
 ABLATIONS = {
@@ -134,10 +164,8 @@ ABLATIONS = {
         Ablation("all in sync before committing", _commit_without_followers, 3, ("kill", "cut", "slow")),
         Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way")),
         Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("pause", "cut", "kill")),
-        Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("kill", "pause", "slow")),
         Ablation("leaders' epochs", _trust_any_leader_epoch, 3, ("kill", "pause", "cut-one-way")),
         Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
-        Ablation("votes on disk", _forget_votes, 3, ("kill", "cut")),
     )
 }
 """By the name of the safeguard."""
