@@ -133,7 +133,7 @@ class GroupShard:
         for group in list(self.groups.values()):
             self.rebalancer.adopt(group)
         self._arm_expiration()
-        log.info("loaded partition %d: %d groups", self.partition, len(self.groups))
+        log.debug("loaded partition %d: %d groups", self.partition, len(self.groups))
 
     def _fold(self) -> None:
         self._loaded_since_fold = 0

@@ -103,7 +103,7 @@ class ProducerHandlers:
     def init_producer_id(
         self, context: RequestContext, request: InitProducerIdRequest
     ) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
-        """A fresh id at epoch 0, or the next epoch of the producer's own id."""
+        """A fresh id at epoch 0: an idempotent producer that lost its place starts anew (KIP-360)."""
         if request.transactional_id is not None:
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION, "this broker serves no transactions")
         if (request.producer_id < 0) != (request.producer_epoch < 0):
