@@ -40,8 +40,11 @@ class Bench:
             topic = f"records-{size}-{number}"
             node.create_topics([topic])
             for workload in ("produce", "consume"):
+                before = node.cpu_s()
                 rate = run_client(workload, node, topic, count, size)["per_s"]
+                cpu = (node.cpu_s() - before) / (count * size / 1e6)
                 self.figures.add(Figure(f"{workload} {label}", unit, scale=scale), node.name, rate)
+                self.figures.add(Figure(f"  CPU of the node, {workload} {label}", "ms/MB", True, 1e3), node.name, cpu)
 
         in_turn(self.nodes, self.rounds, work)
 

@@ -42,7 +42,7 @@ class Figures:
     def show(self, names: Sequence[str]) -> None:
         """Print medians with the spread of the samples, and the ratio of the first node to the second."""
         heads = "".join(f"{name:>34}" for name in names)
-        print(f"\n{'median (lowest to highest)':<38}{heads}{'ratio' if len(names) > 1 else '':>9}")
+        print(f"\n{'median (lowest to highest)':<42}{heads}{'ratio' if len(names) > 1 else '':>9}")
         for figure, of in self.samples.items():
             cells, medians = "", []
             for name in names:
@@ -56,7 +56,7 @@ class Figures:
             if len(medians) == 2:
                 better = medians[1] / medians[0] if figure.less_is_better else medians[0] / medians[1]
                 ratio = f"{better:>8.2f}×"
-            print(f"{f'{figure.title}, {figure.unit}':<38}{cells}{ratio}")
+            print(f"{f'{figure.title}, {figure.unit}':<42}{cells}{ratio}")
 
     def save(self, name: str) -> Path:
         """Write every sample to `bench/results`."""
