@@ -2,13 +2,15 @@
 
     python bench/scale.py [--quick] [--rounds 5] [--most 5000] [--requests 20000]
 
-Each step adds topics to the same node, then drives one partition. The node's own CPU per request is the figure: it
-hardly depends on what else the machine does. It should stay where it was with 10 partitions.
+A node for each number is up, and one partition of each is driven in turn, so that the machine's drift meets all alike.
+The node's own CPU per request is the figure: it hardly depends on what else the machine does. It should be everywhere
+what it is with 10 partitions.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from statistics import median
 
 from harness.figures import run_client
@@ -16,10 +18,11 @@ from harness.nodes import KaldaNode, Node
 
 STEPS = (10, 100, 1_000, 5_000)
 WORKLOADS = {"requests": "produce", "fetches": "fetch", "metadata": "metadata"}
+"""Of `harness.client`, and what they are called here."""
 _PER_TOPIC = 50
 
 
-def grow(node: Node, have: int, wanted: int) -> int:
+def grow(node: Node, have: int, wanted: int) -> None:
     """Add topics until there are `wanted` partitions."""
     names = [f"more-{have}-{number}" for number in range((wanted - have) // _PER_TOPIC)]
     for start in range(0, len(names), 20):
@@ -27,7 +30,6 @@ def grow(node: Node, have: int, wanted: int) -> int:
     rest = (wanted - have) % _PER_TOPIC
     if rest:
         node.create_topics([f"rest-{have}"], rest)
-    return wanted
 
 
 def cost(node: Node, workload: str, topic: str, requests: int) -> float:
@@ -47,24 +49,35 @@ def main() -> None:
     if arguments.quick:
         arguments.rounds, arguments.most = 1, 1_000
 
-    node = KaldaNode()
+    nodes: dict[int, Node] = {}
+    samples: dict[tuple[int, str], list[float]] = defaultdict(list)
     try:
-        node.start()
-        node.create_topics(["driven"])
-        have = 1
-        first: dict[str, float] = {}
-        print(
-            f"{'partitions':>10}  " + "".join(f"{f'{name}, CPU µs':>26}" for name in WORKLOADS.values()) + "   RSS, MB"
-        )
         for step in (step for step in STEPS if step <= arguments.most):
-            have = grow(node, have, step)
-            cells = ""
-            for workload in WORKLOADS:
-                middle = median(cost(node, workload, "driven", arguments.requests) for _ in range(arguments.rounds))
-                cells += f"{f'{middle:.1f} ({middle / first.setdefault(workload, middle):.2f}×)':>26}"
-            print(f"{have:>10,}  {cells}{node.rss_mb():>10.0f}", flush=True)
+            nodes[step] = KaldaNode()
+            nodes[step].start()
+            nodes[step].create_topics(["driven"])
+            grow(nodes[step], 1, step)
+        for number in range(arguments.rounds):
+            for step, node in nodes.items() if number % 2 == 0 else reversed(nodes.items()):
+                for workload in WORKLOADS:
+                    samples[step, workload].append(cost(node, workload, "driven", arguments.requests))
+        show(nodes, samples)
     finally:
-        node.close()
+        for node in nodes.values():
+            node.close()
+
+
+def show(nodes: dict[int, Node], samples: dict[tuple[int, str], list[float]]) -> None:
+    """Medians, and how they compare with those of the fewest partitions."""
+    heads = "".join(f"{f'{name}, CPU µs':>26}" for name in WORKLOADS.values())
+    print(f"{'partitions':>10}  {heads}   RSS, MB")
+    fewest = min(nodes)
+    for step, node in nodes.items():
+        cells = ""
+        for workload in WORKLOADS:
+            middle = median(samples[step, workload])
+            cells += f"{f'{middle:.1f} ({middle / median(samples[fewest, workload]):.2f}×)':>26}"
+        print(f"{step:>10,}  {cells}{node.rss_mb():>10.0f}")
 
 
 if __name__ == "__main__":
