@@ -152,7 +152,7 @@ class Node:
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._start()
-        except (MetaPropertiesError, ValueError, RuntimeError) as error:
+        except (MetaPropertiesError, ValueError) as error:
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(f"{error.filename or 'the node'}: {error.strerror or error}") from error

@@ -147,7 +147,7 @@ class LogManager:
                     continue
                 other = self._home.get(log.topic_partition)
                 if other is not None:
-                    raise RuntimeError(
+                    raise ValueError(
                         f"{log.topic_partition} is in two log directories, {other.path} and {directory.path}: "
                         "move one of them away"
                     )
