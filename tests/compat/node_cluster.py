@@ -12,6 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import CLUSTER_ID, SERVES, LoneNode, free_ports
 
 from kalda.cli.storage import storage
+from kalda.network.blocking import BlockingConnection
+from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
 SETTINGS: dict[str, object] = {
     "offsets.topic.num.partitions": 4,
@@ -87,6 +89,18 @@ class NodeCluster:
         """What a fresh client is told of a partition; None while it is told nothing."""
         told = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
         return told.get(index)
+
+    def wait_leader(self, topic: str, index: int, node_id: int) -> None:
+        """Until every node knows that one leads a partition: some requests of a client are not tried again."""
+        request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
+        for node in self.nodes.values():
+            with node.client() as client:
+
+                def knows(client: BlockingConnection = client) -> bool:
+                    partitions = client.request(request).topics[0].partitions
+                    return [each.leader_id for each in partitions if each.partition_index == index] == [node_id]
+
+                wait_until(knows, f"node {node.node_id} knows that {node_id} leads {topic}-{index}")
 
     def leader(self, topic: str, index: int) -> ClusterNode:
         """The node that leads a partition, once there is one."""

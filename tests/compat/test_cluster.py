@@ -309,7 +309,7 @@ def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
         asked = ElectLeadersRequestTopicPartitions(topic=TOPIC, partitions=[0])
         elected = client.request(ElectLeadersRequest(topic_partitions=[asked]))
         assert elected.replica_election_results[0].partition_result[0].error_code == 0
-        wait_until(lambda: placed()[2] == 3, "the preferred leader leads")
+        cluster.wait_leader(TOPIC, 0, 3)
 
         deleted = admin.delete_records([TopicPartition(TOPIC, 0, 400)], request_timeout=20)
         assert next(iter(deleted.values())).result(20).low_watermark == 400
