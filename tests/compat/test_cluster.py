@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from node_cluster import NodeCluster, wait_until
 
 from kalda.protocol.messages.topics import (
@@ -272,7 +273,6 @@ def write(cluster: NodeCluster, records: int, partition: int = 0) -> None:
 @pytest.mark.parametrize("cluster", ["two log directories"], indirect=True)
 def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
     """Reassignment, preferred leaders, deleted records, a deleted topic; each node has two log directories."""
-    admin = cluster.admin
     with cluster.nodes[1].client() as client:
         assignment = CreatableReplicaAssignment(partition_index=0, broker_ids=[1, 2])
         topic = CreatableTopic(name=TOPIC, num_partitions=-1, replication_factor=-1, assignments=[assignment])
@@ -311,9 +311,10 @@ def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
         assert elected.replica_election_results[0].partition_result[0].error_code == 0
         cluster.wait_leader(TOPIC, 0, 3)
 
-        deleted = admin.delete_records([TopicPartition(TOPIC, 0, 400)], request_timeout=20)
+        fresh = AdminClient({"bootstrap.servers": cluster.addresses, "log_level": 0})  # one that knows no older leader
+        deleted = fresh.delete_records([TopicPartition(TOPIC, 0, 400)], request_timeout=20)
         assert next(iter(deleted.values())).result(20).low_watermark == 400
-        admin.delete_topics([TOPIC])[TOPIC].result(30)
+        fresh.delete_topics([TOPIC])[TOPIC].result(30)
         wait_until(lambda: log_dirs_with(cluster, f"{TOPIC}-0") == [], "no log of the topic is left")
 
 
