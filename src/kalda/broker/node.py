@@ -493,9 +493,10 @@ class Node:
         if self._quorum is None:
             return
         if clean and not self.failed:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(5):
-                    await _settled(self._quorum.shutdown())
+            for last in (self._quorum.snapshot_before_stop, self._quorum.shutdown):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(5):
+                        await _settled(last())
         try:
             self._quorum.close(clean)
         except (OSError, ApiError) as error:

@@ -32,6 +32,11 @@ from kalda.raft.voters import Voter, VoterSet
 
 log = logging.getLogger("kalda.quorum")
 
+_WORTH_A_SNAPSHOT = 1_000
+"""Records since the last snapshot: to replay fewer takes about as long as to write one."""
+_PARTITIONS_AT_STOP = 50_000
+"""A stop does not wait for the snapshot of a larger cluster, which takes more than about a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedSnapshot:
@@ -211,9 +216,13 @@ class QuorumSide:
     # -- snapshots
 
     def _write_snapshot(self, image: MetadataImage) -> bool:
-        provenance = image.provenance
         if self._snapshot_under_way:
             return False
+        self._begin_snapshot(image)
+        return True
+
+    def _begin_snapshot(self, image: MetadataImage) -> Pending[bool]:
+        provenance = image.provenance
         self._snapshot_under_way = True
         # The image is immutable, so its records are drawn by the thread that writes them.
         done = self.raft.create_snapshot(
@@ -229,7 +238,27 @@ class QuorumSide:
                 log.info("snapshot %s is written", provenance)
 
         done.then(written)
-        return True
+        return done
+
+    def snapshot_before_stop(self) -> Pending[bool]:
+        """Have the next start replay a snapshot and not all that was written since the last one: each restart of a
+        broker alone writes two records for each of its partitions. Whether one was written."""
+        image, latest = self.loader.image, self.metadata_log.latest_snapshot
+        provenance = image.provenance
+        since = provenance.snapshot_offset - (latest.offset if latest is not None else 0)
+        if (
+            since < _WORTH_A_SNAPSHOT
+            or self._snapshot_under_way
+            or self.loader.catching_up
+            or not provenance.is_batch_aligned
+            or self._snapshots.disabled_reason is not None
+            or sum(len(topic.partitions) for topic in image.topics.by_id.values()) > _PARTITIONS_AT_STOP
+        ):
+            done: Pending[bool] = Pending()
+            done.complete(False)
+            return done
+        log.info("snapshot %s, because %d records were written since the last", provenance, since)
+        return self._begin_snapshot(image)
 
     # -- the end
 

@@ -215,12 +215,12 @@ class RaftDriver:
         def finish(size: int | None, error: BaseException | None) -> None:
             if error is not None:
                 self._fail(error)
-                return
-            if snapshot.offset < self.machine.log.start_offset:
-                return  # the log was replaced by a later one meanwhile
-            self.log.add_snapshot(snapshot)
-            self._step(ev.SnapshotTaken(snapshot))
-            done.complete(True)
+            # A log that was replaced by a later one meanwhile has no use for it.
+            made = error is None and snapshot.offset >= self.machine.log.start_offset
+            if made:
+                self.log.add_snapshot(snapshot)
+                self._step(ev.SnapshotTaken(snapshot))
+            done.complete(made)
 
         self._jobs.run(job, finish)
         return done

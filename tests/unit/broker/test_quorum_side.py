@@ -1,0 +1,51 @@
+"""The metadata log of a node that stops: a snapshot where it saves the next start something."""
+
+from __future__ import annotations
+
+import pytest
+
+from kalda.broker import quorum_side
+from kalda.raft.snapshots import parse_snapshot_name
+from kalda.testing.cluster import Cluster
+
+
+def snapshot_offsets(cluster: Cluster) -> list[int]:
+    names = (path.name for path in (cluster.directory(1) / "__cluster_metadata-0").iterdir())
+    return sorted(parsed[0].offset for name in names if (parsed := parse_snapshot_name(name)) is not None)
+
+
+def test_a_clean_stop_leaves_a_snapshot_from_which_the_next_start_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quorum_side, "_WORTH_A_SNAPSHOT", 1)
+    with Cluster() as cluster:
+        topic_id = cluster.create_topic("orders", partitions=5)
+        cluster.stop_node(1)
+        assert len(snapshot_offsets(cluster)) == 2, "that of the format, and that of the stop"
+        cluster.start_node(1)
+        node = cluster.nodes[1]
+        assert len(node.image.topics.by_id[topic_id].partitions) == 5
+        assert node.raft.log.latest_snapshot is not None
+        assert snapshot_offsets(cluster)[-1] == node.raft.log.latest_snapshot.offset
+
+
+def test_a_kill_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quorum_side, "_WORTH_A_SNAPSHOT", 1)
+    with Cluster() as cluster:
+        cluster.create_topic("orders")
+        cluster.kill_node(1)
+        assert len(snapshot_offsets(cluster)) == 1
+
+
+def test_a_few_records_are_worth_none() -> None:
+    with Cluster() as cluster:
+        cluster.create_topic("orders")
+        cluster.stop_node(1)
+        assert len(snapshot_offsets(cluster)) == 1
+
+
+def test_a_very_large_cluster_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quorum_side, "_WORTH_A_SNAPSHOT", 1)
+    monkeypatch.setattr(quorum_side, "_PARTITIONS_AT_STOP", 4)
+    with Cluster() as cluster:
+        cluster.create_topic("orders", partitions=5)
+        cluster.stop_node(1)
+        assert len(snapshot_offsets(cluster)) == 1
