@@ -102,8 +102,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _read_config(options: Options) -> ServerConfig:
-    from kalda.base.configs.properties import parse_properties
     from kalda.base.configs.server import ServerConfig
+    from kalda.base.properties import parse_properties
 
     with open(options.file, encoding="utf-8") as file:
         return ServerConfig({**parse_properties(file.read()), **options.overrides})

@@ -21,7 +21,6 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `leader_epochs`: which leader epoch began at which offset
 - `checkpoints`: offset checkpoints and the other small text files
 - `checkpoint_file`: an offset checkpoint that jobs replace, the newest contents winning
-- `properties`: Java's properties format, `meta.properties`
 - `log`: the log: append, read, roll, flush, truncate
 - `loading`: opening a log, cleanly or by recovery
 - `reading`: batches out of segments, here or on another thread

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from kalda.base.disk import Disk
 from kalda.base.ids import TopicPartition, Uuid, uuid_from_text, uuid_to_text
-from kalda.storage.properties import format_properties, parse_properties
+from kalda.base.properties import format_properties, parse_properties
 
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from kalda.base.configs import client_metrics, describe, documentation, group, topic
 from kalda.base.configs.broker import BROKER, DYNAMIC, DYNAMIC_ONLY, PER_BROKER_ONLY, base_name, find_key, synonyms
+from kalda.base.configs.broker_kalda import KALDA_KEYS
 from kalda.base.configs.definition import (
     DOUBLE,
     INT,
@@ -33,9 +34,9 @@ from kalda.base.configs.definition import (
 from kalda.base.configs.describe import Entry
 from kalda.base.configs.dynamic import Layers, check_alteration, effective
 from kalda.base.configs.listeners import Endpoint
-from kalda.base.configs.properties import parse_properties
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
+from kalda.base.properties import parse_properties
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "base"
 CHECKS: dict[str, list[dict[str, Any]]] = json.loads((GOLDEN / "config_checks.json").read_text())
@@ -204,7 +205,10 @@ def test_describe_topic() -> None:
 
 def test_describe_broker() -> None:
     assert FAULTS == []
-    assert rows(describe.describe_broker(LAYERS, CONFIG)) == DESCRIPTIONS["broker/1"]
+    described = rows(describe.describe_broker(LAYERS, CONFIG))
+    own = {key.name for key in KALDA_KEYS}
+    assert [row for row in described if row[0] not in own] == DESCRIPTIONS["broker/1"]
+    assert own <= {row[0] for row in described}
 
 
 def test_describe_cluster_default() -> None:
@@ -302,7 +306,8 @@ def test_every_default_is_valid() -> None:
 
 
 def test_tables_agree_with_each_other() -> None:
-    assert len(BROKER) == 360
+    assert len(BROKER) == 360 + len(KALDA_KEYS)
+    assert all(key.name.startswith("kalda.") for key in KALDA_KEYS)
     assert PER_BROKER_ONLY <= DYNAMIC
     assert len(DYNAMIC) == 102
     defaults = ServerConfig(COMBINED).topic_defaults()

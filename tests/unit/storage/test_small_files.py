@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kalda.base.ids import TopicPartition
+from kalda.base.properties import format_properties, parse_properties
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import (
     read_clean_shutdown,
@@ -19,7 +20,6 @@ from kalda.storage.checkpoints import (
 from kalda.storage.config import LogConfig
 from kalda.storage.leader_epochs import LeaderEpochs
 from kalda.storage.naming import marked_dir_name, parse_dir_name
-from kalda.storage.properties import format_properties, parse_properties
 
 
 @pytest.fixture
@@ -74,12 +74,13 @@ def test_properties_as_java_writes_them() -> None:
         "#\n#Sat Nov 21 09:14:49 UTC 2026\nnode.id=1\na\\ key=\\ v\\=1\\:2\\#\\!\\\\\nuni=\\u00E9\\uD83D\\uDE00\n"
     )
     assert parse_properties(text)["a key"] == " v=1:2#!\\"
+    assert parse_properties(text)["uni"] == "é\U0001f600"
 
 
 def test_properties_as_people_write_them() -> None:
     text = "! comment\r\n  a : 1\nb=two\\\n   words\nc\nd==\n\\u0041=x\\ty\n"
     assert parse_properties(text) == {"a": "1", "b": "twowords", "c": "", "d": "=", "A": "x\ty"}
-    with pytest.raises(ValueError, match="uXXXX"):
+    with pytest.raises(ValueError, match="malformed"):
         parse_properties("a=\\u00zz")
 
 

@@ -3,10 +3,10 @@
 Pure: texts and mappings in, values and errors out. It reads no file and knows no cluster.
 
 - `definition`: types, validators, a table of keys, text to value and back
-- `properties`: the text format of `server.properties`
 - `broker`: the table of broker and controller keys
 - `broker_groups`, `broker_log`, `broker_node`, `broker_quorum`, `broker_replication`, `broker_security`,
   `broker_share`, `broker_tiering`, `broker_transactions`: its rows by area
+- `broker_kalda`: rows that Kafka does not have
 - `topic`, `group`, `client_metrics`, `quota`: the tables of the other resources, and what is valid together
 - `quorum_addresses`, `listeners`: addresses inside values
 - `server`, `server_checks`: a node's configuration, checked as a whole

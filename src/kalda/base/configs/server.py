@@ -14,9 +14,9 @@ from typing import Any
 from kalda.base.configs.broker import BROKER, DYNAMIC_ONLY, base_name, find_key
 from kalda.base.configs.definition import InvalidConfig, Value
 from kalda.base.configs.listeners import Endpoint, listener_name, parse_endpoints, parse_protocol_map
-from kalda.base.configs.properties import parse_properties
 from kalda.base.configs.quorum_addresses import Voter, parse_bootstrap_servers, parse_voters
 from kalda.base.configs.topic import BROKER_SYNONYMS, HOUR_MS, MINUTE_MS, TOPIC
+from kalda.base.properties import parse_properties
 
 _UNLIMITED = -1
 

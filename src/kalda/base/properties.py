@@ -1,4 +1,4 @@
-r"""The text format of `server.properties`: Java's properties.
+r"""Java's properties: the text format of `server.properties`, `meta.properties` and secrets in files.
 
 A line is a key, a separator (`=`, `:` or blanks) and a value; `#` and `!` begin a comment; a line that ends in an odd
 number of backslashes goes on in the next, whose leading blanks are cut; `\t \n \r \f \uXXXX` are characters, and any
@@ -8,10 +8,16 @@ other escaped character stands for itself. The last of several lines for one key
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
 _BLANK = " \t\f"
 _SIMPLE = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPED = {char: "\\" + code for code, char in _SIMPLE.items()} | {char: "\\" + char for char in "\\=:#!"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def parse_properties(text: str) -> dict[str, str]:
@@ -21,6 +27,14 @@ def parse_properties(text: str) -> dict[str, str]:
         key, value = _split(line)
         properties[_unescape(key)] = _unescape(value)
     return properties
+
+
+def format_properties(values: Mapping[str, str], now_ms: int) -> str:
+    """The file's text, headed by an empty comment and the date, as Java writes it."""
+    lines = ["#", "#" + _java_date(now_ms)]
+    for key, value in values.items():
+        lines.append(f"{_escape(key, spaces=True)}={_escape(value, spaces=False)}")
+    return "\n".join(lines) + "\n"
 
 
 def _logical_lines(text: str) -> list[str]:
@@ -77,4 +91,36 @@ def _unescape(text: str) -> str:
             pos += 4
         else:
             out.append(_SIMPLE.get(escaped, escaped))
+    return _PAIR.sub(_joined, "".join(out))
+
+
+def _joined(pair: re.Match[str]) -> str:
+    """Java writes a character beyond the 16-bit plane as two escapes."""
+    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def _escape(text: str, *, spaces: bool) -> str:
+    out = []
+    for at, char in enumerate(text):
+        if char == " " and (spaces or at == 0):
+            out.append("\\ ")
+        elif char in _ESCAPED:
+            out.append(_ESCAPED[char])
+        elif char < " " or char > "~":
+            out.extend(f"\\u{ord(unit):04X}" for unit in _utf16(char))
+        else:
+            out.append(char)
     return "".join(out)
+
+
+def _utf16(char: str) -> str:
+    if ord(char) < 0x10000:
+        return char
+    rest = ord(char) - 0x10000
+    return chr(0xD800 + (rest >> 10)) + chr(0xDC00 + (rest & 0x3FF))
+
+
+def _java_date(now_ms: int) -> str:
+    when = datetime.fromtimestamp(now_ms / 1000, UTC)
+    day, month = _DAYS[when.weekday()], _MONTHS[when.month - 1]
+    return f"{day} {month} {when.day:02d} {when:%H:%M:%S} UTC {when.year}"
