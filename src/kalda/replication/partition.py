@@ -223,8 +223,8 @@ class Partition:
         """Have everything below `offset` synced by a job; appends that come meanwhile share the next one."""
         self._flush_to = max(self._flush_to, offset)
         if not self._flushing:
-            self._flushing = True
             job = self.log.flush_job(self._flush_to)
+            self._flushing = True
             self._jobs.run(job.run, lambda _, error: self._flushed(job, error))
 
     def _flushed(self, job: Job[None], error: BaseException | None) -> None:
@@ -233,15 +233,15 @@ class Partition:
             if error is not None:
                 self.log.on_io_error(error)
             job.finish()
+            # What was truncated meanwhile owes the disk nothing.
+            self._flush_to = min(self._flush_to, self.log.log_end_offset)
+            if self.log.recovery_point < self._flush_to:
+                self._flush(self._flush_to)
         except (ApiError, OSError):
             # The log has told its keeper, and takes no more appends; nobody waits for what will not be durable.
             self.release_waiters()
             return
-        # What was truncated meanwhile owes the disk nothing.
-        self._flush_to = min(self._flush_to, self.log.log_end_offset)
-        if self.log.recovery_point < self._flush_to:
-            self._flush(self._flush_to)
-        elif self.on_caught_up_with_disk is not None:
+        if self.log.recovery_point >= self._flush_to and self.on_caught_up_with_disk is not None:
             self.on_caught_up_with_disk()
         if self.is_leader:
             self._advance_high_watermark()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import deque
 from collections.abc import Callable
@@ -46,3 +47,23 @@ def test_what_was_truncated_owes_the_disk_nothing() -> None:
         assert len(jobs.waiting) <= 1
         assert disk.syncs < 50, "it flushes in a circle"
     assert partition.may_fetch_on
+
+
+def test_a_disk_that_fails_before_the_next_flush_leaves_nobody_waiting() -> None:
+    disk, jobs = SimDisk(random.Random(1)), Later()
+    disk.make_dirs("/d")
+    where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
+    config = LogConfig.from_dict({"flush.messages": "1"})
+    log = Log.open(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    partition = Partition(where, topic_id, 1, log, jobs)
+    partition.become_leader(0, 0, (1,), (1,))
+    partition.append(build_batch([(1, None, b"x", ())]), -1, 1)
+    partition.append(build_batch([(1, None, b"y", ())]), -1, 1)
+    work, finish = jobs.waiting.popleft()
+    work()
+    for segment in log.segments:
+        segment.close()
+    disk.fail("/d", errno.ENOSPC)
+    finish(None, None)
+    assert not jobs.waiting
+    assert log.high_watermark < 2
