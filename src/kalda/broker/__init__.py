@@ -21,6 +21,8 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 - `coordinator_shell.py`: the group coordinator's log and timer
 - `log_keeper.py`: the log manager out of the node's configuration
 - `dir_locks.py`: the locks on a node's directories
+- `config_providers.py`: secrets that `server.properties` refers to
+- `policies.py`: the operator's own rules for topics and configs
 - `loggers.py`: this process's loggers as a config resource
 - `disk.py`: the operating system's files
 - `shell.py`: clock, timers, threads, entropy

@@ -56,8 +56,6 @@ PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _START_TIMEOUT_S = 300
 _WITHOUT_EFFECT = {
     "authorizer.class.name": "this release enforces no ACLs, every client may do everything",
-    "create.topic.policy.class.name": "classes of the JVM cannot be loaded, every valid topic may be created",
-    "alter.config.policy.class.name": "classes of the JVM cannot be loaded, every valid config may be set",
     "client.quota.callback.class": "classes of the JVM cannot be loaded, and quotas are stored but not enforced",
     "remote.log.storage.system.enable": "this release has no tiered storage, all records stay in the log directories",
 }

@@ -17,6 +17,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.broker.policies import ALTER_CONFIG, CREATE_TOPIC, Policies
 from kalda.broker.raft_driver import RaftDriver, SendRpc
 from kalda.broker.shell import Host
 from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
@@ -133,6 +134,7 @@ class QuorumSide:
         self.on_loaded: Callable[[], None] = _nothing
         """Told after the loader has taken something in."""
         self.controller = None
+        self._policies: Policies | None = None
         if config.is_controller:
             self.controller = self._make_controller(metadata_dir, cluster_id, incarnation_id)
         self._snapshots = SnapshotGenerator(
@@ -149,6 +151,8 @@ class QuorumSide:
         from kalda.controller.quorum_controller import QuorumController
 
         config = self._config
+        if config[CREATE_TOPIC] or config[ALTER_CONFIG]:
+            self._policies = Policies(config.properties)
         balances = config["auto.leader.rebalance.enable"]
         interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
         return QuorumController(
@@ -170,6 +174,8 @@ class QuorumSide:
             new_id=self._host.new_uuid,
             rng=self._host.rng,
             voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],
+            create_topic_policy=self._policies.check_new_topic if self._policies is not None else None,
+            alter_config_policy=self._policies.check_configs if self._policies is not None else None,
         )
 
     def start(self) -> None:
@@ -273,6 +279,8 @@ class QuorumSide:
         """Let go of the files."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._policies is not None:
+            self._policies.close()
         self.raft.close(clean)
 
 

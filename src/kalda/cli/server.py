@@ -103,10 +103,9 @@ def run(arguments: list[str]) -> int:
 
 def _read_config(options: Options) -> ServerConfig:
     from kalda.base.configs.server import ServerConfig
-    from kalda.base.properties import parse_properties
+    from kalda.broker.config_providers import read_properties
 
-    with open(options.file, encoding="utf-8") as file:
-        return ServerConfig({**parse_properties(file.read()), **options.overrides})
+    return ServerConfig(read_properties(options.file, options.overrides))
 
 
 def _allow_many_files() -> None:

@@ -13,6 +13,7 @@ import click
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
+from kalda.broker.config_providers import read_properties
 from kalda.broker.disk import RealDisk
 from kalda.metadata.features import FEATURES, default_levels
 from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage, parse_release_version
@@ -45,8 +46,7 @@ def _config_option(command: Callable[..., None]) -> Callable[..., None]:
 
 def _read_config(config_file: str) -> ServerConfig:
     try:
-        with open(config_file, encoding="utf-8") as file:
-            return ServerConfig.from_text(file.read())
+        return ServerConfig(read_properties(config_file))
     except InvalidConfig as error:
         _fail(f"{config_file}: {error.message}")
     except (OSError, ValueError) as error:

@@ -62,7 +62,11 @@ class ServerConfig:
     @cached_property
     def unknown(self) -> list[str]:
         """Properties that no table has."""
-        return [name for name in self.properties if base_name(name) not in BROKER and name not in DYNAMIC_ONLY]
+        return [
+            name
+            for name in self.properties
+            if base_name(name) not in BROKER and name not in DYNAMIC_ONLY and not name.startswith("config.providers.")
+        ]
 
     def is_set(self, name: str) -> bool:
         """True where the properties have the key."""

@@ -1,0 +1,140 @@
+"""The operator's own rules for new topics and altered configs (KIP-108, KIP-133).
+
+`create.topic.policy.class.name` and `alter.config.policy.class.name` name Python classes, as `package.module.Class` or
+`package.module:Class`, that the node can import (installed, or on PYTHONPATH). The active controller asks them:
+
+```python
+from kalda.broker.policies import PolicyViolation
+
+class TopicsHaveOwners:
+    def configure(self, configs):            # optional: the node's properties, once, at its start
+        self.prefixes = configs["our.owners"].split(",")
+
+    def validate(self, request):             # a NewTopicRequest, or an AlterConfigRequest
+        if request.topic.split(".")[0] not in self.prefixes:
+            raise PolicyViolation(f"{request.topic} begins with no owner")
+
+    def close(self):                         # optional: at the node's stop
+        ...
+```
+
+`validate` runs where the controller decides: it must answer at once, from memory. A client gets POLICY_VIOLATION with
+the words of the `PolicyViolation`; anything else that is raised is logged, and fails what was asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.metadata.configs import ConfigResource, ConfigResourceType
+
+log = logging.getLogger("kalda.policies")
+
+CREATE_TOPIC = "create.topic.policy.class.name"
+ALTER_CONFIG = "alter.config.policy.class.name"
+
+
+class PolicyViolation(Exception):
+    """Raised by a policy: what was asked for is not allowed, and why."""
+
+
+class NewTopicRequest(NamedTuple):
+    """A topic somebody wants to create: by numbers, or by an assignment of brokers to its partitions."""
+
+    topic: str
+    num_partitions: int | None
+    replication_factor: int | None
+    replicas_assignments: Mapping[int, Sequence[int]] | None
+    configs: Mapping[str, str | None]
+
+
+class AlterConfigRequest(NamedTuple):
+    """Configs of a resource that somebody wants to change, and their new values; None removes one."""
+
+    resource_type: str
+    """`TOPIC`, `BROKER`, `GROUP`, `CLIENT_METRICS`"""
+    resource_name: str
+    """empty for the defaults of all brokers"""
+    configs: Mapping[str, str | None]
+
+
+class PolicyError(ValueError):
+    """A policy cannot be used, and why."""
+
+
+class Policies:
+    """A controller's policies, as its managers ask them."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        """Import, make and configure what the properties name. Raises `PolicyError`."""
+        self._create_topic = _load(CREATE_TOPIC, properties)
+        self._alter_config = _load(ALTER_CONFIG, properties)
+
+    def check_new_topic(self, topic: tuple[Any, ...]) -> None:
+        """`topic`: a `kalda.controller.topics.NewTopic`. Raises `ApiError`."""
+        if self._create_topic is not None:
+            _validate(self._create_topic, NewTopicRequest(*topic))
+
+    def check_configs(self, resource: ConfigResource, configs: Mapping[str, str | None]) -> None:
+        """Raises `ApiError`."""
+        if self._alter_config is not None:
+            _validate(
+                self._alter_config, AlterConfigRequest(ConfigResourceType(resource.type).name, resource.name, configs)
+            )
+
+    def close(self) -> None:
+        """The node stops."""
+        policies, self._create_topic, self._alter_config = (self._create_topic, self._alter_config), None, None
+        for policy in policies:
+            close = getattr(policy, "close", None)
+            if close is None:
+                continue
+            try:
+                close()
+            except Exception:
+                log.exception("%s could not be closed", type(policy).__qualname__)
+
+
+def _validate(policy: Any, request: NewTopicRequest | AlterConfigRequest) -> None:
+    try:
+        policy.validate(request)
+    except PolicyViolation as violation:
+        raise ApiError(ErrorCode.POLICY_VIOLATION, str(violation)) from violation
+    except Exception as error:
+        log.exception("%s failed over %s", type(policy).__qualname__, request)
+        raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(policy).__qualname__} failed: {error}") from error
+
+
+def _load(key: str, properties: Mapping[str, str]) -> Any:
+    """The policy that the properties name; None where they name none."""
+    path = properties.get(key, "").strip()
+    if not path:
+        return None
+    module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
+    if not module_name or not class_name:
+        raise PolicyError(f"{key}={path}: package.module.Class or package.module:Class is expected")
+    try:
+        found: Any = import_module(module_name)
+        for part in class_name.split("."):
+            found = getattr(found, part)
+    except ImportError as error:
+        raise PolicyError(
+            f"{key}={path} cannot be imported: {error}. A Python class is expected, installed or on PYTHONPATH"
+        ) from error
+    except AttributeError as error:
+        raise PolicyError(f"{key}={path}: the module {module_name} has no {class_name}") from error
+    except Exception as error:
+        raise PolicyError(f"{key}={path} cannot be imported: {error!r}") from error
+    if not isinstance(found, type) or not callable(getattr(found, "validate", None)):
+        raise PolicyError(f"{key}={path} is not a class with a method validate(request)")
+    try:
+        policy = found()
+        if (configure := getattr(policy, "configure", None)) is not None:
+            configure(dict(properties))
+    except Exception as error:
+        raise PolicyError(f"{key}={path} cannot be configured: {error!r}") from error
+    return policy
