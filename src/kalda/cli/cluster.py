@@ -1,4 +1,4 @@
-"""`kalda cluster`: its id, its brokers, their log directories."""
+"""`kalda cluster`: its id, its brokers, their log directories; and clusters of processes on this host."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.base.errors import ErrorCode
+from kalda.cli.cluster_local import down_command, logs_command, status_command, up_command
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def cluster() -> None:
-    """The cluster's id, brokers and log directories."""
+    """A cluster's id, brokers and log directories; clusters of processes on this host."""
+
+
+for _command in (up_command, status_command, logs_command, down_command):
+    cluster.add_command(_command)
 
 
 @cluster.command("id")

@@ -12,4 +12,6 @@ handed in, and comes back as the buffers of an answer. Only the client files kno
 - `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `blocking`: the same over a plain socket, for tools and Spark tasks
+- `probe`: whether anybody listens at an address
+- `free_ports`: addresses for servers that do not run yet
 """
