@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import CLUSTER_ID, SERVES, LoneNode, free_ports
@@ -29,6 +29,8 @@ SETTINGS: dict[str, object] = {
 class ClusterNode(LoneNode):
     """One node of a cluster with static voters."""
 
+    host = "127.0.0.1"
+
     def __init__(self, home: Path, node_id: int, settings: Mapping[str, object]) -> None:
         super().__init__(home, {**SETTINGS, "node.id": node_id, **settings})
         del self.properties["controller.quorum.bootstrap.servers"]
@@ -42,20 +44,26 @@ class ClusterNode(LoneNode):
 class NodeCluster:
     """Nodes 1 to `size`, each broker and controller."""
 
+    node_class = ClusterNode
+
     def __init__(self, home: Path, size: int = 3, settings: Mapping[str, object] | None = None) -> None:
         self.nodes = {
-            node_id: ClusterNode(home / f"node{node_id}", node_id, settings or {}) for node_id in range(1, size + 1)
+            node_id: self.node_class(home / f"node{node_id}", node_id, settings or {}) for node_id in range(1, size + 1)
         }
-        ports = iter(free_ports(2 * size))
+        self._ports = iter(free_ports(2 * size))
         for node in self.nodes.values():
-            node.port, node.controller_port = next(ports), next(ports)
-            listeners = f"PLAINTEXT://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{node.controller_port}"
+            self.place(node)
+            listeners = f"PLAINTEXT://{node.host}:{node.port},CONTROLLER://{node.host}:{node.controller_port}"
             node.properties["listeners"] = node.properties["advertised.listeners"] = listeners
-        voters = ",".join(f"{node.node_id}@127.0.0.1:{node.controller_port}" for node in self.nodes.values())
+        voters = ",".join(f"{node.node_id}@{node.host}:{node.controller_port}" for node in self.nodes.values())
         for node in self.nodes.values():
             node.properties["controller.quorum.voters"] = voters
 
-    def __enter__(self) -> NodeCluster:
+    def place(self, node: ClusterNode) -> None:
+        """Give a node its host and ports."""
+        node.port, node.controller_port = next(self._ports), next(self._ports)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,19 +5,18 @@ What was acknowledged to an idempotent producer with acks=all is there, once and
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from node_cluster import NodeCluster, wait_until
+from watched_clients import PARTITIONS, TOPIC, Reader, Writer, check, read_all
 
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
@@ -34,8 +33,6 @@ from kalda.protocol.messages.topics import (
 pytestmark = pytest.mark.compat
 
 ROUNDS = int(os.environ.get("KALDA_CLUSTER_ROUNDS", "3"))
-PARTITIONS = 3
-TOPIC = "orders"
 
 
 @pytest.fixture
@@ -50,147 +47,6 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NodeClus
                 node.properties["replica.selector.class"] = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
         made.start()
         yield made
-
-
-class Writer(threading.Thread):
-    """Writes numbered records to all partitions until told to stop; remembers what was acknowledged."""
-
-    def __init__(self, addresses: str) -> None:
-        super().__init__(daemon=True)
-        self.acknowledged: dict[int, list[int]] = defaultdict(list)
-        self.failures: list[str] = []
-        self._stopped = threading.Event()
-        self._producer = Producer(
-            {
-                "bootstrap.servers": addresses,
-                "acks": "all",
-                "enable.idempotence": True,
-                "linger.ms": 2,
-                "delivery.timeout.ms": 90_000,
-                "topic.metadata.refresh.fast.interval.ms": 100,
-                "reconnect.backoff.max.ms": 500,
-                "retry.backoff.ms": 50,
-                "retry.backoff.max.ms": 200,
-                "log_level": 0,
-            }
-        )
-
-    def run(self) -> None:
-        for number in itertools.count():
-            if self._stopped.wait(0.001):
-                break
-            self._producer.produce(TOPIC, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._delivered)
-            self._producer.poll(0)
-        assert self._producer.flush(60) == 0, "not everything was acknowledged or refused"
-
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self.failures.append(str(error))
-        else:
-            self.acknowledged[message.partition()].append(int(message.value()))
-
-    @property
-    def count(self) -> int:
-        return sum(len(numbers) for numbers in list(self.acknowledged.values()))
-
-    def wait_progress(self, records: int = 100) -> None:
-        """Until every partition has taken so many more."""
-        goals = {index: len(self.acknowledged[index]) + records for index in range(PARTITIONS)}
-        wait_until(
-            lambda: all(len(self.acknowledged[index]) >= goal for index, goal in goals.items()),
-            f"{records} more records of each partition are acknowledged",
-        )
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join(60)
-
-
-def read_all(addresses: str) -> dict[int, list[int]]:
-    """Everything in the topic, by partition, in order."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": addresses,
-            "group.id": "readers",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "log_level": 0,
-        }
-    )
-    consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(PARTITIONS)])
-    found: dict[int, list[int]] = defaultdict(list)
-    ended: set[int] = set()
-    deadline = time.monotonic() + 60
-    while len(ended) < PARTITIONS:
-        assert time.monotonic() < deadline, "the topic cannot be read to its end"
-        for message in consumer.consume(1000, 0.5):
-            if message.error() is None:
-                found[message.partition()].append(int(message.value()))
-            elif message.error().code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-    consumer.close()
-    return found
-
-
-def check(writer: Writer, found: dict[int, list[int]]) -> None:
-    """Nothing acknowledged is missing, nothing is there twice, and the order is that of writing."""
-    assert writer.failures == []
-    for index in range(PARTITIONS):
-        numbers = found[index]
-        assert numbers == sorted(set(numbers)), f"partition {index} has records twice or out of order"
-        missing = set(writer.acknowledged[index]) - set(numbers)
-        assert not missing, f"partition {index} has lost {len(missing)} acknowledged records: {sorted(missing)[:10]}"
-
-
-class Reader(threading.Thread):
-    """One member of a group, which commits after every batch of records that it was given."""
-
-    def __init__(self, addresses: str) -> None:
-        super().__init__(daemon=True)
-        self.seen: dict[int, set[int]] = defaultdict(set)
-        self._stopped = threading.Event()
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": addresses,
-                "group.id": "survivors",
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                "session.timeout.ms": 15_000,
-                "topic.metadata.refresh.fast.interval.ms": 100,
-                "reconnect.backoff.max.ms": 500,
-                "log_level": 0,
-            }
-        )
-        self.commits = 0
-
-    def run(self) -> None:
-        self._consumer.subscribe([TOPIC])
-        while not self._stopped.is_set():
-            messages = [each for each in self._consumer.consume(500, 0.2) if each.error() is None]
-            for message in messages:
-                self.seen[message.partition()].add(int(message.value()))
-            if messages:
-                try:
-                    self._consumer.commit(asynchronous=False)
-                    self.commits += 1
-                except KafkaException:
-                    continue  # the coordinator is gone, or there is a new generation: the next commit tells more
-        self._consumer.close()
-
-    def wait_progress(self) -> None:
-        """Until it was given more records of every partition, and has committed."""
-        goals = {index: len(self.seen[index]) + 20 for index in range(PARTITIONS)}
-        commits = self.commits + 2
-        wait_until(
-            lambda: self.commits >= commits and all(len(self.seen[index]) >= goal for index, goal in goals.items()),
-            "the group goes on",
-            60,
-        )
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join(60)
 
 
 def test_leaders_that_are_killed_lose_nothing(cluster: NodeCluster) -> None:
