@@ -123,6 +123,7 @@ def test_without_power_there_is_silence_until_it_is_back(world: World) -> None:
 def test_nobody_listens_after_a_kill(world: World) -> None:
     client, _, server, _ = connect(world)
     server.kill()
+    wait(world, 0.1)
 
     async def call() -> None:
         with pytest.raises(ConnectionRefusedError):

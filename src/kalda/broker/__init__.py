@@ -10,6 +10,7 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 - `controller_handlers.py`: what a controller's listener answers
 - `failures.py`: how each API says that a whole request failed
 - `forwarding.py`: envelopes to and from the active controller
+- `prober.py`: probes of brokers that may be gone
 - `controller_channel.py`: requests to the active controller, wherever it is
 - `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network
 - `lifecycle.py`: registration, heartbeats, controlled shutdown, as a machine

@@ -16,6 +16,7 @@ from kalda.broker.raft_driver import RaftDriver
 from kalda.controller import context as controller_context
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
+from kalda.network.connection import Connection
 from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
@@ -66,6 +67,15 @@ class ControllerHandlers:
         self._clock = clock
         self._cluster_id = cluster_id
         self._on_handled = on_handled
+        self._brokers: dict[int, tuple[int, int]] = {}
+        """Whose heartbeats came last over a connection, by its id: broker and epoch."""
+
+    def on_close(self, connection: Connection) -> None:
+        """A connection of a controller's listener has ended, for whatever reason."""
+        broker = self._brokers.pop(connection.id, None)
+        if broker is not None and self._controller.is_active:
+            self._controller.on_broker_disconnected(*broker, self._clock.mono_ms())
+            self._on_handled()
 
     def dispatcher(self, features: Callable[[], Features], unstable_versions: bool) -> Dispatcher:
         """The dispatcher of controller listeners."""
@@ -93,6 +103,7 @@ class ControllerHandlers:
         ):
             assert API[key].listeners & Listener.CONTROLLER
             handlers[key] = self._controlled(handle)
+        handlers[ApiKey.BROKER_HEARTBEAT] = self._remembered(handlers[ApiKey.BROKER_HEARTBEAT])
         handlers[ApiKey.DESCRIBE_CLUSTER] = self._describe_cluster
         dispatcher: Dispatcher
         unwrapping = Unwrapping(lambda context: dispatcher.answer(context))
@@ -110,6 +121,18 @@ class ControllerHandlers:
             caller = controller_context.RequestContext(principal=context.principal, api_version=context.api_version)
             reply = handle(request, caller, self._clock.mono_ms())
             self._on_handled()
+            return reply
+
+        return handler
+
+    def _remembered(self, handle: Handler) -> Handler:
+        """Remember who sends heartbeats over which connection. Registrations need not be: a broker is fenced until it
+        sends a heartbeat."""
+        brokers = self._brokers
+
+        def handler(context: RequestContext, request: Any) -> Reply:
+            reply = handle(context, request)
+            brokers[context.connection.id] = (request.broker_id, request.broker_epoch)
             return reply
 
         return handler

@@ -46,6 +46,7 @@ from kalda.raft.values import Endpoint as QuorumEndpoint
 from kalda.storage.job import Job
 
 if TYPE_CHECKING:
+    from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
 
@@ -118,6 +119,7 @@ class Node:
         self._lifecycle: BrokerLifecycle | None = None
         self._logs: Any = None
         self._broker: Any = None
+        self._controller_handlers: ControllerHandlers | None = None
         self._jobs: JobPool | None = None
         self._keeper: Any = None
         self._stopping = False
@@ -169,7 +171,9 @@ class Node:
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
         assert directory_id is not None
-        self._raft_channel = RaftChannel(self._raft_client)
+        self._raft_channel = RaftChannel(
+            self._raft_client, self._host.is_refused if config["kalda.dead.process.detection.enable"] else None
+        )
         self._quorum = QuorumSide(
             config,
             self._host,
@@ -245,6 +249,7 @@ class Node:
                 Limits.of(config, endpoint.listener),
                 security_protocol=endpoint.security_protocol,
                 protected=protected,
+                on_close=self._on_controller_connection_closed if is_controller else None,
             )
             self._ports[endpoint.listener] = listener.port
             log.info("listening on %s://%s:%d", endpoint.listener, endpoint.host or "*", listener.port)
@@ -281,13 +286,17 @@ class Node:
         quorum = self._quorum
         assert quorum is not None
         assert quorum.controller is not None
-        handlers = ControllerHandlers(
+        handlers = self._controller_handlers = ControllerHandlers(
             quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, quorum.arm
         )
         dispatcher = handlers.dispatcher(self._features, self.config["unstable.api.versions.enable"])
         for name in self.config.controller_listener_names:
             self._gates[name].open(dispatcher.on_frame)
         self._register_controller()
+
+    def _on_controller_connection_closed(self, connection: Connection) -> None:
+        if self._controller_handlers is not None and not self._stopping:
+            self._controller_handlers.on_close(connection)
 
     def _register_controller(self) -> None:
         """Tell the active controller of this one, as it starts (KIP-919)."""
@@ -445,6 +454,8 @@ class Node:
         if clean and self._lifecycle is not None and self._broker is not None and not self.failed:
             await self._controlled_shutdown()
         self._stopping = True
+        if self._quorum is not None:
+            self._quorum.stop_probing()
         if self._keeper is not None:
             self._keeper.close()
         if self._broker is not None:

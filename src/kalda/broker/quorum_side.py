@@ -135,6 +135,7 @@ class QuorumSide:
         """Told after the loader has taken something in."""
         self.controller = None
         self._policies: Policies | None = None
+        self._prober: Any = None
         if config.is_controller:
             self.controller = self._make_controller(metadata_dir, cluster_id, incarnation_id)
         self._snapshots = SnapshotGenerator(
@@ -146,6 +147,7 @@ class QuorumSide:
         )
 
     def _make_controller(self, metadata_dir: str, cluster_id: str, incarnation_id: Uuid) -> Any:
+        from kalda.broker.prober import Prober
         from kalda.controller.config_schema import NodeConfigSchema
         from kalda.controller.context import ControllerConfig
         from kalda.controller.quorum_controller import QuorumController
@@ -153,6 +155,7 @@ class QuorumSide:
         config = self._config
         if config[CREATE_TOPIC] or config[ALTER_CONFIG]:
             self._policies = Policies(config.properties)
+        self._prober = Prober(self._host.is_refused, self._on_probed)
         balances = config["auto.leader.rebalance.enable"]
         interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
         return QuorumController(
@@ -167,6 +170,8 @@ class QuorumSide:
                 unclean_leader_election_interval_ms=config["unclean.leader.election.interval.ms"],
                 delete_topic_enable=config["delete.topic.enable"],
                 incarnation_id=incarnation_id,
+                inter_broker_listener_name=config.inter_broker_listener_name,
+                dead_process_detection_enable=config["kalda.dead.process.detection.enable"],
             ),
             self.raft,
             NodeConfigSchema(config.properties),
@@ -215,9 +220,21 @@ class QuorumSide:
         if self.controller is None:
             return
         now_ms = self._clock.mono_ms()
+        for probe in self.controller.probes_due(now_ms):
+            self._prober.start(probe)
         deadline = self.controller.poll(now_ms)
         if deadline is not None:
             self._timer = self._timers.call_later_ms(max(1, deadline - now_ms), self.arm)
+
+    def _on_probed(self, probe: Any, refused: bool) -> None:
+        assert self.controller is not None
+        self.controller.on_probed(probe, refused)
+        self.arm()
+
+    def stop_probing(self) -> None:
+        """This node is going down."""
+        if self._prober is not None:
+            self._prober.close()
 
     # -- snapshots
 
@@ -277,6 +294,7 @@ class QuorumSide:
 
     def close(self, clean: bool = True) -> None:
         """Let go of the files."""
+        self.stop_probing()
         if self._timer is not None:
             self._timer.cancel()
         if self._policies is not None:

@@ -1,17 +1,19 @@
 """The quorum's requests on the network: one client an address, made when it is needed.
 
 The machine has at most one request under way to each destination, so there is no queue to bound. What goes wrong fails
-the request: when to try again is the machine's decision.
+the request: when to try again is the machine's decision. Where a connection broke, the address is probed at once: a
+leader whose process is gone need not be waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.broker.raft_driver import ReplicaGone
 from kalda.network.client import RpcClient
 from kalda.protocol.notation import Request
 from kalda.raft.values import Destination
@@ -23,9 +25,15 @@ MAX_CLIENTS = 256
 class RaftChannel:
     """`send` is the driver's `SendRpc`."""
 
-    def __init__(self, client_of: Callable[[str, int], RpcClient]) -> None:
-        """`client_of(host, port)` makes a client as the controller listener wants it."""
+    def __init__(
+        self,
+        client_of: Callable[[str, int], RpcClient],
+        is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`client_of(host, port)` makes a client as the controller listener wants it. `is_refused(host, port)` probes
+        an address; without it no replica is ever taken to be gone."""
         self._client_of = client_of
+        self._is_refused = is_refused
         self._clients: dict[tuple[str, int], RpcClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -55,7 +63,7 @@ class RaftChannel:
             async with asyncio.timeout(timeout_ms / 1000):
                 response = await client.request(request, timeout_ms=timeout_ms)
         except ApiError as error:
-            pending.fail(error)
+            await self._fail(client, pending, error)
         except TimeoutError:
             pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer from {client.host}:{client.port}"))
         except ValueError as error:
@@ -65,6 +73,18 @@ class RaftChannel:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the node is stopping"))
         else:
             pending.complete(response)
+
+    async def _fail(self, client: RpcClient, pending: Pending[Any], error: ApiError) -> None:
+        """Find out whether the other side is gone, where it may be."""
+        try:
+            if (
+                error.code is ErrorCode.NETWORK_EXCEPTION
+                and self._is_refused is not None
+                and await self._is_refused(client.host, client.port)
+            ):
+                error = ReplicaGone(f"nobody listens at {client.host}:{client.port}")
+        finally:
+            pending.fail(error)
 
     async def close(self) -> None:
         """Close every connection; whatever is under way fails."""

@@ -60,7 +60,15 @@ class Listener(Protocol):
 
 
 SendRpc = Callable[[Destination, Request, int], Pending[Any]]
-"""Send a request with a timeout in ms; the response, or the `ApiError` that none came of it."""
+"""Send a request with a timeout in ms; the response, or the `ApiError` that none came of it, which is a `ReplicaGone`
+where no process listens there any more."""
+
+
+class ReplicaGone(ApiError):
+    """Connections are refused."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
 
 
 class LeaderAndEpoch(NamedTuple):
@@ -439,7 +447,7 @@ class RaftDriver:
             elif error.code is ErrorCode.UNSUPPORTED_VERSION:
                 self._step(ev.Answered(correlation, wire.failed_answer(ask, error.code)))
             else:
-                self._step(ev.Failed(correlation))
+                self._step(ev.Failed(correlation, isinstance(error, ReplicaGone)))
 
         try:
             pending = self._send(destination, wire.request_of(ask), timeout_ms)

@@ -95,6 +95,12 @@ class Host:
         """At most so many threads for jobs."""
         return ThreadJobs(loop, threads)
 
+    async def is_refused(self, host: str, port: int) -> bool:
+        """Whether connections there are refused, as they are where no process listens; within a short time."""
+        from kalda.network.probe import is_refused
+
+        return await is_refused(host, port)
+
     def new_uuid(self) -> Uuid:
         """A fresh id from the machine's entropy."""
         return random_uuid(os.urandom)

@@ -9,6 +9,7 @@ leads, and hands over records. What a request may do is told with it. Brokers le
 - `periodic.py`: tasks and when they are due
 - `features.py`: finalized feature levels
 - `cluster.py`, `heartbeats.py`: registrations; who is alive
+- `suspects.py`: who may be gone, before the session ends
 - `partitions.py`, `partition_index.py`: topics and partitions, and the reverse indexes over them
 - `partition_change.py`: the next leader, ISR and eligible replicas of one partition
 - `broker_changes.py`: brokers come, go, and lose directories

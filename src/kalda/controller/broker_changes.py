@@ -90,6 +90,18 @@ class BrokerChangeControl:
         heartbeats.fence(broker_id)
         return records, True
 
+    def fence_gone(self, broker_id: int, epoch: int) -> list[VersionedRecord]:
+        """Fence a broker whose process is known to be gone, and end its session. Nothing where it has registered anew
+        since."""
+        registration = self._cluster.brokers.get(broker_id)
+        if registration is None or registration.epoch != epoch:
+            return []
+        heartbeats = self._cluster.heartbeats
+        records = self.fence(registration)
+        heartbeats.forget_contact(broker_id, epoch)
+        heartbeats.fence(broker_id)
+        return records
+
     def unregister(self, broker_id: int) -> list[VersionedRecord]:
         """Raises `ApiError` BROKER_ID_NOT_REGISTERED."""
         registration = self._cluster.brokers.get(broker_id)

@@ -104,6 +104,9 @@ class ControllerConfig:
     max_records_per_batch: int = 10_000
     incarnation_id: Uuid | None = None
     """This process, as its own broker registers it."""
+    inter_broker_listener_name: str = "PLAINTEXT"
+    dead_process_detection_enable: bool = True
+    """`kalda.dead.process.detection.enable`."""
     supported_features: Mapping[str, VersionRange] = field(default_factory=supported_ranges)
 
 

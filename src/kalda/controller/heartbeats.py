@@ -82,6 +82,10 @@ class BrokerHeartbeats:
         self._contacts.pop((broker_id, epoch), None)
         self._contacts[broker_id, epoch] = now_ms
 
+    def forget_contact(self, broker_id: int, epoch: int) -> None:
+        """Its session is over: whoever registers that broker now does not have to wait for it."""
+        self._contacts.pop((broker_id, epoch), None)
+
     def has_valid_session(self, broker_id: int, epoch: int, now_ms: int) -> bool:
         contact_ms = self._contacts.get((broker_id, epoch))
         return contact_ms is not None and now_ms <= contact_ms + self._session_timeout_ms

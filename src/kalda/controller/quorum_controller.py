@@ -8,7 +8,8 @@ What one request does is in the managers; here is only how they hang together:
 
 - `on_commit`, `on_load_snapshot`, `on_leader_change` are told by the quorum;
 - `handle_<api>` answers a request. A request that no active controller can answer fails with NOT_CONTROLLER;
-- `poll` runs what is due, and says when to come again.
+- `poll` runs what is due, and says when to come again;
+- `probes_due` says which brokers may be gone, and where to look.
 
 Time is any clock in milliseconds that never goes back, handed in with each call.
 """
@@ -40,6 +41,7 @@ from kalda.controller.placement import Random
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.reassignment import ReassignmentControl
 from kalda.controller.scram import ScramControl
+from kalda.controller.suspects import Probe, Suspects, addresses
 from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults
 from kalda.metadata.configs import ConfigResource, ConfigResourceType
 from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION
@@ -193,6 +195,7 @@ class QuorumController:
         self.client_quotas = ClientQuotaControl(registry)
         self.scram = ScramControl(registry)
         self.acls = AclControl(registry, new_id)
+        self._suspects: Suspects | None = None
         self._replays = self._replay_table()
         self._periodic = self._periodic_tasks()
 
@@ -265,6 +268,7 @@ class QuorumController:
         log.info("Renouncing the leadership of epoch %s.", self.runtime.claimed_epoch)
         self._awaits_first_poll = False
         self._periodic.deactivate()
+        self._suspects = None
         self.cluster.deactivate()
         self.runtime.renounce()
 
@@ -274,13 +278,55 @@ class QuorumController:
             self._awaits_first_poll = False
             self.cluster.activate(self.config.broker_session_timeout_ms, now_ms)
             self._periodic.activate(now_ms)
+            if self.config.dead_process_detection_enable:
+                self._suspects = Suspects()
+                for broker_id, broker in self.cluster.brokers.items():
+                    if not broker.fenced:
+                        self._suspects.suspect(broker_id, broker.epoch, now_ms)
+
+    # Brokers that may be gone
+
+    def on_broker_disconnected(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
+        """A connection broke on which that broker sent heartbeats in that epoch."""
+        broker = self.cluster.brokers.get(broker_id)
+        if self._suspects is not None and broker is not None and broker.epoch == broker_epoch:
+            self._suspects.suspect(broker_id, broker_epoch, now_ms)
+
+    def probes_due(self, now_ms: int) -> list[Probe]:
+        """Where to look now whether anybody listens. Each is to be answered with `on_probed`."""
+        if self._suspects is None:
+            return []
+        probes = []
+        for broker_id, epoch in self._suspects.due(now_ms):
+            broker = self.cluster.brokers.get(broker_id)
+            where = () if broker is None else addresses(broker.listeners, self.config.inter_broker_listener_name)
+            if broker is None or broker.epoch != epoch or not where:
+                self._suspects.drop(broker_id)
+            else:
+                probes.append(Probe(broker_id, epoch, where))
+        return probes
+
+    def on_probed(self, probe: Probe, refused: bool) -> None:
+        """What a probe found; `refused` where every address refused the connection."""
+        broker_id, epoch, where = probe
+        if self._suspects is None or not self._suspects.probed(broker_id, epoch, refused):
+            return
+        log.warning(
+            "Nobody listens at %s any more: broker %d with epoch %d is gone.",
+            ", ".join(f"{host}:{port}" for host, port in where),
+            broker_id,
+            epoch,
+        )
+        self._write_step(lambda: (self.broker_changes.fence_gone(broker_id, epoch), False))
 
     # Periodic tasks
 
     def poll(self, now_ms: int) -> int | None:
         """Run what is due; when to poll again, None while there is nothing to do but to wait for a leadership."""
         self._start_clock(now_ms)
-        return self._periodic.poll(now_ms)
+        deadline = self._periodic.poll(now_ms)
+        probing = None if self._suspects is None else self._suspects.deadline_ms
+        return deadline if probing is None else min(probing, deadline or probing)
 
     def _periodic_tasks(self) -> PeriodicTasks:
         config, tasks = self.config, PeriodicTasks()
@@ -465,6 +511,8 @@ class QuorumController:
             nonlocal is_shutting_down
             result, is_shutting_down = self.broker_changes.heartbeat(request)
             self.cluster.heartbeats.contact(request.broker_id, request.broker_epoch, now_ms)
+            if self._suspects is not None:
+                self._suspects.heard_of(request.broker_id, request.broker_epoch)
             return result
 
         pending = self._write(now_ms, operation, context, Operation.CLUSTER_ACTION)

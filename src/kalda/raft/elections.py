@@ -14,12 +14,16 @@ from kalda.protocol.messages.control_records import (
 from kalda.raft import rpc
 from kalda.raft.leader import LeaderRole
 from kalda.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
-from kalda.raft.values import ReplicaKey
+from kalda.raft.values import Destination, ReplicaKey
 
 if TYPE_CHECKING:
     from kalda.raft.machine import RaftMachine
 
 RETRY_BACKOFF_BASE_MS = 100
+GONE_TURN_MS = 50
+"""Time for a pre-vote and a vote, each synced by two replicas."""
+GONE_RETRY_MS = 100
+"""An observer that was told again of a leader that is gone asks around no more often than this."""
 
 
 # Standing for election.
@@ -112,6 +116,35 @@ def start_of_epoch_records(machine: RaftMachine, role: LeaderRole) -> tuple[obje
         records.append(KRaftVersionRecord(kraft_version=machine.history.kraft_version))
         records.append(machine.voters.to_record())
     return tuple(records)
+
+
+def replica_gone(machine: RaftMachine, destination: Destination, now: int) -> None:
+    """No process is left at that address. If it was the leader's, it is not waited for until the fetch timeout.
+
+    It is only the wait that is cut short: elections go as ever, pre-votes first. So this replica may well be mistaken,
+    when a firewall refuses in the leader's place: others, who fetch from that leader, deny it their pre-vote. Then it
+    does not ask again before it has waited for as long as it would have without.
+    """
+    role = machine.role
+    if not isinstance(role, Follower) or role.leader != destination:
+        return
+    role.has_fetched = False  # nobody needs protecting it
+    if now < machine.hasty_from:
+        return
+    if machine.is_voter:
+        machine.hasty_from = now + machine.config.fetch_timeout_ms
+        role.deadline = min(role.deadline, now + _turn_to_stand(machine, role))
+    else:
+        machine.hasty_from = now + GONE_RETRY_MS
+        role.deadline = now
+
+
+def _turn_to_stand(machine: RaftMachine, role: Follower) -> int:
+    """All followers learn it at the same moment. They stand one after another, in the order of their ids, with some
+    chance in it, so that they do not take the votes from each other."""
+    left = sorted(node_id for node_id in machine.voters.ids if node_id != role.leader_id)
+    turn = left.index(machine.local.id) if machine.local.id in left else len(left)
+    return min(turn * GONE_TURN_MS, machine.config.election_timeout_ms) + machine.below(GONE_TURN_MS // 2)
 
 
 # Being asked.

@@ -47,9 +47,11 @@ class Answered(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """No answer will come to that request: the connection broke, or refused."""
+    """No answer will come to that request: the connection broke, or could not be made. `gone`: connections to that
+    replica are refused, so that no process is there."""
 
     correlation: int
+    gone: bool = False
 
 
 class SnapshotInstalled(NamedTuple):

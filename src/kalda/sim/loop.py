@@ -108,9 +108,9 @@ class SimLoop(asyncio.BaseEventLoop):
     # The network.
 
     async def create_server(  # type: ignore[override]
-        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int = 100, **_: Any
     ) -> SimServer:
-        return self.network.listen(protocol_factory, host, port)
+        return self.network.listen(protocol_factory, host, port, backlog)
 
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any

@@ -79,6 +79,9 @@ class SimHost(Host):
     def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> SimJobs:
         return SimJobs(loop, self.rng, self._machine)
 
+    async def is_refused(self, host: str, port: int) -> bool:
+        return await self._machine.network.is_refused(host, port)
+
     def new_uuid(self) -> Uuid:
         return random_uuid(self.rng.randbytes)
 
@@ -102,7 +105,7 @@ class Machine:
         """Told when the fuse has blown."""
         self._seed = seed
         self._loop = loop
-        self._network = network
+        self.network = network
 
     @property
     def up(self) -> bool:
@@ -112,7 +115,7 @@ class Machine:
     def start(self) -> tuple[Boot, SimHost]:
         """A new process."""
         assert self.boot is None, f"{self.name} runs already"
-        self._network.off.discard(self.name)
+        self.network.off.discard(self.name)
         self.boot = Boot(self.name, len(self.lives) + 1)
         self.lives.append(self.boot)
         return self.boot, SimHost(self, f"{self._seed}/{self.name}/{self.boot.number}")
@@ -120,7 +123,7 @@ class Machine:
     def stopped(self) -> None:
         """The process has ended by itself."""
         self._end()
-        self._network.kill(self.name)
+        self.network.kill(self.name)
         self.disk.let_go()
 
     def kill(self) -> None:
@@ -132,7 +135,7 @@ class Machine:
         """All at once."""
         if self.boot is not None:
             self._end()
-            self._network.power_off(self.name)
+            self.network.power_off(self.name)
             self.disk.crash()
 
     def pause(self) -> None:

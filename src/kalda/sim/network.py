@@ -5,6 +5,11 @@ ordered. Loss is what it is above TCP: a pause until the retransmission. A cut l
 directions until it is mended, and what was sent meanwhile arrives then. A process that is killed has its connections
 reset by its kernel; a machine that loses power says nothing, until it is up again and knows nothing of them.
 
+Who connects is refused where no process listens, and accepted by the kernel where one does, running or paused, until
+the backlog is full of those that the process has not taken yet: then there is silence, as on a link that is cut in
+either direction. A process that dies does not close everything at once: its listener may outlive its connections for
+some milliseconds, and whoever connects meanwhile is accepted, and reset.
+
 All of it is decided by one seeded random source.
 """
 
@@ -20,12 +25,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from kalda.network.probe import PROBE_TIMEOUT_MS
 from kalda.sim.process import BOOT
 
 _RETRANSMIT_S = 0.2
 _MAX_RETRANSMIT_S = 3.0
 _SPLIT = 0.1
 _EPHEMERAL = 40_000
+_DYING_S = 0.02
+_PROBE_S = PROBE_TIMEOUT_MS / 1000
 
 
 class Signal(Enum):
@@ -68,9 +76,14 @@ class SimSocket:
 class SimServer:
     """A listener, in the place of `asyncio.Server`."""
 
-    def __init__(self, network: SimNetwork, factory: Callable[[], asyncio.BaseProtocol], address: Address) -> None:
+    def __init__(
+        self, network: SimNetwork, factory: Callable[[], asyncio.BaseProtocol], address: Address, backlog: int
+    ) -> None:
         self.factory = factory
         self.address = address
+        self.backlog = backlog
+        self.queued = 0
+        """Connections that the kernel has accepted, and the process has not."""
         self.context = contextvars.copy_context()
         self.sockets = (SimSocket(address),)
         self._network = network
@@ -286,6 +299,8 @@ class SimNetwork:
         """Directed pairs of hosts with the seconds that are added at most."""
         self.off: set[str] = set()
         """Hosts without power."""
+        self._dying: dict[Address, float] = {}
+        """Until when the listeners of processes that died are still there."""
         self._last_port = _EPHEMERAL
 
     # Links.
@@ -307,11 +322,14 @@ class SimNetwork:
 
     # Connections.
 
-    def listen(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> SimServer:
+    def listen(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int = 100
+    ) -> SimServer:
         address = Address(host, port)
         if address in self.listeners:
             raise OSError(errno.EADDRINUSE, "the address is in use", f"{host}:{port}")
-        server = self.listeners[address] = SimServer(self, factory, address)
+        self._dying.pop(address, None)
+        server = self.listeners[address] = SimServer(self, factory, address, backlog)
         return server
 
     def unlisten(self, server: SimServer) -> None:
@@ -321,32 +339,56 @@ class SimNetwork:
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Waits as long as the link is cut. Raises `ConnectionRefusedError` where nobody listens."""
-        source, retransmit = self._here(), _RETRANSMIT_S
+        """Waits as long as the link is cut or the backlog is full. Raises `ConnectionRefusedError` where nobody
+        listens."""
+        source, far, retransmit = self._here(), Address(host, port), _RETRANSMIT_S
         while True:
             await asyncio.sleep(self.delay(source, host))
-            if self.passes(source, host) and self.passes(host, source):
+            server = self.listeners.get(far)
+            if (
+                self.passes(source, host)
+                and self.passes(host, source)
+                and (server is None or server.queued <= server.backlog)
+            ):
                 break
             await asyncio.sleep(retransmit)
             retransmit = min(2 * retransmit, _MAX_RETRANSMIT_S)
-        server = self.listeners.get(Address(host, port))
         if server is None:
             await asyncio.sleep(self.delay(host, source))
+            if self._dying.get(far, 0.0) > self.loop.time():
+                raise ConnectionResetError(errno.ECONNRESET, "the listener is being closed", f"{host}:{port}")
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens", f"{host}:{port}")
         self._last_port += 1
-        near, far = Address(source, self._last_port), Address(host, port)
+        near = Address(source, self._last_port)
         client = SimTransport(self, near, far, contextvars.copy_context())
         peer = SimTransport(self, far, near, server.context.copy())
         client.out, peer.out = _Pipe(self, client, peer), _Pipe(self, peer, client)
         self.connections[client] = self.connections[peer] = None
+        server.queued += 1
         self.loop.call_soon(_accept, server, peer, context=peer.context)
-        await asyncio.sleep(self.delay(host, source))
+        try:
+            await asyncio.sleep(self.delay(host, source))
+        except BaseException:
+            client.abort()
+            raise
         if client.closed:
             raise ConnectionResetError(errno.ECONNRESET, "reset while connecting")
         client.protocol = protocol = factory()
         protocol.connection_made(client)
         client._schedule_read()
         return client, protocol
+
+    async def is_refused(self, host: str, port: int) -> bool:
+        """What `kalda.network.probe` is in the real world."""
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                transport, _ = await self.connect(asyncio.BufferedProtocol, host, port)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        transport.abort()
+        return False
 
     def forget(self, transport: SimTransport) -> None:
         self.connections.pop(transport, None)
@@ -355,6 +397,8 @@ class SimNetwork:
 
     def kill(self, host: str) -> None:
         """The kernel closes what the process had open."""
+        for address in [each for each in self.listeners if each.host == host]:
+            self._dying[address] = self.loop.time() + self.rng.uniform(0, _DYING_S)
         for transport in self._of(host):
             transport.reset()
             transport.vanish()
@@ -390,6 +434,7 @@ class SimNetwork:
 
 
 def _accept(server: SimServer, transport: SimTransport) -> None:
+    server.queued -= 1
     if transport.closed:
         return
     transport.protocol = server.factory()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from kalda.base.configs.broker_groups import GROUPS_KEYS
+from kalda.base.configs.broker_kalda import KALDA_KEYS
 from kalda.base.configs.broker_log import LOG_KEYS
 from kalda.base.configs.broker_node import NODE_KEYS
 from kalda.base.configs.broker_quorum import QUORUM_KEYS
@@ -23,6 +24,7 @@ BROKER = Definition(
     sorted(
         (
             *GROUPS_KEYS,
+            *KALDA_KEYS,
             *LOG_KEYS,
             *NODE_KEYS,
             *QUORUM_KEYS,

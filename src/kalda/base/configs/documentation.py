@@ -64,6 +64,11 @@ BROKER: dict[str, str] = {
     "initial.broker.registration.timeout.ms": "Time in which a starting broker must have registered.",
     "inter.broker.listener.name": "Listener through which brokers talk to each other.",
     "kafka.metrics.polling.interval.secs": "Interval at which metrics reporters poll.",
+    "kalda.dead.process.detection.enable": (
+        "Whether a node whose connection broke and whose listener refuses new ones counts as dead at once: a broker is "
+        "fenced, a quorum leader is replaced, without waiting for a timeout. Turn it off where a firewall, NAT or "
+        "proxy between the nodes refuses connections in the place of a node that lives."
+    ),
     "leader.imbalance.check.interval.seconds": "Interval of the check for leaders that are not the preferred ones.",
     "leader.replication.throttled.rate": "Bytes a second that throttled replicas may copy from this broker.",
     "listener.security.protocol.map": "Security protocol of each listener name.",

@@ -1,0 +1,7 @@
+"""Keys that Kafka does not have. All begin with `kalda.`, so that no later release of Kafka can mean something else."""
+
+from __future__ import annotations
+
+from kalda.base.configs.definition import BOOLEAN, Key
+
+KALDA_KEYS = (Key("kalda.dead.process.detection.enable", BOOLEAN, True),)

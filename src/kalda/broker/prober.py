@@ -1,0 +1,42 @@
+"""Carries out the controller's probes of brokers that may be gone (`kalda.controller.suspects`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from kalda.controller.suspects import Probe
+
+IsRefused = Callable[[str, int], Awaitable[bool]]
+
+
+class Prober:
+    """Connects, and tells what came of it. How many probes there are at a time is the controller's business."""
+
+    def __init__(self, is_refused: IsRefused, on_probed: Callable[[Probe, bool], None]) -> None:
+        """`is_refused(host, port)` comes to an answer within a short time, and does not fail."""
+        self._is_refused = is_refused
+        self._on_probed = on_probed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def start(self, probe: Probe) -> None:
+        """Look whether anybody listens there."""
+        if self._closed:
+            return
+        task = asyncio.get_running_loop().create_task(self._run(probe))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, probe: Probe) -> None:
+        refused = True
+        for host, port in probe.addresses:
+            refused = refused and await self._is_refused(host, port)
+        if not self._closed:
+            self._on_probed(probe, refused)
+
+    def close(self) -> None:
+        """Probe no more: this node is going down, and what it sees of others now is its own doing."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
