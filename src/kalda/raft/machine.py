@@ -82,6 +82,8 @@ class RaftMachine:
         self.high_watermark = snapshot.offset if snapshot is not None else 0
         self.flush_generation = 0
         self.installing = False
+        self.hasty_from = 0
+        """From when on this replica may give up a leader that is gone before its fetch timeout."""
         self._persisted = (election, history.kraft_version)
         self._announced: tuple[int | None, int] = (None, 0)
         self._effects: list[fx.Effect] = []
@@ -146,10 +148,12 @@ class RaftMachine:
                 self._asked(token, ask, now)
             case events.Answered(correlation, answer):
                 self._answered(correlation, answer, now)
-            case events.Failed(correlation):
+            case events.Failed(correlation, gone):
                 request = self.outbox.close(correlation)
                 if request is not None:
                     self.outbox.back_off(request.destination, now)
+                    if gone:
+                        elections.replica_gone(self, request.destination, now)
             case events.SnapshotInstalled(snapshot, controls):
                 replication.snapshot_installed(self, snapshot, controls, now)
             case events.SnapshotTaken(snapshot):
