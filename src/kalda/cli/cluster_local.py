@@ -201,7 +201,7 @@ def _wanted_layout(
     bootstrap_controllers: str | None,
     first_id: int | None,
 ) -> Layout:
-    """What the directory remembers with what is asked for now, or a new layout."""
+    """What the directory remembers, with what is asked for by these options, or a new layout."""
     from kalda.cli.local import joining
     from kalda.cli.local import layout as layouts
 

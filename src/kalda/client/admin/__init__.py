@@ -9,5 +9,7 @@ raised, and says of which thing it is.
 - `offsets`: offsets of partitions by time; deletion of records
 - `nodes`: brokers, log directories
 - `features`: finalized and supported levels, and their update
-- `quorum`: the metadata quorum
+- `quorum`: the metadata quorum, and who votes in it
+- `elections`: leader elections that are asked for
+- `reassignments`: replicas on their way to other brokers
 """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import Cluster
 from kalda.client.errors import refused
-from kalda.protocol.messages.admin import DescribeLogDirsRequest
+from kalda.protocol.messages.admin import DescribableLogDirTopic, DescribeLogDirsRequest
 from kalda.protocol.messages.metadata import DescribeClusterRequest
 
 
@@ -52,14 +53,20 @@ def describe_cluster(cluster: Cluster, *, fenced: bool = False) -> ClusterDescri
     return ClusterDescription(answer.cluster_id, answer.controller_id, tuple(nodes))
 
 
-def describe_log_dirs(cluster: Cluster, broker_id: int) -> list[LogDir]:
-    """The log directories of a broker, with the partitions in them. Raises `ApiError`."""
+def describe_log_dirs(
+    cluster: Cluster, broker_id: int, partitions: Collection[TopicPartition] | None = None
+) -> list[LogDir]:
+    """The log directories of a broker, with these partitions, or all, that are in them. Raises `ApiError`."""
+    wanted: dict[str, DescribableLogDirTopic] = {}
+    for name, partition in partitions or ():
+        wanted.setdefault(name, DescribableLogDirTopic(topic=name)).partitions.append(partition)
 
     def check(answer: Any) -> None:
         if answer.error_code:
             raise refused(answer.error_code, f"broker {broker_id}")
 
-    answer = cluster.broker(broker_id, DescribeLogDirsRequest(topics=None), check=check)
+    request = DescribeLogDirsRequest(topics=None if partitions is None else list(wanted.values()))
+    answer = cluster.broker(broker_id, request, check=check)
     return [
         LogDir(
             broker_id,

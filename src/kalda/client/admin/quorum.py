@@ -1,17 +1,21 @@
-"""The metadata quorum: DescribeQuorum (KIP-836, KIP-853)."""
+"""The metadata quorum: DescribeQuorum (KIP-836), AddRaftVoter and RemoveRaftVoter (KIP-853)."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid
 from kalda.client.cluster import Cluster
 from kalda.client.errors import refused
 from kalda.protocol.messages.quorum import (
+    AddRaftVoterRequest,
+    AddRaftVoterRequestListener,
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
     DescribeQuorumResponseReplicaState,
+    RemoveRaftVoterRequest,
 )
 
 
@@ -68,6 +72,43 @@ def describe_quorum(cluster: Cluster) -> Quorum:
             for node in answer.nodes
         },
     )
+
+
+class VoterListener(NamedTuple):
+    """Where a controller is reached."""
+
+    name: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.name}://" + (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
+
+
+def add_voter(cluster: Cluster, node_id: int, directory_id: Uuid, listeners: Collection[VoterListener]) -> None:
+    """Let a controller, which must have caught up as an observer, vote. Raises `ApiError`."""
+    request = AddRaftVoterRequest(
+        cluster_id=None,
+        timeout_ms=cluster.timeout_ms,
+        voter_id=node_id,
+        voter_directory_id=directory_id,
+        listeners=[AddRaftVoterRequestListener(name=each.name, host=each.host, port=each.port) for each in listeners],
+    )
+    _change_voters(cluster, request, node_id)
+
+
+def remove_voter(cluster: Cluster, node_id: int, directory_id: Uuid) -> None:
+    """Take a controller's vote. Raises `ApiError`."""
+    request = RemoveRaftVoterRequest(cluster_id=None, voter_id=node_id, voter_directory_id=directory_id)
+    _change_voters(cluster, request, node_id)
+
+
+def _change_voters(cluster: Cluster, request: AddRaftVoterRequest | RemoveRaftVoterRequest, node_id: int) -> None:
+    def check(answer: Any) -> None:
+        if answer.error_code:
+            raise refused(answer.error_code, f"controller {node_id}", answer.error_message)
+
+    cluster.any_broker(request, check=check)
 
 
 def _replica(state: DescribeQuorumResponseReplicaState, leader_end: int) -> QuorumReplica:

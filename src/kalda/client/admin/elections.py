@@ -1,0 +1,49 @@
+"""Leader elections that an operator asks for: ElectLeaders (KIP-460)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import IntEnum
+from typing import Any
+
+from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition
+from kalda.client.cluster import Cluster
+from kalda.client.errors import refused
+from kalda.protocol.messages.topics import ElectLeadersRequest, ElectLeadersRequestTopicPartitions
+
+
+class ElectionType(IntEnum):
+    """Preferred elects the first replica, if it is in sync; unclean any replica that lives, whatever it has lost."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+def elect_leaders(
+    cluster: Cluster, kind: ElectionType, partitions: Collection[TopicPartition] | None
+) -> dict[TopicPartition, ApiError | None]:
+    """What became of each election: None where a leader was elected. With None for `partitions` all that need one.
+    Raises `ApiError` where there were no elections at all."""
+    wanted = None
+    if partitions is not None:
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            by_topic.setdefault(topic, []).append(partition)
+        wanted = [ElectLeadersRequestTopicPartitions(topic=name, partitions=ids) for name, ids in by_topic.items()]
+    request = ElectLeadersRequest(election_type=kind, topic_partitions=wanted, timeout_ms=cluster.timeout_ms)
+
+    def check(answer: Any) -> None:
+        if answer.error_code:
+            raise refused(answer.error_code, f"{kind.name.lower()} elections")
+
+    answer = cluster.any_broker(request, check=check)
+    results: dict[TopicPartition, ApiError | None] = {}
+    for topic in answer.replica_election_results:
+        for result in topic.partition_result:
+            at = TopicPartition(topic.topic, result.partition_id)
+            results[at] = (
+                refused(result.error_code, f"partition {at}", result.error_message) if result.error_code else None
+            )
+    cluster.forget(at.topic for at in results)
+    return results
