@@ -104,7 +104,7 @@ class ControllerChannel:
             else:
                 if getattr(response, "error_code", 0) not in _TRY_ELSEWHERE:
                     return response
-                self._forget()
+                # Others' requests may wait on the connection, and be done: one that is sent again is done twice.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(retry_ms / 1000):
                     await self._moved.wait()

@@ -56,6 +56,13 @@ class RequestContext:
         self.principal = connection.principal
 
 
+class ForwardedContext(RequestContext):
+    """A request out of an envelope. That this is not the active controller is for the broker that sent the envelope,
+    which tries again elsewhere, and not for its client."""
+
+    __slots__ = ()
+
+
 class Encoded:
     """A response that is encoded already, with its header: a forwarded one, or one kept by the metadata cache."""
 
@@ -151,7 +158,11 @@ class Dispatcher:
 
         def settle(response: Reply, error: ApiError | None) -> None:
             if error is not None:
-                response = self._failed(api, context, request, error)
+                try:
+                    response = self._failed(api, context, request, error)
+                except ApiError as failure:
+                    answer.fail(failure)
+                    return
             assert response is not None, f"{api.name} waited, so it has an answer"
             try:
                 buffers = self._encode(context, response)
@@ -170,6 +181,8 @@ class Dispatcher:
         from kalda.broker.failures import failure_response
 
         if error.code is ErrorCode.INVALID_REQUEST and isinstance(error, InvalidRequest):
+            raise error
+        if error.code is ErrorCode.NOT_CONTROLLER and isinstance(context, ForwardedContext):
             raise error
         log.debug("%s of %s failed: %s", api.name, context.connection, error)
         return failure_response(request, context.api_version, error)

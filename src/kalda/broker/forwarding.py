@@ -13,7 +13,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.dispatch import Encoded, RequestContext
+from kalda.broker.dispatch import Encoded, ForwardedContext, RequestContext
 from kalda.network.connection import Answer
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.brokers import EnvelopeRequest, EnvelopeResponse
@@ -91,7 +91,7 @@ class Unwrapping:
         header = decode_request_header(frame)
         if not API[header.api_key].forwarded:
             return EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
-        inner = RequestContext(context.connection, header, frame)
+        inner = ForwardedContext(context.connection, header, frame)
         if envelope.request_principal is not None:
             inner.principal = decode_principal(bytes(envelope.request_principal))
         inner.client_host = str(ipaddress.ip_address(bytes(envelope.client_host_address)))

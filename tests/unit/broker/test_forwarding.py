@@ -1,0 +1,130 @@
+"""Envelopes and the channel they travel on: what a broker is told, what its client, and what is done once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.dispatch import Dispatcher, Features, Handler, Reply, RequestContext
+from kalda.broker.forwarding import Unwrapping, encode_principal
+from kalda.network.client import RpcConnection
+from kalda.network.server import Server
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.framing import encode_request
+from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse, EnvelopeRequest
+from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+
+
+class RealClock:
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def mono_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
+@asynccontextmanager
+async def controller(handlers: dict[ApiKey, Handler]) -> AsyncIterator[int]:
+    """A listener that answers so, also from envelopes; its port."""
+    dispatcher: Dispatcher
+    unwrapping = Unwrapping(lambda context: dispatcher.answer(context))
+    dispatcher = Dispatcher({**handlers, ApiKey.ENVELOPE: unwrapping.unwrap}, lambda: Features({}, {}, 0))
+    server = Server(RealClock())
+    listener = await server.listen("CONTROLLER", "127.0.0.1", 0, dispatcher.on_frame)
+    try:
+        yield listener.port
+    finally:
+        await server.stop(deadline_ms=0)
+
+
+def running(scenario: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+def _refused_at_once(error: ApiError) -> Reply:
+    raise error
+
+
+def _refused_later(error: ApiError) -> Reply:
+    pending: Pending[Any] = Pending()
+    asyncio.get_running_loop().call_soon(pending.fail, error)
+    return pending
+
+
+@pytest.mark.parametrize("refuse", [_refused_at_once, _refused_later])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER), (ErrorCode.POLICY_VIOLATION, ErrorCode.NONE)],
+)
+def test_only_the_broker_is_told_to_look_elsewhere(
+    refuse: Callable[[ApiError], Reply], error: ErrorCode, told: ErrorCode
+) -> None:
+    """Its client cannot do anything with NOT_CONTROLLER, and the broker would not look into the answer."""
+
+    def create(context: RequestContext, request: Any) -> Reply:
+        return refuse(ApiError(error))
+
+    async def scenario() -> None:
+        async with controller({ApiKey.CREATE_TOPICS: create}) as port:
+            connection = await RpcConnection.connect("127.0.0.1", port)
+            request = CreateTopicsRequest(topics=[CreatableTopic(name="orders")])
+            envelope = EnvelopeRequest(
+                request_data=b"".join(encode_request(request, 7, 1, "client")),
+                request_principal=encode_principal("User:alice"),
+                client_host_address=bytes((127, 0, 0, 1)),
+            )
+            response = await connection.request(envelope, 0)
+            assert response.error_code == told
+            assert (response.response_data is None) == (told is not ErrorCode.NONE)
+            connection.close()
+
+    running(scenario())
+
+
+def test_what_waits_is_not_sent_again_because_somebody_was_refused() -> None:
+    """A new leader refuses heartbeats until it is active, and has taken in a request meanwhile."""
+    created: list[Pending[CreateTopicsResponse]] = []
+    heartbeats: list[BrokerHeartbeatRequest] = []
+
+    def create(context: RequestContext, request: Any) -> Pending[CreateTopicsResponse]:
+        created.append(Pending())
+        return created[-1]
+
+    def heartbeat(context: RequestContext, request: Any) -> Any:
+        heartbeats.append(request)
+        if len(heartbeats) == 1:
+            raise ApiError(ErrorCode.NOT_CONTROLLER)
+        created[0].complete(CreateTopicsResponse())
+        return BrokerHeartbeatResponse()
+
+    async def scenario() -> None:
+        handlers: dict[ApiKey, Handler] = {ApiKey.CREATE_TOPICS: create, ApiKey.BROKER_HEARTBEAT: heartbeat}
+        async with controller(handlers) as port:
+            channel = ControllerChannel(lambda: ("127.0.0.1", port), "broker", 10_000)
+            alive = channel.send(BrokerHeartbeatRequest(broker_id=1))
+            while not heartbeats:  # noqa: ASYNC110 - what the server has seen is no event
+                await asyncio.sleep(0)
+            made = channel.send(CreateTopicsRequest())
+            answers: asyncio.Queue[Any] = asyncio.Queue()
+            for pending in (made, alive):
+                pending.then(lambda value, error: answers.put_nowait(value or error))
+            assert {type(await answers.get()), type(await answers.get())} == {
+                CreateTopicsResponse,
+                BrokerHeartbeatResponse,
+            }
+            await channel.close()
+
+    running(scenario())
+    assert (len(created), len(heartbeats)) == (1, 2)
