@@ -10,7 +10,7 @@ from typing import Any
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.dispatch import Dispatcher, Features, Handler, Reply, RequestContext
+from kalda.broker.dispatch import Dispatcher, Features, ForwardedContext, Handler, Reply, RequestContext
 from kalda.broker.forwarding import Unwrapping
 from kalda.broker.raft_driver import RaftDriver
 from kalda.controller import context as controller_context
@@ -112,6 +112,8 @@ class ControllerHandlers:
         return dispatcher
 
     def _quorum(self, context: RequestContext, request: Any) -> Reply:
+        if isinstance(context, ForwardedContext) and not self._raft.machine.is_leader:
+            raise ApiError(ErrorCode.NOT_CONTROLLER)
         return self._raft.handle(request, context.api_version)
 
     def _controlled(self, handle: Callable[[Any, controller_context.RequestContext, int], Reply]) -> Handler:

@@ -7,12 +7,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.controller_handlers import ControllerHandlers
 from kalda.broker.dispatch import Dispatcher, Features, Handler, Reply, RequestContext
 from kalda.broker.forwarding import Unwrapping, encode_principal
 from kalda.network.client import RpcConnection
@@ -20,6 +22,7 @@ from kalda.network.server import Server
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse, EnvelopeRequest
+from kalda.protocol.messages.quorum import DescribeQuorumRequest, DescribeQuorumResponse
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 
 
@@ -128,3 +131,28 @@ def test_what_waits_is_not_sent_again_because_somebody_was_refused() -> None:
 
     running(scenario())
     assert (len(created), len(heartbeats)) == (1, 2)
+
+
+@pytest.mark.parametrize(("leads", "told"), [(True, ErrorCode.NONE), (False, ErrorCode.NOT_CONTROLLER)])
+def test_a_follower_does_not_answer_for_the_quorum(leads: bool, told: ErrorCode) -> None:
+    """A broker that has not noticed yet that the leader is another one forwards to the old one."""
+    raft = Mock()
+    raft.machine.is_leader = leads
+    raft.handle.return_value = DescribeQuorumResponse()
+    handlers = ControllerHandlers(raft, Mock(), Mock(), RealClock(), "cluster", lambda: None)
+
+    async def scenario() -> None:
+        server = Server(RealClock())
+        dispatcher = handlers.dispatcher(lambda: Features({}, {}, 0), False)
+        listener = await server.listen("CONTROLLER", "127.0.0.1", 0, dispatcher.on_frame)
+        connection = await RpcConnection.connect("127.0.0.1", listener.port)
+        envelope = EnvelopeRequest(
+            request_data=b"".join(encode_request(DescribeQuorumRequest(), 1, 1, "client")),
+            request_principal=encode_principal("User:alice"),
+            client_host_address=bytes((127, 0, 0, 1)),
+        )
+        assert (await connection.request(envelope, 0)).error_code == told
+        connection.close()
+        await server.stop(deadline_ms=0)
+
+    running(scenario())
