@@ -169,10 +169,10 @@ class KafkaNode(Node):
 
     def format_command(self) -> Sequence[str]:
         arguments = ["format", "-t", CLUSTER_ID, "-c", self.properties, "--standalone"]
-        return [*_java("256M"), "kafka.tools.StorageTool", *arguments]
+        return [*java("256M"), "kafka.tools.StorageTool", *arguments]
 
     def server_command(self) -> Sequence[str]:
-        return [*_java("1G"), "kafka.Kafka", self.properties]
+        return [*java("1G"), "kafka.Kafka", self.properties]
 
 
 def kafka_jars() -> Path | None:
@@ -193,7 +193,7 @@ def kafka_jars() -> Path | None:
     return cache if done.exists() and shutil.which("java") else None
 
 
-def _java(heap: str) -> Sequence[str]:
+def java(heap: str) -> Sequence[str]:
     jars = kafka_jars()
     assert jars is not None, "callers have asked `kafka_jars` before"
     return [
