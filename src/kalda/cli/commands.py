@@ -31,9 +31,13 @@ NOUNS = {
     "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
     "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
     "consume": _Noun("consume", "consume", "Read records of topics."),
-    "cluster": _Noun("cluster", "cluster", "The cluster's id, brokers and log directories."),
+    "cluster": _Noun(
+        "cluster", "cluster", "Start and stop clusters on this host; a cluster's brokers, log directories."
+    ),
     "features": _Noun("features", "features", "Feature levels, metadata.version among them."),
     "quorum": _Noun("quorum", "quorum", "The metadata quorum: leader, voters, observers."),
+    "reassign": _Noun("reassign", "reassign", "Move replicas between brokers: plan, run, status, cancel."),
+    "elect": _Noun("elect", "elect", "Elect leaders of partitions: preferred, unclean."),
     "dump-log": _Noun("dump_log", "dump_log", "Show what is in log segments, indexes, snapshots, checkpoints."),
     "sim": _Noun("sim", "sim", "Simulate clusters with faults out of a seed, and replay one."),
     "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),

@@ -1,4 +1,4 @@
-"""`kalda quorum`: the metadata quorum as its leader sees it."""
+"""`kalda quorum`: the metadata quorum as its leader sees it, and who votes in it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kalda.base.ids import uuid_to_text
+from kalda.base.ids import Uuid, uuid_from_text, uuid_to_text
+from kalda.cli.failures import Failure
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 from kalda.cli.times import show_time
 
 if TYPE_CHECKING:
-    from kalda.client.admin.quorum import Quorum, QuorumReplica
+    from kalda.client.admin.quorum import Quorum, QuorumReplica, VoterListener
     from kalda.client.cluster import Cluster
 
 
 @click.group()
 def quorum() -> None:
     """The metadata quorum: leader, voters, observers."""
+
+
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 
 @quorum.command("describe")
@@ -97,3 +101,126 @@ def _as_json(replica: QuorumReplica, found: Quorum) -> dict[str, object]:
         "status": status,
         "endpoints": found.endpoints.get(replica.node_id, ()),
     }
+
+
+@quorum.command("add-controller")
+@click.option(
+    "-c", "--config", "config_file", required=True, metavar="FILE", type=click.Path(), help="Its server.properties."
+)
+@_dry_run_option
+@json_option
+@with_cluster
+def add_controller_command(cluster: Cluster, config_file: str, dry_run: bool, as_json: bool) -> None:
+    """Let a controller vote: one that runs, was formatted with --no-initial-controllers, and has caught up.
+
+    Its id and listeners are taken from FILE, its directory id from the metadata directory that FILE names; so this
+    is run where the controller is.
+
+    \b
+    Examples:
+      kalda quorum add-controller --config controller4.properties --dry-run
+      kalda quorum add-controller --config controller4.properties
+    """
+    from kalda.client.admin.quorum import add_voter
+
+    node_id, directory_id, listeners = _controller_of(config_file)
+    if not dry_run:
+        add_voter(cluster, node_id, directory_id, listeners)
+    endpoints = [str(listener) for listener in listeners]
+    if as_json:
+        _print_change(node_id, directory_id, dry_run, endpoints=endpoints)
+        return
+    done = "Would add" if dry_run else "Added"
+    click.echo(
+        f"{done} controller {node_id} with directory id {uuid_to_text(directory_id)} and endpoints: "
+        f"{', '.join(endpoints)}"
+    )
+
+
+@quorum.command("remove-controller")
+@click.option("--controller-id", "node_id", type=click.IntRange(min=0), required=True, help="The controller's node id.")
+@click.option(
+    "--controller-directory-id",
+    "directory",
+    metavar="ID",
+    help="Its directory id, as describe shows it. [default: that of the voter with this node id]",
+)
+@_dry_run_option
+@json_option
+@with_cluster
+def remove_controller_command(
+    cluster: Cluster, node_id: int, directory: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Take a controller's vote. It goes on as an observer, and may be stopped.
+
+    With a directory id, a controller that came back with an empty disk is told from the one that it was.
+
+    \b
+    Example:
+      kalda quorum remove-controller --controller-id 3 --dry-run
+    """
+    from kalda.client.admin.quorum import describe_quorum, remove_voter
+
+    if directory is not None:
+        try:
+            directory_id = uuid_from_text(directory)
+        except ValueError as error:
+            raise click.UsageError(f"--controller-directory-id: {error}") from error
+    else:
+        voters = describe_quorum(cluster).voters
+        found = [voter.directory_id for voter in voters if voter.node_id == node_id]
+        if not found:
+            known = ", ".join(str(voter.node_id) for voter in voters)
+            raise Failure(f"node {node_id} does not vote; the voters are {known}")
+        directory_id = found[0]
+    if not dry_run:
+        remove_voter(cluster, node_id, directory_id)
+    if as_json:
+        _print_change(node_id, directory_id, dry_run)
+        return
+    done = "Would remove" if dry_run else "Removed"
+    click.echo(f"{done} controller {node_id} with directory id {uuid_to_text(directory_id)}")
+
+
+def _print_change(node_id: int, directory_id: Uuid, dry_run: bool, **more: object) -> None:
+    print_json({"node_id": node_id, "directory_id": uuid_to_text(directory_id), **more, "executed": not dry_run})
+
+
+def _controller_of(config_file: str) -> tuple[int, Uuid, list[VoterListener]]:
+    """Who the controller with these properties is: id, directory id, listeners."""
+    from kalda.base.configs.definition import InvalidConfig
+    from kalda.base.configs.server import ServerConfig
+    from kalda.broker.config_providers import read_properties
+    from kalda.broker.disk import RealDisk
+    from kalda.client.admin.quorum import VoterListener
+    from kalda.metadata.meta_properties import MetaPropertiesEnsemble
+
+    try:
+        config = ServerConfig(read_properties(config_file))
+    except InvalidConfig as error:
+        raise Failure(f"{config_file}: {error.message}") from error
+    except ValueError as error:
+        raise Failure(f"{config_file}: {error}") from error
+    if not config.is_controller:
+        raise Failure(f"{config_file}: process.roles does not have the controller role")
+    directory = config.metadata_log_dir
+    ensemble = MetaPropertiesEnsemble.load(RealDisk(), [directory], directory)
+    identity = ensemble.properties.get(directory)
+    if identity is None:
+        why = ensemble.errors.get(directory, "it is not formatted")
+        raise Failure(f"the metadata directory {directory} of {config_file}: {why}")
+    if identity.node_id != config.node_id:
+        raise Failure(
+            f"{config_file} says node.id {config.node_id}, but {directory} belongs to node {identity.node_id}"
+        )
+    if identity.directory_id is None:
+        raise Failure(f"{directory} has no directory id yet: start the controller once")
+    listeners = [
+        VoterListener(
+            endpoint.listener,
+            "localhost" if endpoint.host in ("", "0.0.0.0", "::") else endpoint.host,
+            endpoint.port,
+        )
+        for endpoint in config.advertised_controller_listeners
+    ]
+    return config.node_id, identity.directory_id, listeners

@@ -54,7 +54,11 @@ def describe_cluster(cluster: Cluster, *, fenced: bool = False) -> ClusterDescri
 
 
 def describe_log_dirs(
-    cluster: Cluster, broker_id: int, partitions: Collection[TopicPartition] | None = None
+    cluster: Cluster,
+    broker_id: int,
+    partitions: Collection[TopicPartition] | None = None,
+    *,
+    timeout_ms: int | None = None,
 ) -> list[LogDir]:
     """The log directories of a broker, with these partitions, or all, that are in them. Raises `ApiError`."""
     wanted: dict[str, DescribableLogDirTopic] = {}
@@ -66,7 +70,7 @@ def describe_log_dirs(
             raise refused(answer.error_code, f"broker {broker_id}")
 
     request = DescribeLogDirsRequest(topics=None if partitions is None else list(wanted.values()))
-    answer = cluster.broker(broker_id, request, check=check)
+    answer = cluster.broker(broker_id, request, check=check, timeout_ms=timeout_ms)
     return [
         LogDir(
             broker_id,

@@ -1,0 +1,139 @@
+"""`kalda elect`: leaders for partitions, by the operator's word."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.cli.completion import complete_topic
+from kalda.cli.failures import FAILED, Failure
+from kalda.cli.output import print_json
+from kalda.cli.session import json_option, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.base.errors import ApiError
+    from kalda.client.cluster import Cluster
+
+
+@click.command("elect")
+@click.argument("kind", metavar="preferred|unclean", type=click.Choice(["preferred", "unclean"]))
+@click.option("--all", "of_all", is_flag=True, help="Of all partitions that need it.")
+@click.option("--topic", "topics", metavar="NAME", multiple=True, shell_complete=complete_topic, help="Of this topic.")
+@click.option(
+    "--partition", "partition_ids", metavar="N", type=click.IntRange(min=0), multiple=True, help="Only this one of it."
+)
+@click.option(
+    "--file", "path", metavar="FILE", type=click.Path(), help='{"partitions": [{"topic": T, "partition": N}]}'
+)
+@json_option
+@with_cluster
+def elect(
+    cluster: Cluster,
+    kind: str,
+    of_all: bool,
+    topics: tuple[str, ...],
+    partition_ids: tuple[int, ...],
+    path: str | None,
+    as_json: bool,
+) -> None:
+    """Elect leaders. Exits with 1 if an election failed; one that was not needed has not.
+
+    `preferred` gives each partition back to its first replica, if that is in sync. `unclean` gives a partition that
+    has no leader to any replica that lives, and what only the others had is lost.
+
+    \b
+    Examples:
+      kalda elect preferred --all
+      kalda elect preferred --topic orders --partition 0 --partition 3
+      kalda elect unclean --topic orders --partition 0
+      kalda elect preferred --file partitions.json
+    """
+    from kalda.client.admin.elections import ElectionType, elect_leaders
+
+    if sum((of_all, bool(topics), path is not None)) != 1:
+        raise click.UsageError("say which partitions, with one of --all, --topic, --file")
+    if partition_ids and len(topics) != 1:
+        raise click.UsageError("--partition belongs to one --topic")
+    wanted: Collection[TopicPartition] | None = None
+    if path is not None:
+        wanted = read_partitions(path)
+    elif topics:
+        wanted = _of_topics(cluster, topics, partition_ids)
+    results = elect_leaders(cluster, ElectionType[kind.upper()], wanted)
+    if as_json:
+        print_json([_as_json(at, error) for at, error in sorted(results.items())])
+    else:
+        _print(kind, results)
+    if any(error is not None and not _is_needless(error) for error in results.values()):
+        sys.exit(FAILED)
+
+
+def _of_topics(cluster: Cluster, topics: tuple[str, ...], partition_ids: tuple[int, ...]) -> list[TopicPartition]:
+    if partition_ids:
+        return [TopicPartition(topics[0], partition) for partition in dict.fromkeys(partition_ids)]
+    return [at for name in dict.fromkeys(topics) for at in cluster.partitions(name)]
+
+
+def read_partitions(path: str) -> list[TopicPartition]:
+    """Partitions named by a file in the format of Kafka's tools. Raises `Failure`, `OSError`."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        document = json.loads(text)
+        found = [TopicPartition(_text(each["topic"]), _number(each["partition"])) for each in document["partitions"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Failure(
+            f'{path}: {{"partitions": [{{"topic": "orders", "partition": 0}}]}} is expected ({error!r})'
+        ) from error
+    if not found:
+        raise Failure(f"{path} names no partition")
+    twice = sorted({at for at in found if found.count(at) > 1}) if len(set(found)) < len(found) else []
+    if twice:
+        raise Failure(f"{path} names partitions twice: {', '.join(map(str, twice))}")
+    return found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not a topic's name")
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a partition's number")
+    return value
+
+
+def _is_needless(error: ApiError) -> bool:
+    return error.code is ErrorCode.ELECTION_NOT_NEEDED
+
+
+def _as_json(at: TopicPartition, error: ApiError | None) -> dict[str, object]:
+    return {
+        **at._asdict(),
+        "elected": error is None,
+        "error": None if error is None else error.code.name,
+        "message": None if error is None else error.message,
+    }
+
+
+def _print(kind: str, results: dict[TopicPartition, ApiError | None]) -> None:
+    """As Kafka's tool says it."""
+    elected = [str(at) for at, error in sorted(results.items()) if error is None]
+    needless = [str(at) for at, error in sorted(results.items()) if error is not None and _is_needless(error)]
+    if elected:
+        click.echo(f"Successfully completed leader election ({kind.upper()}) for partitions {', '.join(elected)}")
+    if needless:
+        click.echo(f"Valid replica already elected for partitions {', '.join(needless)}")
+    for _, error in sorted(results.items()):
+        if error is not None and not _is_needless(error):
+            click.echo(f"kalda: {error.message} [{error.code.name}]", err=True)
+    if not results:
+        click.echo("Nothing to do: no partition needs an election.")

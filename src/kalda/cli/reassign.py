@@ -1,0 +1,430 @@
+"""`kalda reassign`: plan where replicas should be, move them, watch, cancel."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.cli.completion import complete_topic
+from kalda.cli.failures import FAILED, Failure
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.cli.reassignment.documents import Target
+    from kalda.cli.reassignment.planner import Broker
+    from kalda.client.cluster import Cluster
+    from kalda.client.metadata import Partition
+
+INTERRUPTED = 130
+Targets = Mapping[TopicPartition, "Target"]
+
+
+@click.group()
+def reassign() -> None:
+    """Move replicas between brokers, by plans that Kafka's kafka-reassign-partitions reads and writes too.
+
+    \b
+    Examples:
+      kalda reassign plan --all-topics --brokers 1,2,3,4 --out plan.json --rollback before.json
+      kalda reassign run plan.json --throttle 50000000
+      kalda reassign status
+    """
+
+
+@contextlib.contextmanager
+def _failing() -> Iterator[None]:
+    from kalda.cli.reassignment.documents import DocumentError
+
+    try:
+        yield
+    except DocumentError as error:
+        raise Failure(str(error)) from error
+
+
+# -- plan
+
+
+@reassign.command("plan")
+@click.option("--topics", metavar="NAME,...", shell_complete=complete_topic, help="Of these topics.")
+@click.option("--topics-file", metavar="FILE", type=click.Path(), help='{"version": 1, "topics": [{"topic": NAME}]}')
+@click.option("--all-topics", is_flag=True, help="Of all topics, the cluster's own among them.")
+@click.option("--brokers", metavar="ID,...", help="Who may have replicas. [default: all in service]")
+@click.option("--without-brokers", metavar="ID,...", help="All in service but these, which are to be emptied.")
+@click.option(
+    "-r", "--replication-factor", type=click.IntRange(1, 512), help="How many replicas. [default: as many as now]"
+)
+@click.option("--disable-rack-aware", is_flag=True, help="As if there were no racks.")
+@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write the plan there.")
+@click.option("--rollback", metavar="FILE", type=click.Path(dir_okay=False), help="Write the way back there.")
+@json_option
+@with_cluster
+def plan_command(
+    cluster: Cluster,
+    topics: str | None,
+    topics_file: str | None,
+    all_topics: bool,
+    brokers: str | None,
+    without_brokers: str | None,
+    replication_factor: int | None,
+    disable_rack_aware: bool,
+    out: str | None,
+    rollback: str | None,
+    as_json: bool,
+) -> None:
+    """Plan where replicas should be: on different racks, evenly, with as few of them moved as that allows.
+
+    Nothing is moved. The plan names only partitions that change; with --json it is all that is printed, in Kafka's
+    format, for `kalda reassign run` or `kafka-reassign-partitions --execute`.
+
+    \b
+    Examples:
+      kalda reassign plan --topics orders,users --brokers 1,2,3 --out plan.json
+      kalda reassign plan --all-topics --without-brokers 4 --json > plan.json
+      kalda reassign plan --topics orders --replication-factor 3 --out plan.json
+    """
+    from kalda.cli.reassignment import documents, planner
+    from kalda.cli.reassignment.progress import partitions_of
+
+    if sum((topics is not None, topics_file is not None, all_topics)) != 1:
+        raise click.UsageError("say which topics, with one of --topics, --topics-file, --all-topics")
+    everything = partitions_of(cluster, cluster.metadata().topics)
+    if all_topics:
+        names = {at.topic for at in everything}
+    else:
+        with _failing():
+            names = set(documents.read_topics(topics_file)) if topics_file is not None else set(_words(topics or ""))
+    missing = sorted(names - {at.topic for at in everything})
+    if missing:
+        raise Failure(f"there is no topic {', '.join(missing)}; check the names")
+    chosen = _brokers(cluster, brokers, without_brokers)
+    current = {at: partition.replicas for at, partition in everything.items() if at.topic in names}
+    sizes = _sizes(cluster, everything, current)
+    try:
+        planned = planner.plan(
+            current,
+            chosen,
+            others=_counts(partition.replicas for at, partition in everything.items() if at.topic not in names),
+            sizes=sizes,
+            rack_aware=not disable_rack_aware,
+            replication_factor=replication_factor,
+        )
+    except ValueError as error:
+        raise Failure(str(error)) from error
+    changed = {at: replicas for at, replicas in sorted(planned.items()) if replicas != current[at]}
+    before = {at: current[at] for at in changed}
+    for path, document in ((out, changed), (rollback, before)):
+        if path is not None:
+            Path(path).write_text(documents.to_text(documents.to_document(document)) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(documents.to_document(changed))
+    else:
+        _print_plan(before, changed, sizes)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _ids(option: str, text: str) -> set[int]:
+    words = _words(text)
+    wrong = [word for word in words if not word.isdecimal()]
+    if wrong or not words:
+        raise click.UsageError(f"{option} {text}: broker ids with commas between are expected")
+    return set(map(int, words))
+
+
+def _brokers(cluster: Cluster, wanted: str | None, unwanted: str | None) -> list[Broker]:
+    from kalda.cli.reassignment.planner import Broker
+    from kalda.client.admin.nodes import describe_cluster
+
+    if wanted is not None and unwanted is not None:
+        raise click.UsageError("--brokers and --without-brokers say the same thing twice: give one of them")
+    alive = {node.node_id: node for node in describe_cluster(cluster).nodes}
+    ids = set(alive)
+    if wanted is not None:
+        ids = _ids("--brokers", wanted)
+        missing = sorted(ids - set(alive))
+        if missing:
+            raise Failure(
+                f"broker {', '.join(map(str, missing))} is not in service; those that are: "
+                f"{', '.join(map(str, sorted(alive)))}"
+            )
+    elif unwanted is not None:
+        ids -= _ids("--without-brokers", unwanted)
+        if not ids:
+            raise Failure("no broker remains")
+    return [Broker(node_id, alive[node_id].rack) for node_id in sorted(ids)]
+
+
+def _counts(lists: Iterator[tuple[int, ...]] | Collection[tuple[int, ...]]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for replicas in lists:
+        for replica in replicas:
+            counts[replica] = counts.get(replica, 0) + 1
+    return counts
+
+
+def _sizes(
+    cluster: Cluster, partitions: Mapping[TopicPartition, Partition], wanted: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Bytes by partition, as its leader has them; none where nobody tells."""
+    from kalda.cli.reassignment.progress import sizes_on
+
+    led: dict[int, list[TopicPartition]] = {}
+    for at in wanted:
+        led.setdefault(partitions[at].leader, []).append(at)
+    return {
+        at: size
+        for node_id, each in led.items()
+        if node_id >= 0
+        for at, size in sizes_on(cluster, node_id, each).items()
+    }
+
+
+def _print_plan(
+    before: Mapping[TopicPartition, tuple[int, ...]],
+    changed: Mapping[TopicPartition, tuple[int, ...]],
+    sizes: Mapping[TopicPartition, int],
+) -> None:
+    if not changed:
+        click.echo("Nothing to move: the replicas are where they should be.")
+        return
+    rows = []
+    copies = total = 0
+    for at, replicas in changed.items():
+        added = [replica for replica in replicas if replica not in before[at]]
+        copies += len(added)
+        total += len(added) * sizes.get(at, 0)
+        rows.append((*at, before[at], replicas, len(added) * sizes.get(at, 0) if added else 0))
+    print_table(("TOPIC", "PARTITION", "REPLICAS", "PLANNED", "COPIES-BYTES"), rows)
+    click.echo(f"{len(changed)} partitions change, {copies} replicas are copied, {show_bytes(total)}.")
+
+
+def show_bytes(count: float) -> str:
+    """As people say it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+# -- run
+
+
+@reassign.command("run")
+@click.argument("path", metavar="FILE", type=click.Path())
+@click.option("--throttle", type=click.IntRange(min=1), metavar="BYTES/S", help="What a broker may copy a second.")
+@click.option(
+    "--replica-alter-log-dirs-throttle",
+    "log_dir_throttle",
+    type=click.IntRange(min=1),
+    metavar="BYTES/S",
+    help="What a broker may copy between its own directories.",
+)
+@click.option("--additional", is_flag=True, help="Even while other reassignments run; those of FILE are changed.")
+@click.option(
+    "--disallow-replication-factor-change", "same_factor", is_flag=True, help="Refuse another number of replicas."
+)
+@click.option("--rollback", metavar="FILE", type=click.Path(dir_okay=False), help="Write the way back there.")
+@click.option("--no-wait", is_flag=True, help="Return when it has begun. Throttles then stay until `status FILE`.")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait. [default: as long as it takes]")
+@json_option
+@with_cluster
+def run_command(
+    cluster: Cluster,
+    path: str,
+    throttle: int | None,
+    log_dir_throttle: int | None,
+    additional: bool,
+    same_factor: bool,
+    rollback: str | None,
+    no_wait: bool,
+    timeout: float | None,
+    as_json: bool,
+) -> None:
+    """Move replicas as the plan in FILE says, and wait until that is done.
+
+    Ctrl-C ends the waiting, not the moving.
+
+    \b
+    Examples:
+      kalda reassign run plan.json --throttle 50000000 --rollback before.json
+      kalda reassign run plan.json --no-wait && kalda reassign status plan.json
+    """
+    from kalda.cli.reassignment import documents, execution
+
+    with _failing():
+        targets = documents.read_plan(path)
+        current = execution.check(cluster, targets, additional=additional)
+    way_back = documents.to_document({at: current[at].replicas for at in targets})
+    if rollback is not None:
+        Path(rollback).write_text(documents.to_text(way_back) + "\n", encoding="utf-8")
+    elif not as_json:
+        click.echo(f"Current partition replica assignment\n\n{documents.to_text(way_back)}\n")
+        click.echo("Save this to go back: kalda reassign run takes it.")
+    refusals = execution.start(
+        cluster, targets, current, rate=throttle, log_dir_rate=log_dir_throttle, same_factor=same_factor
+    )
+    begun = [at for at in targets if at not in refusals]
+    for error in refusals.values():
+        click.echo(f"kalda: {error.message} [{error.code.name}]", err=True)
+    if not as_json and begun:
+        click.echo(f"Successfully started partition reassignments for {documents.show_partitions(begun)}")
+    done = False
+    throttled = throttle is not None or log_dir_throttle is not None
+    if begun and not no_wait:
+        done = _watch(cluster, path, targets, begun, timeout)
+        if done and throttled:
+            execution.unthrottle(cluster, targets)
+    if as_json:
+        print_json({"rollback": way_back, "started": _names(begun), "refused": _names(refusals), "completed": done})
+    elif done:
+        click.echo("Completed.")
+    elif begun and throttled:
+        click.echo(f"The throttle stays until it is done and `kalda reassign status {path}` has seen that.")
+    if refusals or not (done or no_wait):
+        sys.exit(FAILED)
+
+
+def _names(partitions: Collection[TopicPartition]) -> list[dict[str, object]]:
+    return [at._asdict() for at in sorted(partitions)]
+
+
+def _watch(
+    cluster: Cluster, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
+) -> bool:
+    """Show a bar on a terminal until all is done. False where the time was over first."""
+    from kalda.cli.reassignment.bar import wait_with_bar
+
+    try:
+        return wait_with_bar(cluster, {at: targets[at].replicas for at in begun}, timeout)
+    except KeyboardInterrupt:
+        click.echo(
+            f"kalda: the reassignment goes on. `kalda reassign status {path}` tells how far it is, and removes "
+            f"throttles in the end; `kalda reassign cancel {path}` goes back.",
+            err=True,
+        )
+        sys.exit(INTERRUPTED)
+
+
+# -- status
+
+
+@reassign.command("status")
+@click.argument("path", metavar="[FILE]", required=False, type=click.Path())
+@click.option("--preserve-throttles", is_flag=True, help="Leave throttles, even when all is done.")
+@json_option
+@with_cluster
+def status_command(cluster: Cluster, path: str | None, preserve_throttles: bool, as_json: bool) -> None:
+    """Show the reassignments that run; with the plan in FILE, what has become of each of its partitions.
+
+    When all of a plan is done, its throttles are removed. With FILE, exits with 1 unless all is done.
+
+    \b
+    Examples:
+      kalda reassign status
+      until kalda reassign status plan.json; do sleep 10; done
+    """
+    from kalda.cli.reassignment.progress import look
+
+    if path is None:
+        outlook = look(cluster)
+        rows = [
+            (*at, each.target, each.adding, each.removing, outlook.remaining.get(at))
+            for at, each in sorted(outlook.ongoing.items())
+        ]
+        columns = ("topic", "partition", "replicas", "adding", "removing", "remaining_bytes")
+        if as_json:
+            print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        elif rows:
+            print_table([column.upper().replace("_", "-") for column in columns], rows)
+        else:
+            click.echo("No reassignment runs.")
+        return
+    _status_of_plan(cluster, path, preserve_throttles, as_json)
+
+
+def _status_of_plan(cluster: Cluster, path: str, preserve_throttles: bool, as_json: bool) -> None:
+    from kalda.cli.reassignment import documents, execution
+    from kalda.cli.reassignment.progress import look, partitions_of
+
+    with _failing():
+        targets = documents.read_plan(path)
+    outlook = look(cluster, targets)
+    now = partitions_of(cluster, (at.topic for at in targets))
+    rows = []
+    for at, target in sorted(targets.items()):
+        replicas = now[at].replicas if at in now else ()
+        if at in outlook.ongoing:
+            state = "in progress"
+            if outlook.ongoing[at].target != target.replicas:
+                state = "moves elsewhere"
+        elif at not in now:
+            state = "no such partition"
+        else:
+            state = "complete" if replicas == target.replicas else "not as planned"
+        remaining = outlook.remaining.get(at, 0) if state == "in progress" else None
+        rows.append((*at, state, target.replicas, replicas, remaining))
+    if not outlook.ongoing and not preserve_throttles:
+        execution.unthrottle(cluster, targets)
+    if as_json:
+        columns = ("topic", "partition", "state", "planned", "replicas", "remaining_bytes")
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(("TOPIC", "PARTITION", "STATE", "PLANNED", "REPLICAS", "REMAINING-BYTES"), rows)
+    if any(row[2] != "complete" for row in rows):
+        sys.exit(FAILED)
+
+
+# -- cancel
+
+
+@reassign.command("cancel")
+@click.argument("path", metavar="[FILE]", required=False, type=click.Path())
+@click.option("--all", "of_all", is_flag=True, help="All that run.")
+@click.option("--preserve-throttles", is_flag=True, help="Leave throttles as they are.")
+@json_option
+@with_cluster
+def cancel_command(cluster: Cluster, path: str | None, of_all: bool, preserve_throttles: bool, as_json: bool) -> None:
+    """Cancel reassignments that run, those of the plan in FILE or all: each goes back to the replicas it had.
+
+    \b
+    Examples:
+      kalda reassign cancel plan.json
+      kalda reassign cancel --all
+    """
+    from kalda.cli.reassignment import documents, execution
+    from kalda.client.admin.reassignments import alter_reassignments, list_reassignments
+
+    if of_all == (path is not None):
+        raise click.UsageError("say which, with FILE or with --all")
+    wanted = None
+    if path is not None:
+        with _failing():
+            wanted = documents.read_plan(path)
+    ongoing = list_reassignments(cluster, wanted)
+    results = alter_reassignments(cluster, dict.fromkeys(ongoing)) if ongoing else {}
+    over = {at for at, e in results.items() if e is None or e.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
+    failed: dict[TopicPartition, ApiError] = {at: e for at, e in results.items() if e is not None and at not in over}
+    if not preserve_throttles and not failed:
+        targets = wanted or {at: documents.Target(each.replicas, ()) for at, each in ongoing.items()}
+        execution.unthrottle(cluster, targets)
+    if as_json:
+        print_json({"cancelled": _names(over), "failed": _names(failed)})
+    elif over:
+        click.echo(f"Successfully cancelled partition reassignments for {documents.show_partitions(over)}")
+    elif not failed:
+        click.echo("None of the specified partition reassignments are active." if path else "No reassignment runs.")
+    for error in failed.values():
+        click.echo(f"kalda: {error.message} [{error.code.name}]", err=True)
+    if failed:
+        sys.exit(FAILED)

@@ -1,0 +1,101 @@
+"""A plan carried out: checked as a whole before anything is changed, throttled before anything is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition
+from kalda.cli.reassignment import throttles
+from kalda.cli.reassignment.documents import ANY, DocumentError, Target
+from kalda.cli.reassignment.progress import partitions_of
+from kalda.client.admin.nodes import describe_cluster
+from kalda.client.admin.reassignments import alter_reassignments, alter_replica_log_dirs, list_reassignments
+from kalda.client.cluster import Cluster
+from kalda.client.metadata import Partition
+from kalda.protocol.apis import ApiKey
+
+Targets = Mapping[TopicPartition, Target]
+Partitions = Mapping[TopicPartition, Partition]
+
+
+def check(cluster: Cluster, targets: Targets, *, additional: bool) -> dict[TopicPartition, Partition]:
+    """What the plan's partitions are now. Raises `DocumentError` where the plan does not fit the cluster."""
+    now = partitions_of(cluster, (at.topic for at in targets))
+    missing = sorted(at for at in targets if at not in now)
+    if missing:
+        raise DocumentError(f"the plan moves partitions that do not exist: {', '.join(map(str, missing))}")
+    known = {node.node_id for node in describe_cluster(cluster, fenced=True).nodes}
+    strange = sorted({replica for target in targets.values() for replica in target.replicas} - known)
+    if strange:
+        raise DocumentError(f"the plan names brokers that do not exist: {', '.join(map(str, strange))}")
+    for node_id in sorted(_dirs_by_broker(targets)):
+        if ApiKey.ALTER_REPLICA_LOG_DIRS not in cluster.versions(node_id):
+            raise DocumentError(
+                f"the plan chooses directories on broker {node_id}, which cannot move replicas between directories: "
+                f"let it choose, with {ANY!r} in log_dirs"
+            )
+    if not additional:
+        ongoing = list_reassignments(cluster)
+        if ongoing:
+            raise DocumentError(
+                f"{len(ongoing)} partitions are being reassigned already: wait, cancel them, or give --additional to "
+                f"change them as the plan says"
+            )
+    return {at: now[at] for at in targets}
+
+
+def start(
+    cluster: Cluster,
+    targets: Targets,
+    current: Partitions,
+    *,
+    rate: int | None,
+    log_dir_rate: int | None,
+    same_factor: bool,
+) -> dict[TopicPartition, ApiError]:
+    """Begin. The partitions that were refused, with the reasons. Raises `ApiError` where nothing has begun."""
+    throttles.throttle(cluster, _moves(targets, current), rate, log_dir_rate)
+    try:
+        results = alter_reassignments(
+            cluster,
+            {at: target.replicas for at, target in targets.items()},
+            allow_replication_factor_change=not same_factor,
+        )
+    except ApiError:
+        _tidy(cluster, targets, rate, log_dir_rate)
+        raise
+    refused = {at: error for at, error in results.items() if error is not None}
+    if len(refused) == len(targets):
+        _tidy(cluster, targets, rate, log_dir_rate)
+    for node_id, paths in _dirs_by_broker(targets).items():
+        alter_replica_log_dirs(cluster, node_id, {at: path for at, path in paths.items() if at not in refused})
+    return refused
+
+
+def unthrottle(cluster: Cluster, targets: Targets) -> None:
+    """Remove the throttles of a plan, on every broker, as Kafka's tool does. Raises `ApiError`."""
+    brokers = {node.node_id for node in describe_cluster(cluster).nodes}
+    throttles.clear(cluster, {at.topic for at in targets}, brokers)
+
+
+def _tidy(cluster: Cluster, targets: Targets, rate: int | None, log_dir_rate: int | None) -> None:
+    if rate is not None or log_dir_rate is not None:
+        unthrottle(cluster, targets)
+
+
+def _moves(targets: Targets, current: Partitions) -> dict[TopicPartition, throttles.Move]:
+    return {
+        at: throttles.Move(current[at].replicas, tuple(r for r in target.replicas if r not in current[at].replicas))
+        for at, target in targets.items()
+    }
+
+
+def _dirs_by_broker(targets: Targets) -> dict[int, dict[TopicPartition, str]]:
+    """Directories that the plan chooses."""
+    found: dict[int, dict[TopicPartition, str]] = {}
+    for at, target in targets.items():
+        for node_id, path in zip(target.replicas, target.log_dirs, strict=True):
+            if path != ANY:
+                found.setdefault(node_id, {})[at] = path
+    return found

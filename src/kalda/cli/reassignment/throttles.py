@@ -1,0 +1,75 @@
+"""The configs that bound what replicas on the move may take, as `kafka-reassign-partitions` sets and removes them.
+
+Topics name the replicas that are throttled, brokers the rate. A cluster that does not throttle keeps them all the
+same, and they are removed in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.admin.configs import Alteration, Operation, Resource, ResourceType, alter_configs, set_configs
+from kalda.client.cluster import Cluster
+
+LEADER_REPLICAS = "leader.replication.throttled.replicas"
+FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
+LEADER_RATE = "leader.replication.throttled.rate"
+FOLLOWER_RATE = "follower.replication.throttled.rate"
+LOG_DIR_RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
+
+
+class Move(NamedTuple):
+    """A partition's replicas that are copied from, and those that are copied to."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+def throttle(
+    cluster: Cluster, moves: Mapping[TopicPartition, Move], rate: int | None, log_dir_rate: int | None
+) -> None:
+    """Bound the copying of these moves, in bytes a second and broker. Raises `ApiError`."""
+    brokers = sorted({node_id for move in moves.values() for node_id in (*move.sources, *move.targets)})
+    if rate is not None:
+        for topic, values in throttled_replicas(moves).items():
+            set_configs(cluster, Resource(ResourceType.TOPIC, topic), values)
+    for node_id in brokers:
+        rates = {} if rate is None else {LEADER_RATE: str(rate), FOLLOWER_RATE: str(rate)}
+        if log_dir_rate is not None:
+            rates[LOG_DIR_RATE] = str(log_dir_rate)
+        if rates:
+            set_configs(cluster, Resource(ResourceType.BROKER, str(node_id)), rates)
+
+
+def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[str, str]]:
+    """Both lists of `partition:broker` by topic."""
+    lists: dict[str, tuple[list[str], list[str]]] = {}
+    for at, move in sorted(moves.items()):
+        if not move.targets:
+            continue
+        leaders, followers = lists.setdefault(at.topic, ([], []))
+        leaders += [f"{at.partition}:{node_id}" for node_id in move.sources]
+        followers += [f"{at.partition}:{node_id}" for node_id in move.targets]
+    return {
+        topic: {LEADER_REPLICAS: ",".join(leaders), FOLLOWER_REPLICAS: ",".join(followers)}
+        for topic, (leaders, followers) in lists.items()
+    }
+
+
+def clear(cluster: Cluster, topics: Iterable[str], brokers: Iterable[int]) -> None:
+    """Remove what `throttle` has set. A topic that is gone has none. Raises `ApiError`."""
+    for node_id in sorted(set(brokers)):
+        _delete(cluster, Resource(ResourceType.BROKER, str(node_id)), (LEADER_RATE, FOLLOWER_RATE, LOG_DIR_RATE))
+    for topic in sorted(set(topics)):
+        try:
+            _delete(cluster, Resource(ResourceType.TOPIC, topic), (LEADER_REPLICAS, FOLLOWER_REPLICAS))
+        except ApiError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+
+
+def _delete(cluster: Cluster, resource: Resource, names: Iterable[str]) -> None:
+    alter_configs(cluster, resource, [Alteration(name, Operation.DELETE) for name in names])
