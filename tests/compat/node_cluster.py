@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +12,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import CLUSTER_ID, SERVES, LoneNode, free_ports
 
 from kalda.cli.storage import storage
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
 SETTINGS: dict[str, object] = {
@@ -39,6 +38,12 @@ class ClusterNode(LoneNode):
     def format(self, cluster_id: str = CLUSTER_ID, *arguments: str) -> None:
         command = ["format", "-t", cluster_id, "-c", str(self.file), "--ignore-formatted", *arguments]
         storage.main(command, standalone_mode=False)
+
+    def told_leader(self, topic: str, index: int) -> int | None:
+        """The leader of a partition as this node tells it."""
+        with self.client() as client:
+            told = client.request(MetadataRequest(topics=[MetadataRequestTopic(name=topic)])).topics[0]
+        return next((each.leader_id for each in told.partitions if each.partition_index == index), None)
 
 
 class NodeCluster:
@@ -83,6 +88,16 @@ class NodeCluster:
             node.launch()
         for node in self.nodes.values():
             node.wait_line(SERVES, 60)
+        for node in self.nodes.values():
+            self._wait_for_all(node)
+
+    def _wait_for_all(self, node: ClusterNode) -> None:
+        """Until a node tells of all others: librdkafka fails requests to a broker that the next metadata lack."""
+        with node.client() as client:
+            wait_until(
+                lambda: len(client.request(MetadataRequest(topics=[])).brokers) == len(self.nodes),
+                f"node {node.node_id} tells of all nodes",
+            )
 
     @cached_property
     def admin(self) -> AdminClient:
@@ -100,15 +115,11 @@ class NodeCluster:
 
     def wait_leader(self, topic: str, index: int, node_id: int) -> None:
         """Until every node knows that one leads a partition: some requests of a client are not tried again."""
-        request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
         for node in self.nodes.values():
-            with node.client() as client:
-
-                def knows(client: BlockingConnection = client) -> bool:
-                    partitions = client.request(request).topics[0].partitions
-                    return [each.leader_id for each in partitions if each.partition_index == index] == [node_id]
-
-                wait_until(knows, f"node {node.node_id} knows that {node_id} leads {topic}-{index}")
+            wait_until(
+                partial(lambda asked: asked.told_leader(topic, index) == node_id, node),
+                f"node {node.node_id} knows that {node_id} leads {topic}-{index}",
+            )
 
     def leader(self, topic: str, index: int) -> ClusterNode:
         """The node that leads a partition, once there is one."""

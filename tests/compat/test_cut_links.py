@@ -10,18 +10,9 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from cut_links import SpacedCluster, SpacedNode, why_not
 from node_cluster import wait_until
-from watched_clients import PARTITIONS, TOPIC, Writer, check, read_all
-
-from kalda.protocol.messages.quorum import (
-    DescribeQuorumRequest,
-    DescribeQuorumRequestPartitionData,
-    DescribeQuorumRequestTopicData,
-)
+from watched_clients import PARTITIONS, QUICK_TO_ASK, TOPIC, Writer, check, quorum, read_all
 
 pytestmark = pytest.mark.compat
-
-QUICK_TO_ASK: dict[str, str | int | bool] = {"request.timeout.ms": 2_000, "topic.metadata.refresh.interval.ms": 500}
-"""A leader that is cut off still answers its clients, with REQUEST_TIMED_OUT; librdkafka asks for no leader then."""
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +31,6 @@ def cluster(name: str, tmp_path: Path) -> Iterator[SpacedCluster]:
         made.create(TOPIC, PARTITIONS, min_insync_replicas="2")
         made.wait_in_sync(TOPIC, PARTITIONS)
         yield made
-
-
-def quorum(node: SpacedNode) -> tuple[int, int]:
-    """Leader and epoch of the metadata quorum, as one node tells."""
-    asked = DescribeQuorumRequestTopicData(
-        topic_name="__cluster_metadata", partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
-    )
-    with node.client() as client:
-        told = client.request(DescribeQuorumRequest(topics=[asked])).topics[0].partitions[0]
-    return told.leader_id, told.leader_epoch
 
 
 def others(cluster: SpacedCluster, node: SpacedNode) -> list[SpacedNode]:

@@ -9,10 +9,22 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from node_cluster import wait_until
+from node_cluster import ClusterNode, wait_until
+
+from kalda.protocol.messages.quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+)
 
 PARTITIONS = 3
 TOPIC = "orders"
+QUICK_TO_ASK: dict[str, str | int | bool] = {
+    "request.timeout.ms": 2_000,
+    "socket.timeout.ms": 2_000,
+    "topic.metadata.refresh.interval.ms": 500,
+}
+"""For a leader that is cut off or paused: it refuses nothing, so librdkafka by itself is slow to ask for another."""
 
 
 class Writer(threading.Thread):
@@ -155,3 +167,13 @@ class Reader(threading.Thread):
     def stop(self) -> None:
         self._stopped.set()
         self.join(60)
+
+
+def quorum(node: ClusterNode) -> tuple[int, int]:
+    """Leader and epoch of the metadata quorum, as one node tells."""
+    asked = DescribeQuorumRequestTopicData(
+        topic_name="__cluster_metadata", partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
+    )
+    with node.client() as client:
+        told = client.request(DescribeQuorumRequest(topics=[asked])).topics[0].partitions[0]
+    return told.leader_id, told.leader_epoch

@@ -6,6 +6,7 @@ wait for it. A broker that comes back leads again only what has no leader; the I
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -19,6 +20,8 @@ from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartb
 from kalda.protocol.messages.metadata_records import BrokerRegistrationChangeRecord, UnregisterBrokerRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
+
+log = logging.getLogger(__name__)
 
 _FENCE, _UNFENCE = 1, -1
 _IN_CONTROLLED_SHUTDOWN = 1
@@ -46,6 +49,7 @@ class BrokerChangeControl:
         )
         records: list[VersionedRecord] = []
         if current is not following:
+            log.info("Broker %d goes from %s to %s.", broker_id, current.value, following.value)
             match following:
                 case BrokerState.FENCED | BrokerState.SHUTDOWN_NOW:
                     records += self.fence(registration)
@@ -86,6 +90,7 @@ class BrokerChangeControl:
         registration = self._cluster.brokers.get(broker_id)
         if registration is None or registration.epoch != epoch:
             return [], True  # the session of a former incarnation
+        log.info("Fencing broker %d with epoch %d because its session has timed out.", broker_id, epoch)
         records = self.fence(registration)
         heartbeats.fence(broker_id)
         return records, True
