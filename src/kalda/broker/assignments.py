@@ -54,6 +54,9 @@ class DirectoryAssignments:
         self._timers = timers
         self._is_wanted = is_wanted
         self._waiting: dict[Key, Uuid] = {}
+        self._told: dict[Key, Uuid] = {}
+        """What the controller was told last, which the metadata at hand may not show yet."""
+        self._agreed: dict[Key, tuple[Uuid, Callable[[], None]]] = {}
         self._under_way: dict[Key, Uuid] = {}
         self._backoff_ms = 0
         self._timer: Timer | None = None
@@ -62,9 +65,16 @@ class DirectoryAssignments:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._under_way)
 
-    def placed(self, topic_id: Uuid, partition: int, directory: Uuid) -> None:
-        """A replica is in that directory."""
-        self._waiting[topic_id, partition] = directory
+    def placed(
+        self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None] | None = None
+    ) -> None:
+        """A replica is in that directory, or is to be: `agreed` is called once the controller knows, unless it is told
+        of another directory first."""
+        key = topic_id, partition
+        self._waiting[key] = directory
+        self._agreed.pop(key, None)
+        if agreed is not None:
+            self._agreed[key] = directory, agreed
         self._send_later(self._backoff_ms)
 
     def close(self) -> None:
@@ -77,6 +87,12 @@ class DirectoryAssignments:
         if self._timer is None and not self._under_way and not self._closed:
             self._timer = self._timers.call_later_ms(delay_ms, self._send_waiting)
 
+    def _known(self, key: Key, directory: Uuid) -> None:
+        """The controller knows, or need not know."""
+        if (told := self._agreed.get(key)) is not None and told[0] == directory:
+            del self._agreed[key]
+            told[1]()
+
     def _send_waiting(self) -> None:
         self._timer = None
         directories: dict[Uuid, dict[Uuid, AssignReplicasToDirsRequestTopicData]] = {}
@@ -84,8 +100,10 @@ class DirectoryAssignments:
             if len(self._under_way) == MAX_A_REQUEST:
                 break
             directory = self._waiting.pop(key)
-            if not self._is_wanted(*key, directory):
+            if not self._is_wanted(*key, directory) and self._told.get(key, directory) == directory:
+                self._known(key, directory)
                 continue
+            self._told[key] = directory
             self._under_way[key] = directory
             topics = directories.setdefault(directory, {})
             topic = topics.setdefault(key[0], AssignReplicasToDirsRequestTopicData(topic_id=key[0]))
@@ -108,9 +126,16 @@ class DirectoryAssignments:
                 for topic in directory.topics:
                     for partition in topic.partitions:
                         if partition.error_code == ErrorCode.NONE:
-                            asked.pop((topic.topic_id, partition.partition_index), None)
-        elif error is not None and error.code is ErrorCode.UNSUPPORTED_VERSION:
-            asked.clear()  # a metadata.version from before directories were told
+                            key = topic.topic_id, partition.partition_index
+                            if (told := asked.pop(key, None)) is not None:
+                                self._known(key, told)
+        elif (error is not None and error.code is ErrorCode.UNSUPPORTED_VERSION) or (
+            response is not None and response.error_code == ErrorCode.UNSUPPORTED_VERSION
+        ):
+            # A metadata.version from before directories were told.
+            for key, told in asked.items():
+                self._known(key, told)
+            asked.clear()
         for key, placed in asked.items():
             self._waiting.setdefault(key, placed)
         if asked:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kalda.base.configs.definition import to_text
 from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.server import ServerConfig
-from kalda.base.ids import Uuid
+from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
 from kalda.broker.assignments import DirectoryAssignments
 from kalda.broker.auto_topics import AutoTopics, TopicPlan
@@ -25,6 +25,7 @@ from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.groups import GroupHandlers
+from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC, MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
@@ -40,6 +41,7 @@ from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.configs import ConfigResourceType, broker_resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
+from kalda.replication.dir_moves import DirMoves
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
@@ -49,6 +51,7 @@ from kalda.storage.log_manager import LogManager
 
 log = logging.getLogger("kalda.broker")
 
+_UNLIMITED = 2**62
 _INTERNAL = {"cleanup.policy": "compact", "compression.type": "producer"}
 
 
@@ -90,46 +93,42 @@ class BrokerSide:
         clock = host.clock
         self._config = config
         self.logs = logs
-        self.cache = MetadataCache()
+        self.cache = MetadataCache(timers)
         self._peers = Peers(config, self.cache, channel, lambda: lifecycle.broker_epoch, clock, timers)
         self.replicas = ReplicaManager(
             config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists, self._peers
         )
         self._fetchers = FetcherShell(
-            config, cluster_id, self.cache, lambda: lifecycle.broker_epoch, clock, host.rng.random
+            config,
+            cluster_id,
+            self.cache,
+            lambda: lifecycle.broker_epoch,
+            clock,
+            host.rng.random,
+            host.is_refused if config["kalda.dead.process.detection.enable"] else None,
         )
         self.replicas.following = self._fetchers
         self._peers.watch(self.replicas)
-        coordinator = GroupCoordinator(
-            GroupCoordinatorConfig.from_properties(config.values),
-            GroupLog(self.replicas),
-            TopicNames(self.cache),
-            host.new_uuid,
-            self._offsets_partitions,
-            clock.wall_ms,
-        )
+        coordinator = self._make_coordinator(host)
         self.groups = GroupCoordinatorShell(coordinator, self.replicas, clock, timers, jobs)
         auto_topics = self._auto_topics(channel)
         self.configs = ConfigHandlers(config.node_id, config, self.cache, auto_topics)
-        sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
-        partition_limit = config["max.request.partition.size.limit"]
-        self.dispatcher = Dispatcher(
-            handler_table(
-                DataHandlers(self.replicas, self.cache, sessions, clock, self._read_replica_selector()),
-                OffsetHandlers(self.replicas),
-                MetadataHandlers(self.cache, cluster_id, auto_topics, coordinator_partition, partition_limit),
-                GroupHandlers(coordinator, clock, self.groups.arm),
-                self.configs,
-                DescribeHandlers(self.replicas, logs, self.cache),
-                ProducerHandlers(ProducerIds(config.node_id, lambda: lifecycle.broker_epoch, channel.send)),
-                Forwarding(channel),
-            ),
-            features,
-            config["unstable.api.versions.enable"],
-        )
         self._assignments = DirectoryAssignments(
             config.node_id, lambda: lifecycle.broker_epoch, channel.send, timers, self._is_misplaced
         )
+        self.moves = self._make_moves(host, timers, jobs)
+        handlers = handler_table(
+            self._data_handlers(host),
+            OffsetHandlers(self.replicas),
+            self._metadata_handlers(cluster_id, auto_topics),
+            GroupHandlers(coordinator, clock, self.groups.arm),
+            self.configs,
+            DescribeHandlers(self.replicas, self.cache),
+            LogDirHandlers(logs, self.moves, jobs),
+            ProducerHandlers(ProducerIds(config.node_id, lambda: lifecycle.broker_epoch, channel.send)),
+            Forwarding(channel),
+        )
+        self.dispatcher = Dispatcher(handlers, features, config["unstable.api.versions.enable"])
         self.publisher = BrokerPublisher(
             config.node_id,
             self.cache,
@@ -145,6 +144,38 @@ class BrokerSide:
         self.on_config: Callable[[ServerConfig], None] = _nothing
         """Told of this broker's effective configuration when dynamic configs have changed it."""
         self._defaults: dict[str, str] = self._topic_defaults(config)
+
+    def _make_moves(self, host: Host, timers: Timers, jobs: Jobs) -> DirMoves:
+        config = self._config
+        moves = DirMoves(
+            self.replicas,
+            self.logs,
+            jobs,
+            timers,
+            host.clock.mono_ms,
+            self._assignments.placed,
+            at_a_time=config["num.replica.alter.log.dirs.threads"] or len(config.log_dirs),
+        )
+        _limit_moves(moves, config)
+        return moves
+
+    def _make_coordinator(self, host: Host) -> GroupCoordinator:
+        return GroupCoordinator(
+            GroupCoordinatorConfig.from_properties(self._config.values),
+            GroupLog(self.replicas),
+            TopicNames(self.cache),
+            host.new_uuid,
+            self._offsets_partitions,
+            host.clock.wall_ms,
+        )
+
+    def _metadata_handlers(self, cluster_id: str, auto_topics: AutoTopics) -> MetadataHandlers:
+        limit = self._config["max.request.partition.size.limit"]
+        return MetadataHandlers(self.cache, cluster_id, auto_topics, coordinator_partition, limit)
+
+    def _data_handlers(self, host: Host) -> DataHandlers:
+        sessions = FetchSessionCache(self._config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
+        return DataHandlers(self.replicas, self.cache, sessions, host.clock, self._read_replica_selector())
 
     def _auto_topics(self, channel: ControllerChannel) -> AutoTopics:
         config = self._config
@@ -171,6 +202,14 @@ class BrokerSide:
             return None if broker is None or broker.fenced else broker.rack
 
         return RackAwareSelector(self._config.node_id, rack_of).select
+
+    def placed(self, topic_partition: TopicPartition, topic_id: Uuid | None, image: MetadataImage) -> Uuid | None:
+        """In which directory `image` has this broker's replica of that topic; None where it has none."""
+        topic = None if topic_id is None else image.topics.by_id.get(topic_id)
+        if topic is None or topic.name != topic_partition.topic:
+            return None
+        registration = topic.partitions.get(topic_partition.partition)
+        return None if registration is None else registration.directory(self._config.node_id)
 
     def _is_misplaced(self, topic_id: Uuid, partition: int, directory: Uuid) -> bool:
         """Whether the metadata has this broker's replica elsewhere than in that directory."""
@@ -206,6 +245,7 @@ class BrokerSide:
             log.warning("a dynamic config is left out: %s", fault.message)
         self._defaults = self._topic_defaults(current)
         self.replicas.fetch_max_bytes = current["fetch.max.bytes"]
+        _limit_moves(self.moves, current)
         self.on_config(current)
 
     # -- the end
@@ -214,9 +254,16 @@ class BrokerSide:
         """Stop what runs by itself; the logs are closed by their manager."""
         self.publisher.close()
         self.groups.close()
+        self.moves.close()
         self._assignments.close()
         self._peers.close()
         await self._fetchers.close()
+
+
+def _limit_moves(moves: DirMoves, config: ServerConfig) -> None:
+    limit = config["replica.alter.log.dirs.io.max.bytes.per.second"]
+    moves.bytes_per_second = None if limit >= _UNLIMITED else limit
+    moves.cordoned = frozenset(config.cordoned_log_dirs)
 
 
 def _nothing(config: ServerConfig) -> None:

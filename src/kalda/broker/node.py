@@ -400,8 +400,10 @@ class Node:
         await _settled(lifecycle.milestones.caught_up)
         await loaded
         log.info("opened %d logs", len(logs))
+        logs.futures.settle(lambda tp, topic_id: self._broker.placed(tp, topic_id, quorum.loader.image))
         quorum.loader.install_publishers([self._broker.publisher])
         self._set_stray_logs_aside()
+        self._broker.moves.resume()
         lifecycle.set_ready_to_unfence()
         await _settled(lifecycle.milestones.unfenced)
         for endpoint in self.config.broker_listeners:

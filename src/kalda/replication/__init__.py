@@ -16,5 +16,6 @@ argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
 - `read_replica`: which replica a consumer should read from
 - `fetch_session`: incremental fetch sessions (KIP-227)
 - `produce`: the produce path: append, wait for the in-sync replicas
+- `dir_moves`: replicas that move between log directories
 - `replica_manager`: all partitions of a broker, kept in step with the metadata
 """

@@ -247,6 +247,26 @@ class Partition:
             self._advance_high_watermark()
         self.tell_waiters(0)
 
+    def hold_flushes(self) -> bool:
+        """Let no flush begin, so that the log can be replaced by one that is as durable; false while one runs. Records
+        that must be flushed are not committed meanwhile."""
+        if self._flushing:
+            return False
+        self._flushing = True
+        return True
+
+    def release_flushes(self, log: Log | None = None) -> None:
+        """Flush again, and from now on in `log`, where that has taken the place of the log."""
+        self._flushing = False
+        if log is not None:
+            self.log = log
+        if self.log.offline:
+            return
+        if self.log.recovery_point < self._flush_to:
+            self._flush(self._flush_to)
+        elif self.on_caught_up_with_disk is not None:
+            self.on_caught_up_with_disk()
+
     def _local_end(self) -> int:
         """How far this replica counts towards the high watermark."""
         end = self.log.log_end_offset

@@ -28,6 +28,7 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `truncating`: taking back what was appended
 - `retention`: what may be deleted, and deleting it
 - `log_dir`: one log directory with its marker and checkpoints
+- `future_logs`: replicas on their way to another directory
 - `log_manager`: all log directories of a node
 - `offset_map`: the last offset of each key, for compaction
 - `compaction`: what compaction keeps, batch by batch

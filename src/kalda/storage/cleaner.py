@@ -235,6 +235,8 @@ class LogCleaner:
             directory = self._manager.dir_of(log.topic_partition)
             if not log.config.compacts or log.offline or directory is None or log.topic_partition in self.uncleanable:
                 continue
+            if log.topic_partition in self._manager.futures:
+                continue  # it is being copied
             try:
                 found = cleanable(log, self._clean_until(directory).get(log.topic_partition), now_ms)
             except (ApiError, OSError) as error:
@@ -253,6 +255,8 @@ class LogCleaner:
         directory = self._manager.dir_of(topic_partition)
         if not cleaning.done or directory is None or not directory.online:
             return None
+        if self._manager.get(topic_partition) is not cleaning.log:
+            return None  # moved to another directory meanwhile
         offsets = self._clean_until(directory)
         offsets[topic_partition] = cleaning.end_offset
         for gone in [tp for tp in offsets if tp not in directory.logs]:

@@ -79,6 +79,14 @@ class LeaderEpochs:
         self._epochs.append(epoch)
         self._offsets.append(start_offset)
 
+    def replace(self, entries: list[tuple[int, int]]) -> None:
+        """Know these, whatever was known before."""
+        self._epochs.clear()
+        self._offsets.clear()
+        for epoch, offset in entries:
+            self._add(epoch, offset)
+        self.unwritten = True
+
     def write(self) -> None:
         """Put the entries into the file; a sync is still owed."""
         self._write(self.entries)

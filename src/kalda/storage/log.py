@@ -763,6 +763,7 @@ class Log:
             segment.move(directory)
         self.leader_epochs.directory = directory
         self._unsynced.directory = directory
+        self._unsynced.names += 1
         self.snapshots.directory = directory
 
     # Producers

@@ -9,7 +9,8 @@ Checkpoints cover all logs of the directory and are rewritten only when they wou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from kalda.base.disk import Disk, File
@@ -40,6 +41,8 @@ class LogDirDescription(NamedTuple):
     total_bytes: int
     usable_bytes: int
     logs: list[Log]
+    futures: list[Log]
+    """replicas that are moved here"""
 
 
 class LogDir:
@@ -53,6 +56,7 @@ class LogDir:
         "cleaner_offsets",
         "directory_id",
         "disk",
+        "futures",
         "had_clean_shutdown",
         "high_watermarks",
         "log_starts",
@@ -69,6 +73,8 @@ class LogDir:
         self.online = True
         self.directory_id: Uuid | None = None
         self.logs: dict[TopicPartition, Log] = {}
+        self.futures: dict[TopicPartition, Log] = {}
+        """Logs that are to replace those of other directories; a partition has one log of either kind here."""
         self.had_clean_shutdown = False
         self.previous_broker_epoch = -1
         self.recovery_points: dict[TopicPartition, int] = {}
@@ -142,8 +148,11 @@ class LogDir:
         """Write them here and now, and for good. Raises `OSError`."""
         self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
 
+    def _all(self) -> Iterator[tuple[TopicPartition, Log]]:
+        return chain(self.logs.items(), self.futures.items())
+
     def _recovery_points(self) -> dict[TopicPartition, int]:
-        return {tp: log.recovery_point for tp, log in self.logs.items()}
+        return {tp: log.recovery_point for tp, log in self._all()}
 
     def rewrite_checkpoints(self) -> None:
         """The next jobs write, whatever was asked for before: jobs of before may never be finished."""
@@ -151,14 +160,12 @@ class LogDir:
             checkpoint.offsets = None
 
     def high_watermark_job(self) -> Job[None] | None:
-        return self._job(HIGH_WATERMARK_FILE, {tp: log.high_watermark for tp, log in self.logs.items()})
+        return self._job(HIGH_WATERMARK_FILE, {tp: log.high_watermark for tp, log in self._all()})
 
     def log_start_job(self) -> Job[None] | None:
         """Only starts that the segments' names do not tell."""
         starts = {
-            tp: log.log_start_offset
-            for tp, log in self.logs.items()
-            if log.log_start_offset > log.segments.first.base_offset
+            tp: log.log_start_offset for tp, log in self._all() if log.log_start_offset > log.segments.first.base_offset
         }
         return self._job(LOG_START_OFFSET_FILE, starts)
 
@@ -171,18 +178,22 @@ class LogDir:
 
     # State
 
-    def describe(self) -> LogDirDescription:
-        total = usable = -1
-        if self.online:
-            with contextlib.suppress(OSError):
-                total, usable = self.disk.total_bytes(self.path), self.disk.usable_bytes(self.path)
-        return LogDirDescription(self.path, self.directory_id, self.online, total, usable, list(self.logs.values()))
+    def space(self) -> tuple[int, int]:
+        """Total and usable bytes, asked of the file system, on any thread; -1 where it does not say."""
+        with contextlib.suppress(OSError):
+            return self.disk.total_bytes(self.path), self.disk.usable_bytes(self.path)
+        return -1, -1
+
+    def describe(self, space: tuple[int, int]) -> LogDirDescription:
+        total, usable = space if self.online else (-1, -1)
+        logs, futures = list(self.logs.values()), list(self.futures.values())
+        return LogDirDescription(self.path, self.directory_id, self.online, total, usable, logs, futures)
 
     def take_offline(self) -> list[Log]:
         """Nothing here is used any more; the logs that were."""
         self.online = False
         logs = list(self.logs.values())
-        for log in logs:
+        for log in (*logs, *self.futures.values()):
             log.close(clean=False)
         self.unlock()
         return logs

@@ -21,6 +21,7 @@ from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
 from kalda.storage.config import DAY_MS, MAX_INT64, LogConfig
+from kalda.storage.future_logs import FutureLogs
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir, LogDirDescription
@@ -88,12 +89,14 @@ class LogManager:
         self._home: dict[TopicPartition, LogDir] = {}
         self._doomed: list[tuple[int, int, LogDir, Callable[[Disk], None]]] = []
         self._doomed_count = 0
-        self._rolled: dict[TopicPartition, None] = {}
+        self._rolled: dict[Log, None] = {}
         self._fresh: dict[TopicPartition, None] = {}
         self._syncing_fresh = False
         self._walks: dict[str, deque[TopicPartition]] = {}
         self._due: dict[str, int] = {}
         self.stray: list[TopicPartition] = []
+        self.futures = FutureLogs(self, unique, now_ms)
+        """Replicas on their way to another directory."""
 
     # Start
 
@@ -111,17 +114,17 @@ class LogManager:
             except (OSError, ValueError) as error:
                 self.fail_dir(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
                 continue
-            directory.expect(found)
+            directory.expect(tp for tp, _ in found)
             if directory.had_clean_shutdown:
                 jobs.append(self._load_job(directory, found))
             else:
-                jobs.extend(self._load_job(directory, [tp]) for tp in found)
+                jobs.extend(self._load_job(directory, [one]) for one in found)
         first = now + self.config.initial_delay_ms
         self._due = {task: first for task, _ in self._tasks()}
         return jobs
 
-    def _found(self, directory: LogDir, names: list[str], now_ms: int) -> list[TopicPartition]:
-        return [tp for name in names if (tp := self._wanted(directory, name, now_ms)) is not None]
+    def _found(self, directory: LogDir, names: list[str], now_ms: int) -> list[tuple[TopicPartition, str]]:
+        return [(tp, name) for name in names if (tp := self._wanted(directory, name, now_ms)) is not None]
 
     def _wanted(self, directory: LogDir, name: str, now_ms: int) -> TopicPartition | None:
         topic_partition = parse_dir_name(name)
@@ -129,54 +132,55 @@ class LogManager:
             return None
         path = f"{directory.path}/{name}"
         if name.endswith(DELETE_DIR_SUFFIX):
-            self._doom(directory, now_ms, lambda disk: disk.remove_tree(path))
+            self.doom(directory, now_ms, lambda disk: disk.remove_tree(path))
             return None
-        if name.endswith((FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX)) or name != dir_name(topic_partition):
+        if name.endswith(STRAY_DIR_SUFFIX):
+            return None
+        if not name.endswith(FUTURE_DIR_SUFFIX) and name != dir_name(topic_partition):
             return None
         found = directory.disk.stat(path)
         return topic_partition if found is not None and found.is_dir else None
 
-    def _load_job(self, directory: LogDir, partitions: list[TopicPartition]) -> Job[None]:
+    def _load_job(self, directory: LogDir, found: list[tuple[TopicPartition, str]]) -> Job[None]:
         def work() -> list[Log]:
-            return [self._open(directory, tp, directory.had_clean_shutdown) for tp in partitions]
+            return [self._open(directory, tp, name, directory.had_clean_shutdown) for tp, name in found]
 
         def finish(logs: list[Log]) -> None:
             for log in logs:
                 if not directory.online:
                     log.close(clean=False)
                     continue
-                other = self._home.get(log.topic_partition)
-                if other is not None:
-                    raise ValueError(
-                        f"{log.topic_partition} is in two log directories, {other.path} and {directory.path}: "
-                        "move one of them away"
-                    )
                 log.update_high_watermark(directory.high_watermarks.get(log.topic_partition, 0))
                 if log.recovery_point < directory.recovery_points.get(log.topic_partition, 0):
                     self._due["recovery points"] = self._now_ms()  # the file vouches for more than there is
-                self._add(directory, log)
+                if log.directory.endswith(FUTURE_DIR_SUFFIX):
+                    self.futures.adopt(directory, log)
+                elif log.topic_partition in self._home:
+                    self.futures.adopt_double(directory, log)
+                else:
+                    self._add(directory, log)
                 directory.opened(log.topic_partition)
 
-        return self._job(directory, f"open {len(partitions)} logs of {directory.path}", work, finish)
+        return self._job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
 
     def _job(
         self, directory: LogDir, description: str, work: Callable[[], T], finish: Callable[[T], None] = _nothing
     ) -> Job[None]:
         return Job(description, work, finish).on_failure(lambda error: self.fail_dir(directory, error))
 
-    def _open(self, directory: LogDir, topic_partition: TopicPartition, clean: bool) -> Log:
+    def _open(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
         """On any thread. What a clean stop cannot have left is recovered."""
         try:
-            return self._open_as(directory, topic_partition, clean)
+            return self._open_as(directory, topic_partition, name, clean)
         except (CorruptRecord, ValueError) as error:
             if not clean:
                 raise OSError(5, f"{topic_partition}: {error}", directory.path) from error
-        return self._open(directory, topic_partition, clean=False)
+        return self._open(directory, topic_partition, name, clean=False)
 
-    def _open_as(self, directory: LogDir, topic_partition: TopicPartition, clean: bool) -> Log:
+    def _open_as(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
         return Log.open(
             directory.disk,
-            f"{directory.path}/{dir_name(topic_partition)}",
+            f"{directory.path}/{name}",
             self._config_of(topic_partition.topic),
             topic_partition=topic_partition,
             now_ms=self._now_ms(),
@@ -217,8 +221,8 @@ class LogManager:
         directory_id: Uuid | None,
         now_ms: int,
     ) -> Log:
-        """The partition's log with this config, made where there is none: in the directory of that id, or in the one
-        with the fewest logs where the id is none or reserved.
+        """The partition's log with this config, made where there is none: where an operator wants it, else in the
+        directory of that id, else, where the id is none or reserved, in the one with the fewest logs.
 
         Raises KAFKA_STORAGE_ERROR where that directory is offline, INCONSISTENT_TOPIC_ID where the log is another
         topic's.
@@ -232,15 +236,26 @@ class LogManager:
             if log.config != config:
                 log.update_config(config)
             return log
-        directory = self._choose(directory_id)
+        directory = self.futures.take_preferred(topic_partition) or self._choose(directory_id)
+        if self.futures.dir_of(topic_partition) is directory:
+            self.futures.drop(topic_partition)
+        log = self.make_log(directory, dir_name(topic_partition), topic_partition, topic_id, config)
+        self._add(directory, log)
+        self._fresh[topic_partition] = None
+        return log
+
+    def make_log(
+        self, directory: LogDir, name: str, topic_partition: TopicPartition, topic_id: Uuid | None, config: LogConfig
+    ) -> Log:
+        """An empty log in that directory. Raises KAFKA_STORAGE_ERROR."""
         try:
-            log = Log.open(
+            return Log.open(
                 directory.disk,
-                f"{directory.path}/{dir_name(topic_partition)}",
+                f"{directory.path}/{name}",
                 config,
                 topic_partition=topic_partition,
                 topic_id=topic_id,
-                now_ms=now_ms,
+                now_ms=self._now_ms(),
                 clean=True,
                 producer_expiration_ms=self.config.producer_expiration_ms,
                 verify_transactions=self.config.verify_transactions,
@@ -250,9 +265,6 @@ class LogManager:
         except OSError as error:
             self.fail_dir(directory, error)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory.path}: {error}") from error
-        self._add(directory, log)
-        self._fresh[topic_partition] = None
-        return log
 
     def _choose(self, directory_id: Uuid | None) -> LogDir:
         online = [directory for directory in self.dirs if directory.online]
@@ -276,37 +288,61 @@ class LogManager:
             return None
         directory = self._home.pop(topic_partition)
         del directory.logs[topic_partition]
-        self._rolled.pop(topic_partition, None)
+        self._rolled.pop(log, None)
         self._fresh.pop(topic_partition, None)
         return directory, log
 
+    def replace(self, topic_partition: TopicPartition, directory: LogDir, log: Log) -> None:
+        """From now on this is the partition's log; what was it before is the caller's."""
+        self._drop(topic_partition)
+        self._add(directory, log)
+        self._fresh[topic_partition] = None
+        self._checkpoint_soon()
+
     def delete_log(self, topic_partition: TopicPartition) -> None:
         """Forget a log at once; its directory is renamed, and removed after `file.delete.delay.ms`."""
+        self.futures.drop(topic_partition)
         self._retire(topic_partition, DELETE_DIR_SUFFIX)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
         """Forget a log that the metadata does not know; its directory is kept for a person to look at (`-stray`)."""
+        self.futures.set_aside(topic_partition)
+        self.set_log_aside(topic_partition)
+
+    def set_log_aside(self, topic_partition: TopicPartition) -> None:
+        """`set_aside`, but for what is to take its place."""
         self._retire(topic_partition, STRAY_DIR_SUFFIX)
         self.stray.append(topic_partition)
 
     def _retire(self, topic_partition: TopicPartition, suffix: str) -> None:
         dropped = self._drop(topic_partition)
-        if dropped is None:
-            return
-        directory, log = dropped
+        if dropped is not None:
+            self.rename_away(*dropped, suffix)
+
+    def rename_away(self, directory: LogDir, log: Log, suffix: str) -> None:
+        """Close a log that nobody uses any more, under a name that says so; what is to be deleted is, later."""
         if log.offline:
             return
-        path = f"{directory.path}/{marked_dir_name(topic_partition, self._unique(), suffix)}"
+        path = f"{directory.path}/{marked_dir_name(log.topic_partition, self._unique(), suffix)}"
         log.rename_dir(path)
         log.close(clean=False)
+        self._rolled.pop(log, None)
         if suffix == DELETE_DIR_SUFFIX:
-            due = self._now_ms() + log.config.file_delete_delay_ms
-            self._doom(directory, due, lambda disk: disk.remove_tree(path))
-        # A new log of this name must not inherit these offsets after a crash.
+            self.doom(directory, self._now_ms() + log.config.file_delete_delay_ms, lambda disk: disk.remove_tree(path))
+        self._checkpoint_soon()
+
+    def _checkpoint_soon(self) -> None:
+        """A new log of a name must not inherit an old one's offsets after a crash."""
         self._due["recovery points"] = self._due["log starts"] = self._now_ms()
 
-    def describe(self) -> list[LogDirDescription]:
-        return [directory.describe() for directory in self.dirs]
+    def describe_job(self) -> Job[list[LogDirDescription]]:
+        """A job that asks the file systems for space, and describes every directory."""
+        asked = [directory for directory in self.dirs if directory.online]
+        return Job(
+            "describe the log directories",
+            lambda: {directory.path: directory.space() for directory in asked},
+            lambda spaces: [each.describe(spaces.get(each.path, (-1, -1))) for each in self.dirs],
+        )
 
     # Periodic work
 
@@ -317,10 +353,9 @@ class LogManager:
             _, _, directory, remove = heapq.heappop(self._doomed)
             if directory.online:
                 jobs.append(self._removal_job(directory, remove))
-        for topic_partition in list(self._rolled)[:_LOGS_A_POLL]:
-            del self._rolled[topic_partition]
-            log = self._logs.get(topic_partition)
-            if log is not None and not log.offline:
+        for log in list(self._rolled)[:_LOGS_A_POLL]:
+            del self._rolled[log]
+            if not log.offline:
                 self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.segments.active.base_offset)))
         if self._fresh and not self._syncing_fresh:
             jobs.append(self._fresh_job(now_ms))
@@ -445,7 +480,7 @@ class LogManager:
     def close_jobs(self) -> list[Job[None]]:
         """Jobs that close every log as a clean stop does. No log is used after this."""
         jobs: list[Job[None]] = []
-        for log in self:
+        for log in (*self, *self.futures):
             if not log.offline:
                 self._guard(log, lambda log: jobs.append(log.close_job().on_failure(log.on_io_error)))
         return jobs
@@ -484,26 +519,31 @@ class LogManager:
         """The disk failed: the directory is offline from now on, and whoever made this manager is told once."""
         if directory.online:
             directory.take_offline()
+            self.futures.forget_dir(directory)
             self._on_dir_failed(directory, error)
 
+    def _holder(self, log: Log) -> LogDir | None:
+        return next((each for each in self.dirs if log.directory.startswith(each.path + "/")), None)
+
     def on_io_error(self, log: Log, error: OSError) -> None:
-        for directory in self.dirs:
-            if log.directory.startswith(directory.path + "/"):
-                self.fail_dir(directory, error)
+        directory = self._holder(log)
+        if directory is not None:
+            self.fail_dir(directory, error)
 
     def on_rolled(self, log: Log) -> None:
-        self._rolled[log.topic_partition] = None
+        self._rolled[log] = None
 
     def on_recovery_point_lowered(self, log: Log) -> None:
-        directory = self._home.get(log.topic_partition)
+        directory = self._holder(log)
         if directory is not None and directory.online:
             directory.replace_recovery_points()  # raises where they cannot be written: then nothing is cut
 
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
-        directory = self._home.get(log.topic_partition)
+        directory = self._holder(log)
         if directory is not None:
-            self._doom(directory, self._now_ms() + delay_ms, remove)
+            self.doom(directory, self._now_ms() + delay_ms, remove)
 
-    def _doom(self, directory: LogDir, due_ms: int, remove: Callable[[Disk], None]) -> None:
+    def doom(self, directory: LogDir, due_ms: int, remove: Callable[[Disk], None]) -> None:
+        """Have `remove` run on some thread when its time has come."""
         self._doomed_count += 1
         heapq.heappush(self._doomed, (due_ms, self._doomed_count, directory, remove))

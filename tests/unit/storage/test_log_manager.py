@@ -180,7 +180,7 @@ def test_a_failed_directory_leaves_the_others(node: Node) -> None:
     assert code_of(lambda: node.log(0)) is ErrorCode.KAFKA_STORAGE_ERROR
     append(other)
     assert node.log(7).directory == "/d1/t-7"
-    assert [found.online for found in node.logs.describe()] == [False, True]
+    assert [found.online for found in node.logs.describe_job().complete()] == [False, True]
     node.poll(600_000)
     node.logs.close()
     node.disk.mend("/d0")

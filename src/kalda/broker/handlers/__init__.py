@@ -8,7 +8,8 @@ asks the floor that knows, and says the result in the words of the API.
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
 - `groups`: the group APIs, handed to the coordinator
 - `configs`: DescribeConfigs, ListConfigResources
-- `describe`: DescribeLogDirs, DescribeProducers, client quotas, SCRAM credentials
+- `describe`: DescribeProducers, client quotas, SCRAM credentials
+- `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
 - `producers`: InitProducerId
 - `table`: which of these a listener serves
 """

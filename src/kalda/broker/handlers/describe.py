@@ -1,6 +1,6 @@
-"""What a broker tells of itself and of what is stored: log dirs, producers, quotas, SCRAM users.
+"""What a broker tells of what is stored: producers, quotas, SCRAM users.
 
-DescribeLogDirs (35), DescribeProducers (61), DescribeClientQuotas (48), DescribeUserScramCredentials (50).
+DescribeProducers (61), DescribeClientQuotas (48), DescribeUserScramCredentials (50).
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ from kalda.protocol.messages.admin import (
     DescribeClientQuotasResponse,
     DescribeClientQuotasResponseEntityData,
     DescribeClientQuotasResponseEntryData,
-    DescribeLogDirsPartition,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    DescribeLogDirsResult,
-    DescribeLogDirsTopic,
     ValueData,
 )
 from kalda.protocol.messages.security import (
@@ -37,7 +32,6 @@ from kalda.protocol.messages.transactions import (
     TopicResponse,
 )
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.storage.log_manager import LogManager
 
 _EXACT, _DEFAULT, _SPECIFIED = 0, 1, 2
 _ENTITY_TYPES = ("user", "client-id", "ip")
@@ -46,38 +40,9 @@ _ENTITY_TYPES = ("user", "client-id", "ip")
 class DescribeHandlers:
     """Answers from the logs at hand and from the metadata image."""
 
-    def __init__(self, replicas: ReplicaManager, logs: LogManager, metadata: MetadataCache) -> None:
+    def __init__(self, replicas: ReplicaManager, metadata: MetadataCache) -> None:
         self._replicas = replicas
-        self._logs = logs
         self._metadata = metadata
-
-    # -- DescribeLogDirs
-
-    def describe_log_dirs(self, context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-        """Sizes of the replicas in each log directory; a failed one says so."""
-        wanted = None
-        if request.topics is not None:
-            wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
-        response = DescribeLogDirsResponse()
-        for directory in self._logs.describe():
-            result = DescribeLogDirsResult(log_dir=directory.path)
-            response.results.append(result)
-            if not directory.online:
-                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-                continue
-            result.total_bytes, result.usable_bytes = directory.total_bytes, directory.usable_bytes
-            topics: dict[str, DescribeLogDirsTopic] = {}
-            for log in directory.logs:
-                name, index = log.topic_partition
-                if wanted is not None and (name, index) not in wanted:
-                    continue
-                topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
-                lag = max(0, log.high_watermark - log.log_end_offset)
-                topic.partitions.append(
-                    DescribeLogDirsPartition(partition_index=index, partition_size=log.size_bytes, offset_lag=lag)
-                )
-            result.topics = list(topics.values())
-        return response
 
     # -- DescribeProducers
 

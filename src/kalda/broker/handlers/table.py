@@ -8,6 +8,7 @@ from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.groups import GroupHandlers
+from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.handlers.producers import ProducerHandlers
@@ -36,6 +37,7 @@ def handler_table(
     groups: GroupHandlers,
     configs: ConfigHandlers,
     describe: DescribeHandlers,
+    log_dirs: LogDirHandlers,
     producers: ProducerHandlers,
     forwarding: Forwarding,
 ) -> dict[ApiKey, Handler]:
@@ -54,7 +56,8 @@ def handler_table(
         ApiKey.LIST_CONFIG_RESOURCES: configs.list_config_resources,
         ApiKey.ALTER_CONFIGS: configs.alter_configs(forwarding),
         ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs(forwarding),
-        ApiKey.DESCRIBE_LOG_DIRS: describe.describe_log_dirs,
+        ApiKey.DESCRIBE_LOG_DIRS: log_dirs.describe_log_dirs,
+        ApiKey.ALTER_REPLICA_LOG_DIRS: log_dirs.alter_replica_log_dirs,
         ApiKey.DESCRIBE_PRODUCERS: describe.describe_producers,
         ApiKey.DESCRIBE_CLIENT_QUOTAS: describe.describe_client_quotas,
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: describe.describe_user_scram_credentials,

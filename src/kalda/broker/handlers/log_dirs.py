@@ -1,0 +1,121 @@
+"""Log directories: DescribeLogDirs (35) tells what is in them, AlterReplicaLogDirs (34) moves replicas between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.base.pending import Pending
+from kalda.base.scheduling import Jobs
+from kalda.broker.dispatch import RequestContext
+from kalda.protocol.messages.admin import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from kalda.replication.dir_moves import DirMoves
+from kalda.storage.log import Log
+from kalda.storage.log_dir import LogDirDescription
+from kalda.storage.log_manager import LogManager
+
+_UNKNOWN_LAG = -1
+
+Wanted = set[tuple[str, int]] | None
+"""Topics and partitions; None for all."""
+
+
+class LogDirHandlers:
+    """Answers from the logs at hand."""
+
+    def __init__(self, logs: LogManager, moves: DirMoves, jobs: Jobs) -> None:
+        self._logs = logs
+        self._moves = moves
+        self._jobs = jobs
+
+    # -- DescribeLogDirs
+
+    def describe_log_dirs(
+        self, context: RequestContext, request: DescribeLogDirsRequest
+    ) -> Pending[DescribeLogDirsResponse]:
+        """Sizes of the replicas in each log directory; a failed one says so. The file systems are asked on a thread."""
+        wanted: Wanted = None
+        if request.topics is not None:
+            wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
+        job = self._logs.describe_job()
+        answer: Pending[DescribeLogDirsResponse] = Pending()
+
+        def finish(_: object, error: BaseException | None) -> None:
+            if error is not None:
+                answer.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)))
+            else:
+                answer.complete(
+                    DescribeLogDirsResponse(results=[self._describe(each, wanted) for each in job.finish()])
+                )
+
+        self._jobs.run(job.run, finish)
+        return answer
+
+    def _describe(self, directory: LogDirDescription, wanted: Wanted) -> DescribeLogDirsResult:
+        result = DescribeLogDirsResult(log_dir=directory.path)
+        if not directory.online:
+            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            return result
+        result.total_bytes, result.usable_bytes = directory.total_bytes, directory.usable_bytes
+        topics: dict[str, DescribeLogDirsTopic] = {}
+        self._add(topics, directory.logs, wanted, is_future=False)
+        self._add(topics, directory.futures, wanted, is_future=True)
+        result.topics = list(topics.values())
+        return result
+
+    def _add(
+        self, topics: dict[str, DescribeLogDirsTopic], logs: Iterable[Log], wanted: Wanted, *, is_future: bool
+    ) -> None:
+        for log in logs:
+            name, index = log.topic_partition
+            if wanted is not None and (name, index) not in wanted:
+                continue
+            topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
+            topic.partitions.append(
+                DescribeLogDirsPartition(
+                    partition_index=index,
+                    partition_size=log.size_bytes,
+                    offset_lag=self._future_lag(log) if is_future else max(0, log.high_watermark - log.log_end_offset),
+                    is_future_key=is_future,
+                )
+            )
+
+    def _future_lag(self, future: Log) -> int:
+        """How many offsets the copy is behind; what it has too much is negative, as in Kafka."""
+        current = self._logs.get(future.topic_partition)
+        return _UNKNOWN_LAG if current is None else current.log_end_offset - future.log_end_offset
+
+    # -- AlterReplicaLogDirs
+
+    def alter_replica_log_dirs(
+        self, context: RequestContext, request: AlterReplicaLogDirsRequest
+    ) -> AlterReplicaLogDirsResponse:
+        """Begin to move replicas to other directories; DescribeLogDirs tells how far they are (KIP-113)."""
+        orders = {
+            TopicPartition(topic.name, index): directory.path
+            for directory in request.dirs
+            for topic in directory.topics
+            for index in topic.partitions
+        }
+        topics: dict[str, AlterReplicaLogDirTopicResult] = {}
+        for topic_partition, path in orders.items():
+            name, index = topic_partition
+            topic = topics.setdefault(name, AlterReplicaLogDirTopicResult(topic_name=name))
+            result = AlterReplicaLogDirPartitionResult(partition_index=index)
+            topic.partitions.append(result)
+            try:
+                self._moves.alter(topic_partition, path)
+            except ApiError as error:
+                result.error_code = error.code
+        return AlterReplicaLogDirsResponse(results=list(topics.values()))

@@ -1,0 +1,252 @@
+"""Replicas on their way to another log directory (KIP-113).
+
+A replica is moved by a second log of the same partition, in a directory `topic-partition.unique-future` of the target,
+which somebody fills until it says what the first one says. Then `swap` lets them change places. After a crash at any
+moment `settle` goes on from what is there:
+
+| found | what happened | then |
+| --- | --- | --- |
+| the log and a future one | the move was under way | it goes on |
+| a future log alone | the log had been marked as deleted | the future log takes its name |
+| two logs | the new name outlived a loss of power, the mark did not | it is the one that the metadata names |
+
+The log is marked first, because a log that has its name back alone is known to be whole: only a synced future log is
+swapped, and nothing synced after the swap can be without the new name, which is synced with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from kalda.base.disk import Disk
+from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.storage.log import Log
+from kalda.storage.log_dir import LogDir
+from kalda.storage.naming import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX, dir_name, marked_dir_name
+
+if TYPE_CHECKING:
+    from kalda.storage.log_manager import LogManager
+
+log_ = logging.getLogger("kalda.logs")
+
+_MAX_NAME = 255
+_UNIQUE_DIGITS = 32
+_MAX_PREFERRED = 100_000
+_RESERVED_IDS = 100
+
+Placed = Callable[[TopicPartition, Uuid | None], Uuid | None]
+"""In which directory the metadata has this node's replica of a partition of that topic id; None where it has none."""
+
+
+def may_move(topic_partition: TopicPartition) -> bool:
+    """Whether the name of its future directory is one: filesystems have a limit."""
+    return len(dir_name(topic_partition)) + 1 + _UNIQUE_DIGITS + len(FUTURE_DIR_SUFFIX) <= _MAX_NAME
+
+
+class FutureLogs:
+    """The future logs of one manager, and what it was told of logs that are to come."""
+
+    def __init__(self, manager: LogManager, unique: Callable[[], str], now_ms: Callable[[], int]) -> None:
+        self._manager = manager
+        self._unique = unique
+        self._now_ms = now_ms
+        self._logs: dict[TopicPartition, Log] = {}
+        self._home: dict[TopicPartition, LogDir] = {}
+        self._doubles: list[tuple[LogDir, Log]] = []
+        self._preferred: dict[TopicPartition, str] = {}
+
+    def __iter__(self) -> Iterator[Log]:
+        return iter(list(self._logs.values()))
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def __contains__(self, topic_partition: TopicPartition) -> bool:
+        return topic_partition in self._logs
+
+    def get(self, topic_partition: TopicPartition) -> Log | None:
+        return self._logs.get(topic_partition)
+
+    def dir_of(self, topic_partition: TopicPartition) -> LogDir | None:
+        return self._home.get(topic_partition)
+
+    # Wishes
+
+    def prefer(self, topic_partition: TopicPartition, path: str) -> None:
+        """Should a log of this partition be made, make it there."""
+        self._preferred.pop(topic_partition, None)
+        if len(self._preferred) >= _MAX_PREFERRED:
+            del self._preferred[next(iter(self._preferred))]
+        self._preferred[topic_partition] = path
+
+    def take_preferred(self, topic_partition: TopicPartition) -> LogDir | None:
+        """The online directory that was asked for, once."""
+        path = self._preferred.pop(topic_partition, None)
+        return next((each for each in self._manager.dirs if each.path == path and each.online), None)
+
+    # Life
+
+    def create(self, topic_partition: TopicPartition, directory: LogDir) -> Log:
+        """An empty log beside the one that there is. Raises KAFKA_STORAGE_ERROR."""
+        current = self._manager.get(topic_partition)
+        assert current is not None, f"{topic_partition} has no log to move"
+        assert topic_partition not in self._logs, f"{topic_partition} is moved already"
+        assert current not in directory.logs.values(), f"{topic_partition} is in {directory.path}"
+        name = marked_dir_name(topic_partition, self._unique(), FUTURE_DIR_SUFFIX)
+        future = self._manager.make_log(directory, name, topic_partition, current.topic_id, current.config)
+        self.adopt(directory, future)
+        return future
+
+    def adopt(self, directory: LogDir, log: Log) -> None:
+        """A future log that is there."""
+        topic_partition = log.topic_partition
+        if topic_partition in self._logs:
+            raise ValueError(
+                f"two replicas are to replace {topic_partition}, {self._logs[topic_partition].directory} and "
+                f"{log.directory}: move one of them away"
+            )
+        self._logs[topic_partition] = log
+        self._home[topic_partition] = directory
+        directory.futures[topic_partition] = log
+
+    def adopt_double(self, directory: LogDir, log: Log) -> None:
+        """A log whose partition has another one: which of them it is, the metadata will tell."""
+        self._doubles.append((directory, log))
+
+    def drop(self, topic_partition: TopicPartition) -> None:
+        """Give a move up: its files are deleted later."""
+        self._retire(topic_partition, DELETE_DIR_SUFFIX)
+
+    def set_aside(self, topic_partition: TopicPartition) -> None:
+        """The metadata does not know the replica: its files are kept for a person to look at."""
+        self._retire(topic_partition, STRAY_DIR_SUFFIX)
+
+    def _retire(self, topic_partition: TopicPartition, suffix: str) -> None:
+        log = self._logs.get(topic_partition)
+        if log is not None:
+            directory = self._forget(topic_partition)
+            self._manager.rename_away(directory, log, suffix)
+
+    def _forget(self, topic_partition: TopicPartition) -> LogDir:
+        del self._logs[topic_partition]
+        directory = self._home.pop(topic_partition)
+        del directory.futures[topic_partition]
+        return directory
+
+    def forget_dir(self, directory: LogDir) -> None:
+        """Its disk failed."""
+        for topic_partition in list(directory.futures):
+            self._forget(topic_partition)
+        self._doubles = [(home, log) for home, log in self._doubles if home is not directory]
+
+    # Changing places
+
+    def is_as_durable(self, topic_partition: TopicPartition) -> bool:
+        """Whether the future log has synced whatever the log has."""
+        current, future = self._manager.get(topic_partition), self._logs[topic_partition]
+        return current is not None and future.recovery_point >= current.recovery_point
+
+    def align_epochs(self, topic_partition: TopicPartition) -> None:
+        """Epochs come with records; those whose records were compacted away, or that have none yet, do not."""
+        current, future = self._manager.get(topic_partition), self._logs[topic_partition]
+        assert current is not None
+        entries = [entry for entry in current.leader_epochs.entries if entry[1] <= future.log_end_offset]
+        if entries and entries != future.leader_epochs.entries:
+            future.leader_epochs.replace(entries)
+            future.assign_leader_epoch(*entries[-1])
+
+    def swap(self, topic_partition: TopicPartition) -> Log:
+        """The future log, which has all that the log has, becomes the log; the old one is deleted later.
+
+        Raises KAFKA_STORAGE_ERROR: then the log is what it was, unless its own disk failed.
+        """
+        current, future = self._manager.get(topic_partition), self._logs[topic_partition]
+        home, target = self._manager.dir_of(topic_partition), self._home[topic_partition]
+        assert current is not None
+        assert home is not None
+        assert future.log_end_offset == current.log_end_offset, f"{topic_partition} is not moved whole"
+        assert self.is_as_durable(topic_partition), f"{topic_partition} is less durable where it is moved to"
+        self.align_epochs(topic_partition)
+        before = current.directory
+        away = f"{home.path}/{marked_dir_name(topic_partition, self._unique(), DELETE_DIR_SUFFIX)}"
+        current.rename_dir(away)
+        try:
+            future.rename_dir(f"{target.path}/{dir_name(topic_partition)}")
+        except ApiError:
+            current.rename_dir(before)
+            raise
+        # All producers, those among them whose records were deleted: the files have forgotten these.
+        states, taken = current.producer_states, future.producer_states.snapshot_offset
+        future.producer_states, states.snapshot_offset = states, taken
+        future.update_high_watermark(current.high_watermark)
+        if (latest := future.leader_epochs.latest_entry()) is not None:
+            future.assign_leader_epoch(*latest)  # so that it looks at the producers anew
+        self._forget(topic_partition)
+        self._manager.replace(topic_partition, target, future)
+        current.close(clean=False)
+
+        def remove(disk: Disk) -> None:
+            target.disk.sync_dir(target.path)  # not before the new name is there for good
+            disk.remove_tree(away)
+
+        self._manager.doom(home, self._now_ms() + current.config.file_delete_delay_ms, remove)
+        return future
+
+    # Start
+
+    def settle(self, placed: Placed) -> None:
+        """All logs are open and the metadata is known: decide on what the last stop left in two places, and on future
+        logs. Raises `ValueError` where a partition has two logs and the metadata does not say which it is."""
+        doubles, self._doubles = self._doubles, []
+        for directory, log in doubles:
+            self._choose_double(directory, log, placed)
+        for future in self:
+            self._settle_one(future, placed)
+
+    def _choose_double(self, directory: LogDir, log: Log, placed: Placed) -> None:
+        topic_partition = log.topic_partition
+        other, other_home = self._manager.get(topic_partition), self._manager.dir_of(topic_partition)
+        if other is None or other_home is None:  # its disk failed meanwhile
+            self._manager.replace(topic_partition, directory, log)
+            return
+        known, other_known = placed(topic_partition, log.topic_id), placed(topic_partition, other.topic_id)
+        if other_known is not None and other_known == other_home.directory_id:
+            stray, stray_home = log, directory
+        elif known is not None and known == directory.directory_id:
+            stray, stray_home = other, other_home
+            self._manager.replace(topic_partition, directory, log)
+        else:
+            raise ValueError(
+                f"{topic_partition} is in two log directories, {other_home.path} and {directory.path}: "
+                "move one of them away"
+            )
+        log_.warning(
+            "%s is in two log directories; the metadata has it in %s, what is in %s is set aside",
+            topic_partition,
+            directory.path if stray is other else other_home.path,
+            stray_home.path,
+        )
+        self._manager.rename_away(stray_home, stray, STRAY_DIR_SUFFIX)
+
+    def _settle_one(self, future: Log, placed: Placed) -> None:
+        topic_partition = future.topic_partition
+        where = None if future.topic_id is None else placed(topic_partition, future.topic_id)
+        if where is None:
+            log_.warning("%s is not known to the cluster: it is set aside", future.directory)
+            self.set_aside(topic_partition)
+            return
+        current, home = self._manager.get(topic_partition), self._home[topic_partition]
+        if current is not None and current.topic_id not in (None, future.topic_id):
+            log_.warning("%s is the log of a former topic of that name: it is set aside", current.directory)
+            self._manager.set_log_aside(topic_partition)
+            current = None
+        if current is not None:
+            return
+        if where == home.directory_id or int.from_bytes(where, "big") < _RESERVED_IDS:
+            log_.info("%s takes the place of the log that it was to replace", future.directory)
+            future.rename_dir(f"{home.path}/{dir_name(topic_partition)}")
+            self._forget(topic_partition)
+            self._manager.replace(topic_partition, home, future)
