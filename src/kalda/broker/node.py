@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _START_TIMEOUT_S = 300
+_PATIENCE_S = 5
 _WITHOUT_EFFECT = {
     "authorizer.class.name": "this release enforces no ACLs, every client may do everything",
     "client.quota.callback.class": "classes of the JVM cannot be loaded, and quotas are stored but not enforced",
@@ -123,6 +124,8 @@ class Node:
         self._jobs: JobPool | None = None
         self._keeper: Any = None
         self._stopping = False
+        self._is_hurried = False
+        self._patience: asyncio.Timeout | None = None
 
     def port(self, listener: str) -> int:
         """The port that a listener is bound to."""
@@ -482,12 +485,24 @@ class Node:
 
     async def _controlled_shutdown(self) -> None:
         assert self._lifecycle is not None
-        timeout_s = 5 if self.config["controlled.shutdown.enable"] else 0
-        if timeout_s:
+        if self.config["controlled.shutdown.enable"]:
             self._lifecycle.begin_controlled_shutdown()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await _settled(self._lifecycle.milestones.may_shut_down)
+            await self._wait_patiently(self._lifecycle.milestones.may_shut_down)
+
+    def hurry(self) -> None:
+        """Others are gone that would have to give leave or to take over: what remains of the stop waits for nobody."""
+        self._is_hurried = True
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    async def _wait_patiently(self, pending: Pending[None]) -> None:
+        """For what another node has to do, for a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._is_hurried else _PATIENCE_S) as self._patience:
+                try:
+                    await _settled(pending)
+                finally:
+                    self._patience = None
 
     async def _close_logs(self) -> None:
         """Every log, then the markers: a marker vouches for all that is in its directory."""

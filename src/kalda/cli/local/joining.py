@@ -25,7 +25,7 @@ from kalda.protocol.messages.quorum import (
 
 _CONTROLLERS = 2
 _TIMEOUT_MS = 5_000
-_FIRST_IDS = range(1_000, 1_000_000, 100)
+_FIRST_IDS = range(1_000, 100_000, 100)
 
 
 class Found(NamedTuple):

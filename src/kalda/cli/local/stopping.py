@@ -1,13 +1,15 @@
 """Stop nodes as an operator would: one after the other, so that each hands over what it leads to those that remain.
 
 Leave to go is given by the active controller with a majority of the quorum. So brokers go first, then voters while
-more than a majority of them runs, the active controller last; what remains then is told to stop together, for nobody
-could give leave to the last. A node that is still there when its time is over is killed.
+more than a majority of them runs, the active controller last; what remains then is told to stop together. As soon as
+there is no majority, a second SIGTERM tells the others not to wait for leave that nobody can give. A node that is
+still there when its time is over is killed.
 """
 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from kalda.cli.local.starting import process_of
 
 _ASK_MS = 1_500
 _KILL_S = 10.0
+_POLL_S = 0.02
 
 
 class Stopped(NamedTuple):
@@ -34,7 +37,8 @@ def stop(
     running = [place for place in places if process_of(layout, place).pid() is not None]
     stopped: list[Stopped] = []
     for group in in_groups(layout, running):
-        for done in _stop_together({place.node_id: process_of(layout, place) for place in group}, timeout_s):
+        ended = _stop_together(layout, {place.node_id: process_of(layout, place) for place in group}, timeout_s)
+        for done in ended:
             stopped.append(done)
             on_stopped(done)
     for place in places:
@@ -50,20 +54,32 @@ def in_groups(layout: Layout, running: Sequence[Place]) -> list[list[Place]]:
         return [[place] for place in running]  # the quorum is elsewhere, and remains
     leader = _active_controller(layout) if len(voters) > 1 else None
     voters.sort(key=lambda place: place.node_id == leader)
-    in_all = sum(place.controller_port is not None for place in layout.nodes)
-    alive = sum(
-        place.controller_port is not None and process_of(layout, place).pid() is not None for place in layout.nodes
-    )
-    spare = max(0, alive - (in_all // 2 + 1))
+    spare = _spare_voters(layout)
+    if spare < 0:
+        return [[*brokers, *voters]]  # without a majority, nobody can hand anything over
     groups = [[place] for place in (*brokers, *voters[:spare])]
     last = voters[spare:]
     return [*groups, last] if last else groups
 
 
-def _stop_together(processes: dict[int, NodeProcess], timeout_s: float) -> list[Stopped]:
+def _spare_voters(layout: Layout) -> int:
+    """How many voters may go before there is no majority; below zero where there is none."""
+    voters = [place for place in layout.nodes if place.controller_port is not None]
+    alive = sum(process_of(layout, place).pid() is not None for place in voters)
+    return alive - (len(voters) // 2 + 1)
+
+
+def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s: float) -> list[Stopped]:
+    deadline = time.monotonic() + timeout_s
     for process in processes.values():
         process.send(signal.SIGTERM)
-    late = wait_until_ended(list(processes.values()), timeout_s)
+    late, is_hurried = list(processes.values()), False
+    while late and time.monotonic() < deadline:
+        if not is_hurried and not layout.joined and _spare_voters(layout) < 0:
+            is_hurried = True
+            for process in late:
+                process.send(signal.SIGTERM)
+        late = wait_until_ended(late, _POLL_S)
     for process in late:
         process.send(signal.SIGKILL)
     wait_until_ended(late, _KILL_S)
