@@ -16,7 +16,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
-from kalda.network.connection import Answer, Buffer, Connection
+from kalda.network.connection import Answer, AtTurn, Buffer, Connection
 from kalda.protocol.apis import API, Api, ApiKey, request_class
 from kalda.protocol.codec import decoder
 from kalda.protocol.framing import RequestHeader, decode_request_header, encode_response
@@ -64,11 +64,12 @@ class ForwardedContext(RequestContext):
 
 
 class Encoded:
-    """A response that is encoded already, with its header: a forwarded one, or one kept by the metadata cache."""
+    """A response that is encoded already, with its header: a forwarded one, or one kept by the metadata cache. Or one
+    that is to be encoded when its turn comes."""
 
     __slots__ = ("buffers",)
 
-    def __init__(self, buffers: list[Buffer]) -> None:
+    def __init__(self, buffers: list[Buffer] | AtTurn) -> None:
         self.buffers = buffers
 
 
@@ -145,7 +146,7 @@ class Dispatcher:
         route = self._routes[header[:2]] = (api, handler, decoder(request_class(api.key), version))
         return route
 
-    def _encode(self, context: RequestContext, reply: Reply) -> list[Buffer] | None:
+    def _encode(self, context: RequestContext, reply: Reply) -> list[Buffer] | AtTurn | None:
         if reply is None:
             return None
         if isinstance(reply, Encoded):
@@ -170,7 +171,7 @@ class Dispatcher:
                 log.exception("the answer to %s of %s cannot be written", api.name, context.connection)
                 answer.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
                 return
-            assert buffers is not None
+            assert isinstance(buffers, list), "what has waited is answered now"
             answer.complete(buffers)
 
         reply.then(settle)

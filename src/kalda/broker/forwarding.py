@@ -97,7 +97,7 @@ class Unwrapping:
         inner.client_host = str(ipaddress.ip_address(bytes(envelope.client_host_address)))
         answer = self._answer(inner)
         if not isinstance(answer, Pending):
-            assert answer is not None
+            assert isinstance(answer, list), "only what the controller decides is forwarded"
             return EnvelopeResponse(response_data=b"".join(answer))
         pending: Pending[EnvelopeResponse] = Pending()
 

@@ -3,6 +3,15 @@
 One image is one consistent view: a reader takes `image` once and stays with it. Answers to equal requests are equal
 until the image changes, so whole encoded responses are kept by their request bytes: a thousand clients that ask for
 the same thousand partitions cost one encoding.
+
+Two things are said otherwise than in the image, each for a short time, and for clients whose broker has died:
+
+- A broker that this node found to be *missing* leads nothing: nobody listens where it did, and the controller will say
+  so as well. A client that asks meanwhile is told that there is no leader, and asks again soon; told of the old one, it
+  would believe that for long. librdkafka asks again after a tenth of a second in the one case, a second in the other.
+- A broker that was fenced is still *listed* for a while, though it leads nothing. A client whose metadata lose a broker
+  and move its partitions in the same answer may put down the broker's partitions with the broker, and find them again
+  with its next look, a second later: so does librdkafka. Listed brokers that do not answer are nothing new to a client.
 """
 
 from __future__ import annotations
@@ -11,6 +20,7 @@ from collections.abc import Iterable
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
+from kalda.base.scheduling import Timer, Timers
 from kalda.metadata.cluster import BrokerRegistration
 from kalda.metadata.image import EMPTY, MetadataImage
 from kalda.metadata.partition import PartitionRegistration
@@ -22,22 +32,69 @@ INTERNAL_TOPICS = frozenset(("__consumer_offsets", "__transaction_state", "__sha
 _MAX_KEPT = 128
 _MAX_KEPT_BYTES = 16 * 1024 * 1024
 
+MISSING_MS = 1_000
+"""If the controller has not fenced it by then, it sees the broker where this node does not."""
+LISTED_MS = 5_000
+"""Clients that notice that a leader is gone have new metadata within a second or two."""
+
 AnswerKey = tuple[int, str, bytes]
 
 
 class MetadataCache:
     """The newest image, and the answers made from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers) -> None:
         self.image: MetadataImage = EMPTY
+        self._timers = timers
         self._kept: dict[AnswerKey, list[Buffer]] = {}
         self._kept_bytes = 0
+        self._missing: dict[int, int] = {}
+        """Epochs of missing brokers."""
+        self._fenced: dict[int, Timer] = {}
+        """Brokers that are listed though they are fenced, until the timer ends that."""
 
     def set_image(self, image: MetadataImage) -> None:
         """Show a newer image to all readers."""
-        self.image = image
+        before, self.image = self.image, image
+        self._forget_answers()
+        if image.cluster is not before.cluster:
+            for broker_id, broker in image.cluster.brokers.items():
+                was = before.cluster.brokers.get(broker_id)
+                if broker.fenced and was is not None and not was.fenced:
+                    self._list_fenced(broker_id)
+
+    def _forget_answers(self) -> None:
         self._kept.clear()
         self._kept_bytes = 0
+
+    # -- brokers that are gone
+
+    def _list_fenced(self, broker_id: int) -> None:
+        def end() -> None:
+            del self._fenced[broker_id]
+            self._forget_answers()
+
+        if broker_id in self._fenced:
+            self._fenced[broker_id].cancel()
+        self._fenced[broker_id] = self._timers.call_later_ms(LISTED_MS, end)
+
+    def is_missing(self, broker_id: int) -> bool:
+        """Whether it is known to be, in its present epoch."""
+        broker = self.image.cluster.brokers.get(broker_id)
+        return broker is not None and self._missing.get(broker_id) == broker.epoch
+
+    def miss(self, broker_id: int, broker_epoch: int) -> None:
+        """Nobody listens where that broker did, in that epoch."""
+
+        def end() -> None:
+            if self._missing.get(broker_id) == broker_epoch:
+                del self._missing[broker_id]
+                self._forget_answers()
+
+        if self._missing.get(broker_id) != broker_epoch:
+            self._missing[broker_id] = broker_epoch
+            self._forget_answers()
+            self._timers.call_later_ms(MISSING_MS, end)
 
     # -- encoded answers
 
@@ -80,12 +137,23 @@ class MetadataCache:
     # -- brokers
 
     def alive_brokers(self, listener: str) -> list[BrokerRegistration]:
-        """Brokers that are not fenced and have that listener, by id."""
+        """Brokers that are neither fenced nor missing, and have that listener, by id."""
         brokers = self.image.cluster.brokers
+        missing = self._missing
         return [
-            brokers[broker_id]
-            for broker_id in sorted(brokers)
-            if not brokers[broker_id].fenced and listener in brokers[broker_id].listeners
+            broker
+            for broker_id, broker in sorted(brokers.items())
+            if not broker.fenced
+            and listener in broker.listeners
+            and not (missing and missing.get(broker_id) == broker.epoch)
+        ]
+
+    def listed_brokers(self, listener: str) -> list[BrokerRegistration]:
+        """Brokers that have that listener and are not fenced, or have not been for long, by id."""
+        return [
+            broker
+            for broker_id, broker in sorted(self.image.cluster.brokers.items())
+            if listener in broker.listeners and (not broker.fenced or broker_id in self._fenced)
         ]
 
     def broker_entries(self, listener: str) -> list[MetadataResponseBroker]:
@@ -97,7 +165,7 @@ class MetadataCache:
                 port=broker.listeners[listener].port,
                 rack=broker.rack,
             )
-            for broker in self.alive_brokers(listener)
+            for broker in self.listed_brokers(listener)
         ]
 
     def partition_entries(self, topic: TopicImage, listener: str, version: int) -> Iterable[MetadataResponsePartition]:

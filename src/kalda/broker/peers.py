@@ -7,8 +7,9 @@ in a task of its own over a connection of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kalda.base.clock import Clock
@@ -99,7 +100,10 @@ class FetcherShell:
         broker_epoch: Callable[[], int],
         clock: Clock,
         random: Callable[[], float],
+        is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
     ) -> None:
+        """`is_refused(host, port)` probes an address; without it no leader is ever found to be missing."""
+        self._is_refused = is_refused
         self._broker_id = config.node_id
         self._listener = config.inter_broker_listener_name
         self._timeout_ms: int = config["replica.socket.timeout.ms"]
@@ -156,11 +160,22 @@ class FetcherShell:
                     if line.interrupted:
                         fetcher.on_interrupted()
                     else:
+                        if error.code is ErrorCode.NETWORK_EXCEPTION:
+                            await self._look_for(fetcher.leader_id)
                         fetcher.on_failure(error, self._clock.mono_ms())
                 else:
                     fetcher.on_response(response, self._clock.mono_ms())
         finally:
             line.close()
+
+    async def _look_for(self, broker_id: int) -> None:
+        """The connection broke: if nobody listens there any more, clients need not be sent there either."""
+        broker = self._cache.image.cluster.brokers.get(broker_id)
+        if self._is_refused is None or broker is None or broker.fenced or self._cache.is_missing(broker_id):
+            return
+        with contextlib.suppress(ApiError):
+            if await self._is_refused(*self._address_of(broker_id)):
+                self._cache.miss(broker_id, broker.epoch)
 
     def _address_of(self, broker_id: int) -> tuple[str, int]:
         broker = self._cache.image.cluster.brokers.get(broker_id)

@@ -1,9 +1,9 @@
 """One connection of a listener: frames in, answers out in the order of the requests.
 
 A frame goes to the handler at once, on the stack of the read; no task, future or closure is made for it. The handler
-gives the answer's buffers, a `Pending` that will settle with them, or None where the request has no answer. As long as
-nothing is pending, answers go straight to the output; behind a pending one they wait in slots, so that they leave in
-request order. All answers of one read leave in one write.
+gives the answer's buffers, a `Pending` that will settle with them, an `AtTurn` that makes them when they can leave, or
+None where the request has no answer. As long as nothing is pending, answers go straight to the output; behind a pending
+one they wait in slots, so that they leave in request order. All answers of one read leave in one write.
 
 Reading stops while any hold is set (see `Hold`): that is how a slow reader, a throttled client or one with too many
 unanswered requests is slowed down, without harming anybody else. What such a peer can make the node keep is bounded:
@@ -32,7 +32,22 @@ if TYPE_CHECKING:
     from kalda.network.server import Listener
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Answer: TypeAlias = list[Buffer] | Pending[list[Buffer]] | None
+
+
+class AtTurn:
+    """An answer that is made when all answers before it have left, so that it is as new as it can be.
+
+    A client whose requests wait here for a leader that has died asks for the new one behind them. When they are
+    answered, what was true when it asked is what has just been overcome.
+    """
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], list[Buffer]]) -> None:
+        self.make = make
+
+
+Answer: TypeAlias = list[Buffer] | Pending[list[Buffer]] | AtTurn | None
 FrameHandler: TypeAlias = Callable[["Connection", memoryview], Answer]
 
 ANONYMOUS = "User:ANONYMOUS"
@@ -76,10 +91,10 @@ class _Slot:
     def __init__(self, connection: Connection, frame_bytes: int) -> None:
         self.connection = connection
         self.frame_bytes = frame_bytes
-        self.buffers: list[Buffer] | None = None
+        self.buffers: list[Buffer] | AtTurn | None = None
         self.settled = False
 
-    def settle(self, buffers: list[Buffer] | None, error: ApiError | None) -> None:
+    def settle(self, buffers: list[Buffer] | AtTurn | None, error: ApiError | None) -> None:
         self.buffers = buffers
         self.settled = True
         self.connection._slot_settled(self, error)
@@ -354,13 +369,28 @@ class Connection(asyncio.BufferedProtocol):
         if self._out_bytes >= self._listener.limits.write_high_bytes:
             self._flush()
 
-    def _enqueue(self, answer: list[Buffer] | Pending[list[Buffer]], frame_bytes: int) -> None:
+    def _put_made(self, answer: list[Buffer] | AtTurn | None) -> None:
+        """Add an answer whose turn has come; one that cannot be made ends the connection."""
+        if isinstance(answer, AtTurn):
+            try:
+                answer = answer.make()
+            except Exception:
+                log.exception("request handler failed for %s; closing it", self)
+                self.close()
+                return
+        self._put(answer or [])
+
+    def _enqueue(self, answer: list[Buffer] | Pending[list[Buffer]] | AtTurn, frame_bytes: int) -> None:
         """An answer that is pending, or behind one that is."""
-        if isinstance(answer, Pending) and answer.done and not self._slots:
-            if answer.error is not None:
-                raise answer.error
-            self._put(answer.value or [])
-            return
+        if not self._slots:
+            if isinstance(answer, AtTurn):
+                self._put(answer.make())
+                return
+            if isinstance(answer, Pending) and answer.done:
+                if answer.error is not None:
+                    raise answer.error
+                self._put_made(answer.value)
+                return
         limits = self._listener.limits
         slot = _Slot(self, frame_bytes)
         self._slots.append(slot)
@@ -399,7 +429,7 @@ class Connection(asyncio.BufferedProtocol):
             self._unanswered_bytes -= slot.frame_bytes
             self._listener.unqueue(slot.frame_bytes)
             if slot.buffers:
-                self._put(slot.buffers)
+                self._put_made(slot.buffers)
         if not self._serving:
             self._flush()
         if self._holds & Hold.UNANSWERED:
@@ -511,8 +541,8 @@ class Connection(asyncio.BufferedProtocol):
         return None
 
 
-def _size(buffers: list[Buffer] | None) -> int:
-    return sum(map(len, buffers)) if buffers else 0
+def _size(buffers: list[Buffer] | AtTurn | None) -> int:
+    return sum(map(len, buffers)) if isinstance(buffers, list) else 0
 
 
 def _address(name: object) -> tuple[str, int]:

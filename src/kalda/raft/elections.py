@@ -126,6 +126,9 @@ def replica_gone(machine: RaftMachine, destination: Destination, now: int) -> No
     does not ask again before it has waited for as long as it would have without.
     """
     role = machine.role
+    if isinstance(role, Prospective | Candidate):
+        # Its vote will not come; to wait for it would be to wait out the election.
+        role.ballot.record(destination.node_id, False)
     if not isinstance(role, Follower) or role.leader != destination:
         return
     role.has_fetched = False  # nobody needs protecting it

@@ -86,7 +86,7 @@ class World:
         nothing: Any = lambda *_: None  # noqa: E731
         self.publisher = BrokerPublisher(
             1,
-            MetadataCache(),
+            MetadataCache(self.timers),
             self.replicas,  # type: ignore[arg-type]
             self.logs,  # type: ignore[arg-type]
             lambda topic, image: LogConfig(),

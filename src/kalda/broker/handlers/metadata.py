@@ -10,6 +10,7 @@ from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.dispatch import Encoded, RequestContext
 from kalda.broker.metadata_cache import INTERNAL_TOPICS, MetadataCache
 from kalda.metadata.topics import TopicImage
+from kalda.network.connection import AtTurn, Buffer
 from kalda.protocol.framing import encode_response
 from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
@@ -60,8 +61,19 @@ class MetadataHandlers:
 
     # -- Metadata
 
-    def metadata(self, context: RequestContext, request: MetadataRequest) -> MetadataResponse | Encoded:
-        """Brokers and topics. An answer that names no missing topic is kept for the next equal request."""
+    def metadata(self, context: RequestContext, request: MetadataRequest) -> Encoded:
+        """Brokers and topics. An answer that names no missing topic is kept for the next equal request. Behind requests
+        that wait, it is made when they are answered: a client that asks there is in trouble, and wants the news."""
+        by_id = any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
+        if context.api_version < _FIRST_BY_ID and (by_id or any(topic.name is None for topic in request.topics or ())):
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, f"Topic ids are not supported in requests of version {context.api_version}"
+            )
+        if context.connection.unanswered:
+            return Encoded(AtTurn(lambda: self._encoded(context, request)))
+        return Encoded(self._encoded(context, request))
+
+    def _encoded(self, context: RequestContext, request: MetadataRequest) -> list[Buffer]:
         header = context.header
         key = (context.api_version, context.listener_name, bytes(context.frame[header.body_at :]))
         kept = self._cache.kept(key)
@@ -71,7 +83,7 @@ class MetadataHandlers:
             kept = [bytes(buffers[0])[4:]]
             if complete:
                 self._cache.keep(key, kept)
-        return Encoded([header.correlation_id.to_bytes(4, "big", signed=True) + kept[0]])
+        return [header.correlation_id.to_bytes(4, "big", signed=True) + kept[0]]
 
     def _metadata(self, context: RequestContext, request: MetadataRequest) -> tuple[MetadataResponse, bool]:
         version = context.api_version
@@ -86,8 +98,6 @@ class MetadataHandlers:
             else _UNASKED,
         )
         by_id = any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
-        if version < _FIRST_BY_ID and (by_id or any(topic.name is None for topic in request.topics or ())):
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"Topic ids are not supported in requests of version {version}")
         complete = True
         if request.topics is None or (version == 0 and not request.topics):
             topics = cache.image.topics.by_name
