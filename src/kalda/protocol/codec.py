@@ -6,11 +6,9 @@ cannot be said in that version, which is a fault of this program and not of a pe
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import TypeVar
 
-from kalda.base.errors import InvalidRequest
 from kalda.protocol.decoder import Decoder, compile_decoder
 from kalda.protocol.encoder import Encoder, compile_encoder
 from kalda.protocol.notation import Buffer, Message
@@ -35,27 +33,8 @@ def decoder(cls: type[M], version: int) -> Callable[[Buffer, int], tuple[M, int]
     """What `decode_at` does, for one version: to be kept where requests pass by the thousand."""
     known = _decoders.get((cls, version))
     if known is None:
-        known = _decoders[cls, version] = _checked(cls, version, compile_decoder(cls, version))
+        known = _decoders[cls, version] = compile_decoder(cls, version)
     return known
-
-
-def _checked(cls: type[M], version: int, unchecked: Decoder) -> Decoder:
-    def decode_whole(buffer: Buffer, pos: int) -> tuple[M, int]:
-        try:
-            found = unchecked(buffer, pos)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{cls.__name__} v{version}: {error.message}") from None
-        except (struct.error, IndexError):
-            raise InvalidRequest(f"{cls.__name__} v{version} is cut short at {len(buffer)} bytes") from None
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(
-                f"{cls.__name__} v{version} holds a string that is not UTF-8: {error.reason}"
-            ) from None
-        if found[1] > len(buffer):
-            raise InvalidRequest(f"{cls.__name__} v{version} is cut short at {len(buffer)} bytes")
-        return found
-
-    return decode_whole
 
 
 def encode_buffers(message: Message, version: int, head: bytes = b"") -> list[Buffer]:
@@ -70,18 +49,8 @@ def encoder(cls: type[Message], version: int) -> Encoder:
     """What `encode_buffers` does, for one version; its second argument, the first buffer so far, is added to."""
     known = _encoders.get((cls, version))
     if known is None:
-        known = _encoders[cls, version] = _sayable(cls, version, compile_encoder(cls, version))
+        known = _encoders[cls, version] = compile_encoder(cls, version)
     return known
-
-
-def _sayable(cls: type[Message], version: int, unchecked: Encoder) -> Encoder:
-    def encode_whole(message: Message, head: bytearray) -> list[Buffer]:
-        try:
-            return unchecked(message, head)
-        except struct.error as error:
-            raise ValueError(f"{cls.__name__} v{version}: {error}") from error
-
-    return encode_whole
 
 
 def encode(message: Message, version: int) -> bytes:

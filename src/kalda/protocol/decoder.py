@@ -5,7 +5,7 @@ Decoding trusts nothing. An array's count is checked against the bytes that rema
 most about sixty times the memory of its bytes, which a struct of empty arrays reaches; so that this cannot be had for
 a frame of any size, a whole message may have `MAX_ELEMENTS` structs and strings in arrays, however deep, where
 `NUMBERS_PER_ELEMENT` numbers count as one. Every slice is bounds-checked; fixed-size reads past the end raise
-`struct.error`, single bytes past it `IndexError`, which `codec` turns into `InvalidRequest`. Nesting is bounded by the
+`struct.error`, single bytes past it `IndexError`, and leave the function as `InvalidRequest`. Nesting is bounded by the
 schema itself: no message is recursive.
 
 A message that carries record batches is read where it lies, and the batches are views of the frame. Any other is
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from kalda.base.errors import InvalidRequest
@@ -31,11 +32,15 @@ Decoder = Callable[[Any, int], tuple[Any, int]]
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
-    """A function `(buffer, pos) -> (message, end)`. Raises `InvalidRequest` for a version that `cls` lacks."""
+    """A function `(buffer, pos) -> (message, end)`, which raises `InvalidRequest` for whatever is wrong with the bytes;
+    so does this for a version that `cls` lacks."""
     writer = _DecoderSource(cls, version)
     layout = wire_struct(cls, version, is_flexible(cls, version))
     writer.in_place = _holds_records(layout, version)
+    writer.names["refusal"] = partial(_refusal, f"{cls.__name__} v{version}")
     writer.line("def decode(buf, pos):")
+    writer.indent += 1
+    writer.line("try:")
     writer.indent += 1
     if not writer.in_place:
         writer.line("if type(buf) is not bytes: buf = bytes(buf)")
@@ -43,7 +48,10 @@ def compile_decoder(cls: type[Message], version: int) -> Decoder:
     writer.line(f"left = {MAX_ELEMENTS}")
     writer.struct("m", layout)
     writer.flush()
+    writer.line("if pos > end: raise IndexError")
     writer.line("return m, pos")
+    writer.indent -= 1
+    writer.line("except Exception as error: raise refusal(len(buf), error) from None")
     decoder: Decoder = writer.build("decode")
     return decoder
 
@@ -264,6 +272,17 @@ def _uvarint_tail(buffer: Any, pos: int, first: int) -> tuple[int, int]:
                 break
             return value, pos
     raise InvalidRequest("unsigned varint does not fit in 32 bits")
+
+
+def _refusal(what: str, size: int, error: Exception) -> Exception:
+    """What a decoder raises for what went wrong in it: a fault of the bytes is `InvalidRequest`."""
+    if isinstance(error, InvalidRequest):
+        return InvalidRequest(f"{what}: {error.message}")
+    if isinstance(error, struct.error | IndexError):
+        return InvalidRequest(f"{what} is cut short at {size} bytes")
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidRequest(f"{what} holds a string that is not UTF-8: {error.reason}")
+    return error
 
 
 def _refuse(name: str, count: int, remaining: int) -> NoReturn:

@@ -23,16 +23,22 @@ _SMALL = tuple(bytes([value]) for value in range(128))
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
     """A function `(message, head) -> buffers`, the first of which begins with `head`.
 
-    Raises `InvalidRequest` for a version that `cls` lacks.
+    It raises `ValueError` for what cannot be said in that version. Raises `InvalidRequest` for a version that `cls`
+    lacks.
     """
     writer = _EncoderSource(cls, version)
     writer.line("def encode(m, w):")
+    writer.indent += 1
+    writer.names["struct_error"] = struct.error
+    writer.line("try:")
     writer.indent += 1
     writer.line("out = []")
     writer.struct("m", wire_struct(cls, version, is_flexible(cls, version)))
     writer.flush()
     writer.line("if w: out.append(w)")
     writer.line("return out")
+    writer.indent -= 1
+    writer.line(f"except struct_error as error: raise ValueError('{cls.__name__} v{version}: %s' % error) from error")
     encoder: Encoder = writer.build("encode")
     return encoder
 

@@ -17,7 +17,6 @@ from kalda.base.errors import InvalidRequest
 from kalda.protocol.apis import API, Api, api_of
 from kalda.protocol.codec import encode_buffers, encoder
 from kalda.protocol.decoder import MAX_TAGGED_FIELDS
-from kalda.protocol.encoder import Encoder
 from kalda.protocol.notation import Buffer, Request, Response
 from kalda.protocol.varint import decode_unsigned
 
@@ -63,13 +62,11 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
     if api is None:
         raise InvalidRequest(f"API key {api_key} is unknown")
     if api.flexible_from is not None and api_version >= api.flexible_from:
-        pos = _skip_tagged(frame, pos)
+        pos = pos + 1 if pos < len(frame) and frame[pos] == 0 else _skip_tagged(frame, pos)
     return _new_tuple(RequestHeader, (api_key, api_version, correlation_id, client_id, pos))
 
 
 def _skip_tagged(frame: Buffer, pos: int) -> int:
-    if pos < len(frame) and frame[pos] == 0:
-        return pos + 1
     count, pos = decode_unsigned(frame, pos)
     if count > MAX_TAGGED_FIELDS:
         raise InvalidRequest(f"request header has {count} tagged fields")
@@ -94,15 +91,20 @@ def encode_request(request: Request, version: int, correlation_id: int, client_i
 
 def encode_response(correlation_id: int, response: Response, version: int) -> list[Buffer]:
     """A response with its header, without the size."""
-    encode, pack = _response_encoder(type(response), version)
-    return encode(response, bytearray(pack(correlation_id)))
+    return response_encoder(type(response), version)(correlation_id, response)
 
 
 @cache
-def _response_encoder(cls: type[Response], version: int) -> tuple[Encoder, Callable[[int], bytes]]:
-    """The body's encoder, and what makes the header: the correlation id, with an empty tagged section or without."""
-    tagged = api_of(cls.API_KEY).response_header_version(version)
-    return encoder(cls, version), (_TAGGED_CORRELATION if tagged else _CORRELATION).pack
+def response_encoder(cls: type[Response], version: int) -> Callable[[int, Response], list[Buffer]]:
+    """What `encode_response` does, for one version of one API: to be kept where responses pass by the thousand."""
+    encode = encoder(cls, version)
+    # The header: the correlation id, with an empty tagged section or without.
+    head = (_TAGGED_CORRELATION if api_of(cls.API_KEY).response_header_version(version) else _CORRELATION).pack
+
+    def encode_whole(correlation_id: int, response: Response) -> list[Buffer]:
+        return encode(response, bytearray(head(correlation_id)))
+
+    return encode_whole
 
 
 def decode_response_header(api: Api, version: int, frame: Buffer) -> tuple[int, int]:

@@ -53,6 +53,7 @@ _HEADER = Struct(">qiibIhiqqqhii")
 _LENGTH = Struct(">i")
 _BASE_OFFSET = Struct(">q")
 _UINT32 = Struct(">I")
+_STAMP = Struct(">qii")
 
 
 class TimestampType(IntEnum):
@@ -155,9 +156,9 @@ def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     return header
 
 
-def peek_header(buf: Buffer) -> BatchHeader:
-    """The header at the start of `buf`, which has its 61 bytes. Nothing is checked, not even the magic."""
-    return _new_header(BatchHeader, _HEADER.unpack_from(buf))
+def peek_header(buf: Buffer) -> tuple[int, ...]:
+    """The fields at the start of `buf`, which has their 61 bytes. Nothing is checked, not even the magic."""
+    return _HEADER.unpack_from(buf)
 
 
 def write_header(buf: bytearray | memoryview, pos: int, header: BatchHeader) -> None:
@@ -211,3 +212,8 @@ def stamp(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch:
     """Give the batch at `pos` its place in the log. Its CRC stays right: it does not cover these fields."""
     _BASE_OFFSET.pack_into(buf, pos, base_offset)
     _LENGTH.pack_into(buf, pos + LOG_OVERHEAD, leader_epoch)
+
+
+def stamp_front(buf: bytearray | memoryview, base_offset: int, length: int, leader_epoch: int) -> None:
+    """`stamp`, at the front, of a batch whose length field is known."""
+    _STAMP.pack_into(buf, 0, base_offset, length, leader_epoch)

@@ -37,7 +37,7 @@ from kalda.records.batch import (
     check_crc,
     peek_header,
     read_header,
-    stamp,
+    stamp_front,
     write_crc,
 )
 from kalda.records.builder import Record, decode_section, records_section, seal
@@ -173,7 +173,11 @@ def validate_produced(
     the broker's own coordinators, whose control batches and offsets are trusted. Raises `RecordsRefused`, or
     `CorruptRecord` for bad bytes.
     """
-    buf, header = _open(memoryview(records), zstd_allowed)
+    buf = memoryview(records)
+    header = peek_header(buf) if len(buf) >= HEADER_SIZE else None
+    if header is None or header[1] + LOG_OVERHEAD != len(buf) or header[3] != MAGIC or not zstd_allowed:
+        buf = buf[: check_single_batch(buf, zstd_allowed=zstd_allowed)]
+        header = read_header(buf)
     (
         base_offset,
         length,
@@ -196,11 +200,11 @@ def validate_produced(
     if length + LOG_OVERHEAD > rules.max_message_bytes:
         raise _too_large(length + LOG_OVERHEAD, rules.max_message_bytes)
     if crc32c(buf[ATTRIBUTES_POSITION:]) != crc:
-        check_crc(buf, 0, header)
+        check_crc(buf, 0, BatchHeader(*header))
     if from_client and (
         delta + 1 != count or count <= 0 or attributes & CONTROL_BIT or (producer_id >= 0 and sequence < 0)
     ):
-        raise _header_refused(header)
+        raise _header_refused(BatchHeader(*header))
 
     codec_id = attributes & COMPRESSION_MASK
     recompress = rules.compression is not None and rules.compression != codec_id and not attributes & CONTROL_BIT
@@ -212,25 +216,14 @@ def validate_produced(
         or attributes & TIMESTAMP_TYPE_BIT
         or not base_timestamp <= max_timestamp <= now_ms + rules.timestamp_after_max_ms
     ):
-        buf, header = _adapt(buf, header, rules, now_ms, recompress)
-        max_timestamp = header.max_timestamp
+        buf, header = _adapt(buf, BatchHeader(*header), rules, now_ms, recompress)
+        length, max_timestamp = header.batch_length, header.max_timestamp
         if rules.timestamp_type is TimestampType.LOG_APPEND:
             append_time_ms = now_ms
-    stamp(buf, 0, first_offset, leader_epoch)
-    stamped = _new_tuple(BatchHeader, (first_offset, header[1], leader_epoch, *header[3:]))
+    stamp_front(buf, first_offset, length, leader_epoch)
+    stamped = _new_tuple(BatchHeader, (first_offset, length, leader_epoch, *header[3:]))
     last_offset = first_offset + delta
     return _new_tuple(ValidatedRecords, (buf, stamped, max_timestamp, last_offset, append_time_ms, recompress))
-
-
-def _open(buf: memoryview, zstd_allowed: bool) -> tuple[memoryview, BatchHeader]:
-    """The one batch, cut to its length, and its header."""
-    size = len(buf)
-    if size >= HEADER_SIZE:
-        header = peek_header(buf)
-        if header[1] + LOG_OVERHEAD == size and header[3] == MAGIC and zstd_allowed:
-            return buf, header
-    size = check_single_batch(buf, zstd_allowed=zstd_allowed)
-    return buf[:size], read_header(buf[:size])
 
 
 def _too_large(size: int, allowed: int) -> RecordsRefused:

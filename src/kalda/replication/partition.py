@@ -187,8 +187,10 @@ class Partition:
             self._flush(log.log_end_offset)
         if self.in_sync.followers:
             self._appended(len(records))
-        else:
+        elif log.recovery_point < self._flush_to:
             self._move_high_watermark(self._local_end(), len(records))
+        else:
+            self._move_high_watermark(log.log_end_offset, len(records))
         return info
 
     def _appended(self, size: int) -> None:
@@ -286,8 +288,9 @@ class Partition:
 
     def _move_high_watermark(self, target: int, appended_bytes: int) -> None:
         """Forward, where `target` is that; whoever waits for it is told."""
-        if target > self.log.high_watermark:
-            self.log.update_high_watermark(target)
+        log = self.log
+        if target > log.high_watermark:
+            log.update_high_watermark(target)
             uncommitted = self._uncommitted
             while uncommitted and uncommitted[0][0] <= target:
                 appended_bytes += uncommitted.popleft()[1]

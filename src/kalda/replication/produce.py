@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
 
 ALL = -1
+_WRITABLE = (bytearray, memoryview)
 _ATTRIBUTES_AT = 22
 """The low byte of a batch's attributes."""
 _UNJUDGED = frozenset(
@@ -82,8 +83,6 @@ class Produce:
 
     def append(self, topic: str, answer: TopicProduceResponse, data: PartitionProduceData) -> None:
         """Append one partition's records, and put what came of it into `answer`."""
-        result = PartitionProduceResponse(index=data.index)
-        answer.partition_responses.append(result)
         partition = None
         try:
             partition = self._manager.get(topic, data.index)
@@ -92,7 +91,7 @@ class Produce:
                 raise ApiError(
                     ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
                 )
-            assert isinstance(records, bytearray | memoryview), "a frame is writable memory"
+            assert isinstance(records, _WRITABLE), "a frame is writable memory"
             if not self._zstd and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & _CODEC_BITS == _ZSTD:
                 raise ApiError(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
@@ -100,11 +99,17 @@ class Produce:
             info = partition.append(records, self._acks, self._now_ms)
         except ApiError as error:
             self.failed = True
+            result = PartitionProduceResponse(index=data.index)
             _fail(result, error, partition)
+            answer.partition_responses.append(result)
             return
-        result.base_offset = info.first_offset
-        result.log_append_time_ms = info.log_append_time_ms
-        result.log_start_offset = partition.log.log_start_offset
+        result = PartitionProduceResponse(
+            index=data.index,
+            base_offset=info.first_offset,
+            log_append_time_ms=info.log_append_time_ms,
+            log_start_offset=info.log_start_offset,
+        )
+        answer.partition_responses.append(result)
         end = info.last_offset + 1
         if not (partition.committed(end) if self._acks == ALL else partition.durable(end)):
             self._required[partition] = max(end, self._required.get(partition, 0))
@@ -113,7 +118,7 @@ class Produce:
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
         """The response, now or when every partition's records are as safe as was asked."""
         if not self._required:
-            return self._answered()
+            return self._answered() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()
         satisfied = Partition.committed if self._acks == ALL else Partition.durable
         waiter = OffsetWaiter(self._required, satisfied, lambda: self._finished(waiter, pending))

@@ -288,7 +288,9 @@ class Log:
                 return AppendInfo(first, last, timestamp, timestamp, self.log_start_offset, size, duplicate=True)
         last_offset = first_offset + header.last_offset_delta
         try:
-            segment = self._segment_for(size, max_timestamp, first_offset, last_offset, now_ms)
+            segment = self.segments.active
+            if segment.should_roll(size, max_timestamp, last_offset, now_ms):
+                segment = self._roll(now_ms, first_offset)
             if leader_epoch > self._latest_epoch:
                 self.assign_leader_epoch(leader_epoch, first_offset)
             segment.append_one(buf, size, last_offset, max_timestamp)
@@ -465,6 +467,7 @@ class Log:
         except OSError as error:
             raise self._failed(error) from error
         if segment_found is not None:
+            self._remember(offset, segment_found, position - info.size_bytes)
             self._remember(info.next_offset, segment_found, position)
             if segment_found is not self.segments.active:
                 self._keep_open(segment_found)
@@ -478,7 +481,7 @@ class Log:
                 self._opened.pop(0).close()
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        """Where a sequential reader will go on: it needs no index then."""
+        """Where a reader began, and where it will go on: the next one there needs no index."""
         places = self._places
         places[offset] = (segment, position)
         if len(places) > _REMEMBERED_PLACES:
