@@ -10,7 +10,7 @@ import os
 import pytest
 
 from kalda.sim.ablations import ABLATIONS, QUORUM_ABLATIONS, find_in_quorum
-from kalda.sim.scenario import Plan, simulate
+from kalda.sim.scenario import simulate
 
 QUICK = ("sync before acknowledging", "producers' sequences")
 CHOSEN = tuple(ABLATIONS) if os.environ.get("KALDA_SIM_ABLATIONS") == "all" else QUICK
@@ -21,7 +21,7 @@ def test_its_lack_shows(name: str) -> None:
     ablation = ABLATIONS[name]
     broken = ablation.find()
     assert broken is not None, f"{ablation.seeds} seeds do without: {name}"
-    kept = simulate(Plan(broken.plan.seed, ablation.nodes, ablation.kinds, ablation.duration_s))
+    kept = simulate(broken.plan)
     assert kept.kept, f"the same seed fails with the safeguard on: {kept.why}"
 
 

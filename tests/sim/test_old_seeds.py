@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import pytest
 
+from kalda.sim import faults
 from kalda.sim.scenario import Plan, simulate
 
+FIRST = (*faults.KILLS, *faults.POWER, *faults.NETWORK, *faults.MACHINE, "disk")
+
 SEEDS = {
-    "a truncated follower owed the disk what was gone, and never fetched again": Plan(39, 3, ("kill", "pause", "slow")),
-    "a failed sync of the metadata log was nobody's, and the node went on": Plan(16, 3),
-    "retention met a disk that failed, and nothing was polled any more": Plan(185, 1),
-    "a clean stop on a disk without power forgot producers": Plan(351, 3),
+    "a truncated follower owed the disk what was gone, and never fetched again": Plan(
+        39, 3, ("kill", "pause", "slow"), loads=()
+    ),
+    "a failed sync of the metadata log was nobody's, and the node went on": Plan(16, 3, FIRST, loads=()),
+    "retention met a disk that failed, and nothing was polled any more": Plan(185, 1, FIRST, loads=()),
+    "nobody was told of a flush that could not be started": Plan(2173, 3, FIRST, loads=()),
+    "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),
 }
 
 

@@ -43,6 +43,11 @@ class Ablation:
     duration_s: float = 20.0
     seeds: int = 40
 
+    loads: tuple[str, ...] = ()
+
+    def plan(self, seed: int) -> Plan:
+        return Plan(seed, self.nodes, self.kinds, self.duration_s, self.loads)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Without the safeguard."""
@@ -57,7 +62,7 @@ class Ablation:
         """The first run in which a promise is broken; None where the lack does not show."""
         with self.applied():
             for seed in range(self.seeds) if seeds is None else seeds:
-                verdict = simulate(Plan(seed, self.nodes, self.kinds, self.duration_s))
+                verdict = simulate(self.plan(seed))
                 if not verdict.kept:
                     return verdict
         return None

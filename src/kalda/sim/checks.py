@@ -4,14 +4,15 @@ Meanwhile: an epoch of the quorum has one leader, and so has a leader epoch of a
 do not go back while a process lives, and a high watermark is within its log; what the quorum has committed at an offset
 is the same wherever it is learned; a partition's in-sync replicas are replicas of it.
 
-In the end, when everything works again: all nodes have the same metadata, all replicas of a partition the same
-records and the same high watermark, and the clients' history holds.
+In the end, when everything works again: all nodes have the same metadata and the same voters, all replicas of a
+partition the same records and the same high watermark, and nobody else has a replica; the clients' history holds, that
+of the groups and what operators asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kalda.broker.node import Node
@@ -21,13 +22,19 @@ from kalda.protocol.record_framing import encode_metadata_record
 from kalda.raft.batches import CommittedBatch
 from kalda.raft.leader import LeaderRole
 from kalda.raft.snapshots import SnapshotReader
+from kalda.records.batch import check_crc, iter_batches
+from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
 from kalda.sim.cluster import SimCluster, SimNode
+from kalda.sim.groups import Group
+from kalda.sim.groups import judge as groups_judge
 from kalda.sim.history import History, TopicPartition
-from kalda.sim.workload import records_of
 
 _LOOK_S = 0.1
 _READ_BYTES = 1 << 20
+
+Log = dict[int, tuple[bytes | None, bytes | None]]
+"""Keys and values by offset."""
 
 
 class _Committed:
@@ -107,11 +114,12 @@ class Observer:
         elif leaders[key] != name:
             self._world.violated(f"{what} has two leaders, {leaders[key]} and {name}")
 
-    def _forward(self, sim: SimNode, node: Node, what: object, epoch: int, high_watermark: int) -> None:
+    def _forward(self, sim: SimNode, node: Node, what: Partition | str, epoch: int, high_watermark: int) -> None:
         last_epoch, last_mark = self._marks.get((node, what), (-1, -1))
         if epoch < last_epoch or high_watermark < last_mark:
+            name = what if isinstance(what, str) else what.topic_partition
             self._world.violated(
-                f"{sim.name}: {what} goes from epoch {last_epoch} and high watermark {last_mark} "
+                f"{sim.name}: {name} goes from epoch {last_epoch} and high watermark {last_mark} "
                 f"back to {epoch} and {high_watermark}"
             )
         self._marks[node, what] = (epoch, high_watermark)
@@ -129,7 +137,8 @@ class Observer:
                     f"{sim.name}: {partition.topic_partition} ends at {log.log_end_offset}, "
                     f"below its high watermark {log.high_watermark}"
                 )
-            self._forward(sim, node, (topic_id, index), partition.leader_epoch, log.high_watermark)
+            # A replica that was moved away and came back is another one.
+            self._forward(sim, node, partition, partition.leader_epoch, log.high_watermark)
 
     def _look_at_image(self, sim: SimNode, image: MetadataImage) -> None:
         if self._images.get(sim.name) is image:
@@ -161,6 +170,9 @@ class Observer:
         for broker in self._cluster.nodes:
             if broker not in brokers or brokers[broker].fenced:
                 return f"broker {broker} is fenced"
+        voters = {tuple(sorted(node.raft.machine.voters.ids)) for node in nodes}
+        if len(voters) > 1:
+            return f"the nodes know different voters, {voters}"
         topics = nodes[0].image.topics.by_id.values()
         return next((why for topic in topics for why in self._not_in_sync(topic)), "")
 
@@ -169,7 +181,9 @@ class Observer:
             replicas = self._replicas((topic.name, index))
             ends = {name: (each.log.high_watermark, each.log.log_end_offset) for name, each in replicas.items()}
             places = {end for both in ends.values() for end in both}
-            if set(registration.isr) != set(registration.replicas) or registration.leader < 0:
+            if registration.adding_replicas or registration.removing_replicas:
+                yield f"{topic.name}-{index} is being moved"
+            elif set(registration.isr) != set(registration.replicas) or registration.leader < 0:
                 yield f"{topic.name}-{index} has leader {registration.leader}, ISR {registration.isr}, ends {ends}"
             elif len(replicas) != len(registration.replicas) or len(places) > 1:
                 yield f"{topic.name}-{index} has replicas that end at {ends}"
@@ -183,7 +197,14 @@ class Observer:
                 found[node.name] = replica
         return found
 
-    def judge(self, history: History) -> None:
+    def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where logs end. `settled` holds."""
+        return {
+            partition: max(each.log.log_end_offset for each in self._replicas(partition).values())
+            for partition in partitions
+        }
+
+    def judge(self, history: History, groups: Sequence[Group] = ()) -> None:
         """Hold the end against the promises. `settled` holds."""
         self.look()
         self._judge_metadata()
@@ -191,17 +212,19 @@ class Observer:
         for topic in topics.by_id.values():
             for index in topic.partitions:
                 partition = (topic.name, index)
-                logs = {name: _read_all(replica) for name, replica in self._replicas(partition).items()}
+                replicas = self._replicas(partition)
+                logs = {name: _read_all(replica) for name, replica in replicas.items()}
                 first = next(iter(logs))
+                compacted = replicas[first].log.config.compacts
                 for name, log in logs.items():
-                    if log != logs[first]:
-                        where = min(o for o in {*log, *logs[first]} if log.get(o) != logs[first].get(o))
-                        self._world.violated(
-                            f"{topic.name}-{index} at {where}: {log.get(where)!r} on {name}, "
-                            f"{logs[first].get(where)!r} on {first}"
-                        )
+                    if why := _difference(logs[first], log, compacted):
+                        self._world.violated(f"{topic.name}-{index} on {first} and {name}: {why}")
                 if not topic.name.startswith("__"):
-                    history.judge(partition, logs[first])
+                    values = {offset: value or b"" for offset, (_, value) in logs[first].items()}
+                    history.judge(partition, values)
+                    for group in groups:
+                        if partition in group.read and (why := groups_judge(group, partition, values)):
+                            self._world.violated(why)
 
     def _judge_metadata(self) -> None:
         images = {}
@@ -215,15 +238,36 @@ class Observer:
                 self._world.violated(f"{name} and {first} know different metadata")
 
 
-def _read_all(replica: Partition) -> dict[int, bytes]:
+def _difference(one: Log, other: Log, compacted: bool) -> str:
+    """How two replicas differ; empty where they do not. Each replica compacts by itself: then their records agree where
+    both have them, and so does what they say in the end of each key."""
+    for offset in sorted({*one, *other}):
+        if one.get(offset) != other.get(offset) and not (compacted and (offset not in one or offset not in other)):
+            return f"at {offset} are {one.get(offset)!r} and {other.get(offset)!r}"
+    if compacted and _state(one) != _state(other):
+        return "they have come to differ by compaction"
+    return ""
+
+
+def _state(log: Log) -> dict[bytes, bytes]:
+    last = {key: value for _, (key, value) in sorted(log.items()) if key is not None}
+    return {key: value for key, value in last.items() if value is not None}
+
+
+def _read_all(replica: Partition) -> Log:
     log = replica.log
-    found: dict[int, bytes] = {}
+    found: Log = {}
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         info = log.read(offset, _READ_BYTES, log.log_end_offset, True)
         if not info.size_bytes:
             break
-        found.update(records_of(_joined(info.records), offset))
+        buffer = _joined(info.records)
+        for position, header in iter_batches(buffer):
+            check_crc(buffer, position, header)
+            for record in read_records(buffer, position):
+                if record.offset >= offset:
+                    found[record.offset] = (record.key, record.value)
         offset = info.next_offset
     return found
 

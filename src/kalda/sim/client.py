@@ -12,6 +12,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.metadata import Metadata, read_metadata
 from kalda.network.client import RpcClient
+from kalda.protocol.messages.groups import FindCoordinatorRequest
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.notation import Request
 from kalda.sim.process import Boot
@@ -35,6 +36,7 @@ class SimClient:
         self.timeout_ms = _TIMEOUT_MS
         self._bootstrap = bootstrap
         self._clients: dict[tuple[str, int], RpcClient] = {}
+        self._coordinators: dict[str, tuple[str, int]] = {}
         self._boot: Boot = world.machine(name).start()[0]
 
     def spawn(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -77,18 +79,30 @@ class SimClient:
 
     async def ask_leader(self, partition: TopicPartition, request: Request, version: int | None = None) -> Any:
         """One attempt, at the leader as this client knows it. Raises `ApiError`."""
-        return await self.ask(await self._leader_of(partition), request, version)
+        return await self.ask(await self.find_leader(partition), request, version)
 
     async def ask_leader_all(self, partition: TopicPartition, requests: list[Request], version: int) -> list[Any]:
         """One attempt of several requests, on one connection, so that they arrive in order or not at all. A request's
         outcome is its answer, or the `ApiError`."""
         try:
-            address = await self._leader_of(partition)
+            address = await self.find_leader(partition)
         except ApiError as error:
             return [error] * len(requests)
         return await self._ask_all(address, requests, version)
 
-    async def _leader_of(self, partition: TopicPartition) -> tuple[str, int]:
+    async def ask_coordinator(self, group: str, request: Request, version: int) -> Any:
+        """One attempt, at the group's coordinator as this client knows it. Raises `ApiError`."""
+        address = self._coordinators.get(group)
+        if address is None:
+            found = await self.ask_any(FindCoordinatorRequest(key_type=0, coordinator_keys=[group]), 4)
+            [coordinator] = found.coordinators
+            if coordinator.error_code:
+                raise ApiError(ErrorCode(coordinator.error_code))
+            address = self._coordinators[group] = (coordinator.host, coordinator.port)
+        return await self.ask(address, request, version)
+
+    async def find_leader(self, partition: TopicPartition) -> tuple[str, int]:
+        """Where the leader is, as far as this client knows or can learn. Raises `ApiError`."""
         address = self._leader(partition)
         if address is None:
             await self.refresh()
@@ -100,12 +114,19 @@ class SimClient:
     def forget_leaders(self) -> None:
         """Ask anew before the next attempt."""
         self.metadata = self.metadata._replace(topics={})
+        self._coordinators.clear()
 
     def _leader(self, partition: TopicPartition) -> tuple[str, int] | None:
         topic = self.metadata.topics.get(partition[0])
         found = None if topic is None else next((p for p in topic.partitions if p.partition == partition[1]), None)
         broker = None if found is None else self.metadata.brokers.get(found.leader)
         return None if broker is None else (broker.host, broker.port)
+
+    def leader_epoch(self, partition: TopicPartition) -> int:
+        """The epoch of the leader as this client knows it; -1 where it knows none."""
+        topic = self.metadata.topics.get(partition[0])
+        epochs = (each.leader_epoch for each in topic.partitions if each.partition == partition[1]) if topic else ()
+        return next(iter(epochs), -1)
 
     async def refresh(self) -> None:
         """Learn the metadata from any node. Raises `ApiError`."""

@@ -15,6 +15,8 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.broker.node import Node, StartError
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.raft.values import Endpoint
 from kalda.sim.machine import EPOCH_MS, Machine
 from kalda.sim.process import Boot
@@ -134,16 +136,25 @@ class SimNode:
 class SimCluster:
     """Nodes numbered from 1."""
 
-    def __init__(self, world: World, nodes: int, overrides: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, world: World, nodes: int, overrides: Mapping[str, str] | None = None, *, voters: int | None = None
+    ) -> None:
+        """The first `voters` of them are the quorum in the beginning, the others its observers; all, where it is not
+        said."""
         self.world = world
         rng = world.rng("identities")
-        directory_ids = {i: random_uuid(rng.randbytes) for i in range(1, nodes + 1)}
-        self.nodes = {i: SimNode(world, i, _properties(i, nodes, overrides or {})) for i in directory_ids}
-        for node in self.nodes.values():
-            _format(node, directory_ids, rng.randbytes)
+        first = {i: random_uuid(rng.randbytes) for i in range(1, (nodes if voters is None else voters) + 1)}
+        self.nodes = {i: SimNode(world, i, _properties(i, nodes, overrides or {})) for i in range(1, nodes + 1)}
+        self.directory_ids = {node.id: _format(node, first, rng.randbytes) for node in self.nodes.values()}
+        """Of the directories with the metadata logs."""
 
     def __iter__(self) -> Iterator[SimNode]:
         return iter(self.nodes.values())
+
+    def image(self) -> MetadataImage | None:
+        """The newest that any node has published; None where none serves."""
+        images = [node.node.image for node in self if node.node is not None and node.serving]
+        return max(images, key=lambda image: image.offset, default=None)
 
     @property
     def bootstrap(self) -> list[tuple[str, int]]:
@@ -195,8 +206,10 @@ def _properties(node_id: int, nodes: int, overrides: Mapping[str, str]) -> dict[
     }
 
 
-def _format(node: SimNode, directory_ids: Mapping[int, Uuid], entropy: Any) -> None:
-    config = node.config
+def _format(node: SimNode, directory_ids: Mapping[int, Uuid], entropy: Any) -> Uuid:
+    """The id of the directory with the metadata log."""
+    config, disk = node.config, node.machine.disk
+    is_voter = node.id in directory_ids
     request = FormatRequest(
         cluster_id=CLUSTER_ID,
         node_id=node.id,
@@ -204,12 +217,15 @@ def _format(node: SimNode, directory_ids: Mapping[int, Uuid], entropy: Any) -> N
         metadata_log_dir=config.metadata_log_dir,
         is_controller=True,
         controller_endpoint=Endpoint("CONTROLLER", node.name, CONTROLLER_PORT),
-        quorum=QuorumChoice.INITIAL_CONTROLLERS,
+        quorum=QuorumChoice.INITIAL_CONTROLLERS if is_voter else QuorumChoice.NO_INITIAL_CONTROLLERS,
         initial_controllers=",".join(
             f"{i}@node-{i}:{CONTROLLER_PORT}:{uuid_to_text(directory_id)}" for i, directory_id in directory_ids.items()
         ),
     )
-    disk = node.machine.disk
     format_storage(
         disk, request, new_id=lambda: random_uuid(entropy), entropy=entropy, now_ms=EPOCH_MS, say=lambda _: None
     )
+    properties = MetaPropertiesEnsemble.load(disk, config.log_dirs, config.metadata_log_dir).properties
+    directory_id = properties[config.metadata_log_dir].directory_id
+    assert directory_id is not None
+    return directory_id

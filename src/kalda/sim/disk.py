@@ -6,7 +6,8 @@ nothing, a prefix with a torn last write, or any sectors in any order, as real d
 of the operations on their directory, because journaling filesystems keep those in order.
 
 Faults on command: a full disk (`capacity_bytes`), a directory that fails every call (`fail`), a flipped bit
-(`flip_bit`), a cold page cache (`cold`, so that `read_nowait` answers None), syncs that lie (`lying`).
+(`flip_bit`), a write that went elsewhere (`misdirect`), a cold page cache (`cold`, so that `read_nowait` answers None),
+syncs that lie (`lying`, `lie_below`).
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class SimFile:
     def sync(self) -> None:
         node = self._check("sync")
         self._disk.syncs += 1
-        if not self._disk.lying:
+        if not self._disk.lies_about(self.path):
             node.sync()
 
     def share(self) -> SimFile:
@@ -205,6 +206,8 @@ class SimDisk:
         self.capacity_bytes = capacity_bytes
         self.cold = False
         self.lying = False
+        self.lie_below = ""
+        """Only syncs of what is below this directory lie, as those of a drive with a volatile cache do."""
         self.before: Callable[[str, str], None] = _nothing
         """Called with the path and the operation before any that may change or show something; what it raises,
         happens instead."""
@@ -242,6 +245,29 @@ class SimDisk:
                 image[bit // 8] ^= 1 << bit % 8
         return bit
 
+    def misdirect(self, source: str, at: int, size: int, target: str, to: int) -> None:
+        """What was written to `source` has landed in `target`: zeros are where it should be, and where it is, what was
+        there is gone. Silently, as the bit flips."""
+        wrong, right = self._file(target), self._file(source)
+        piece = bytes(right.data[at : at + size])
+        for image in (wrong.data, wrong.durable):
+            image[to : to + size] = piece[: max(0, len(image) - to)]
+        for image in (right.data, right.durable):
+            image[at : at + size] = bytes(len(image[at : at + size]))
+
+    def lies_about(self, path: str) -> bool:
+        """Whether a sync of `path` does nothing."""
+        return self.lying or (self.lie_below != "" and path.startswith(self.lie_below))
+
+    def peek(self, path: str) -> bytes:
+        """A file's bytes, whatever faults there are; none where there is no file."""
+        node = self._find(path)
+        return bytes(node.data) if isinstance(node, _FileNode) else b""
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(len(node.data) for node in _files(self._root))
+
     def check(self, path: str, operation: str) -> None:
         """Raise what `fail` ordered for this path."""
         self.before(path, operation)
@@ -252,7 +278,7 @@ class SimDisk:
     def room(self) -> int:
         if self.capacity_bytes is None:
             return 1 << 62
-        return max(0, self.capacity_bytes - sum(len(node.data) for node in _files(self._root)))
+        return max(0, self.capacity_bytes - self.used_bytes)
 
     # Disk
 
@@ -335,7 +361,7 @@ class SimDisk:
     def sync_dir(self, path: str) -> None:
         self.check(path, "sync")
         self.syncs += 1
-        if not self.lying:
+        if not self.lies_about(path):
             self._dir(path).sync()
 
     def set_modified(self, path: str, modified_ms: int) -> None:

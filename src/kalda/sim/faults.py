@@ -1,7 +1,15 @@
 """What befalls a cluster: one fault after another, chosen by the seed, each mended after a while.
 
 Faults overlap. Some want a cluster that can bear them: loss of power takes whatever was not synced, so it is for
-clusters whose topics sync before they acknowledge.
+clusters whose topics sync before they acknowledge; other losses are for one replica at a time (see `losses`).
+
+- *kill*, *stop*, *pause*: a process is killed, asked to end, stopped for a while; *pause-client* is for clients
+- *power*, *fuse*: a machine loses power, at once or in the midst of writing
+- *cut*, *cut-one-way*, *slow*, *loss*, *reset*: links pass nothing, in both directions or one, or are slow; segments
+  are lost and sent again; connections break. What was sent before a connection broke may arrive after what was sent
+  over the next one, so requests come late, out of order and twice
+- *skew*, *slow-disk*: a wall clock is wrong, a disk takes its time
+- *disk*, *full*: a disk fails whatever it is asked; or has no more room, and takes half of a write
 """
 
 from __future__ import annotations
@@ -10,7 +18,9 @@ import asyncio
 import errno
 from collections.abc import Callable
 
+from kalda.sim import losses
 from kalda.sim.cluster import SimCluster, SimNode
+from kalda.sim.losses import Losses
 
 Mend = Callable[[], None]
 
@@ -18,24 +28,30 @@ KILLS = ("kill", "stop", "pause")
 POWER = ("power", "fuse")
 NETWORK = ("cut", "cut-one-way", "slow", "loss", "reset")
 MACHINE = ("skew", "slow-disk")
-DISK = ("disk",)
-ALL = (*KILLS, *POWER, *NETWORK, *MACHINE, *DISK)
+DISK = ("disk", "full")
+CLIENTS = ("pause-client",)
+ALL = (*KILLS, *POWER, *NETWORK, *MACHINE, *DISK, *CLIENTS, *losses.KINDS)
 """Every kind of fault."""
-RESTARTS = frozenset(("kill", "stop", *POWER, *DISK))
+_ENDS = frozenset(("kill", "stop", *POWER, *DISK))
+RESTARTS = _ENDS | frozenset(losses.KINDS)
 """After these a process comes back from its disk."""
 
 _SYNCED_BEFORE_ACKNOWLEDGED = frozenset(POWER)
+_NOT_SYNCED = frozenset(("unsynced", "stale"))
+_REPLICATED = frozenset(losses.KINDS)
 
 
-def bearable(kinds: tuple[str, ...], durable: bool) -> tuple[str, ...]:
-    """Those of `kinds` that a cluster must bear without losing anything."""
-    return tuple(kind for kind in kinds if durable or kind not in _SYNCED_BEFORE_ACKNOWLEDGED)
+def bearable(kinds: tuple[str, ...], durable: bool, nodes: int) -> tuple[str, ...]:
+    """Those of `kinds` that a cluster must bear without losing anything, and that mean something to it."""
+    without = _NOT_SYNCED if durable else _SYNCED_BEFORE_ACKNOWLEDGED
+    return tuple(kind for kind in kinds if kind not in without and (nodes > 2 or kind not in _REPLICATED))
 
 
 class Faults:
     """Brings them about, until it is told to stop; then mends everything."""
 
-    def __init__(self, cluster: SimCluster, kinds: tuple[str, ...], clients: list[str]) -> None:
+    def __init__(self, cluster: SimCluster, kinds: tuple[str, ...], clients: list[str], losses: Losses) -> None:
+        self._losses = losses
         self._cluster = cluster
         self._world = cluster.world
         self._kinds = kinds
@@ -67,6 +83,11 @@ class Faults:
 
     def _one(self, kind: str) -> None:
         node = self._rng.choice(list(self._cluster))
+        if kind in losses.KINDS:
+            self._losses.befall(kind, node)
+            return
+        if kind in _ENDS and not self._losses.may_end(node):
+            return
         mend: Mend | None = getattr(self, f"_{kind.replace('-', '_')}")(node)
         if mend is not None:
             self._count += 1
@@ -104,7 +125,8 @@ class Faults:
         return self._again(node)
 
     def _stop(self, node: SimNode) -> Mend | None:
-        node.stop()
+        if self._losses.may_stop(node):
+            node.stop()
         return self._again(node)
 
     def _pause(self, node: SimNode) -> Mend | None:
@@ -116,6 +138,17 @@ class Faults:
         def resume() -> None:
             self._world.tell(node.name, "goes on")
             node.machine.resume()
+
+        return resume
+
+    def _pause_client(self, _: SimNode) -> Mend | None:
+        machine = self._world.machine(self._rng.choice(self._clients))
+        self._world.tell(machine.name, "is paused")
+        machine.pause()
+
+        def resume() -> None:
+            self._world.tell(machine.name, "goes on")
+            machine.resume()
 
         return resume
 
@@ -141,9 +174,22 @@ class Faults:
         node.machine.disk.fail("/", code, frozenset(("write", "sync", "name")))
         self._world.tell(node.name, f"has a disk that answers {errno.errorcode[code]}")
 
+        return self._repaired(node)
+
+    def _full(self, node: SimNode) -> Mend | None:
+        """The disk fills up; an operator makes room and starts the node anew."""
+        disk = node.machine.disk
+        node.disk_failed = True
+        disk.capacity_bytes = disk.used_bytes + self._rng.randrange(5_000)
+        self._world.tell(node.name, f"has a disk with {disk.room()} bytes left")
+
+        return self._repaired(node)
+
+    def _repaired(self, node: SimNode) -> Mend:
         def mend() -> None:
             node.kill()
             node.machine.disk.mend("/")
+            node.machine.disk.capacity_bytes = None
             node.disk_failed = False
             self._again(node)()
 

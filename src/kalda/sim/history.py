@@ -32,6 +32,8 @@ class History:
         self.written: dict[tuple[str, TopicPartition], Written] = {}
         self.seen: dict[TopicPartition, dict[int, bytes]] = {}
         """Committed records by offset, as consumers have read them."""
+        self.damaged: set[TopicPartition] = set()
+        """Where a replica's file was damaged: reading may fail until somebody has repaired it, but not deceive."""
         self._world = world
 
     def of(self, producer: str, partition: TopicPartition, idempotent: bool) -> Written:

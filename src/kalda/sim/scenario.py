@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kalda.base.errors import ApiError
-from kalda.sim import faults
+from kalda.sim import faults, losses
+from kalda.sim.admin import Churner, Operator, Reassigner, VoterChanger
 from kalda.sim.checks import Observer
 from kalda.sim.client import SimClient, TopicPartition
 from kalda.sim.cluster import SimCluster
+from kalda.sim.groups import Group, Member
 from kalda.sim.history import History
 from kalda.sim.loop import Stuck
 from kalda.sim.workload import Administrator, Consumer, Producer
@@ -33,14 +35,19 @@ _SHORT_METADATA_LOG = {
 """Many snapshots, and little of the log before them: who was away is sent a snapshot."""
 
 
+LOADS = ("groups", "churn", "moves", "voters")
+"""Who works besides producers and readers: consumer groups; operators of topics, replicas and the quorum."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to simulate. `kinds` are faults by name."""
+    """What to simulate. `kinds` are faults by name. Of more than three nodes, three are voters in the beginning."""
 
     seed: int
     nodes: int = 1
     kinds: tuple[str, ...] = faults.ALL
     duration_s: float = 20.0
+    loads: tuple[str, ...] = LOADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,16 @@ class Verdict:
         return not self.why
 
 
+def _group_configs(plan: Plan, durable: bool) -> dict[str, str]:
+    """So that what groups commit is as safe as what producers write."""
+    configs = {"group.min.session.timeout.ms": "1000"}
+    if plan.nodes > 2:
+        configs["min.insync.replicas"] = "2"
+    if durable:
+        configs["log.flush.interval.messages"] = "1"
+    return configs
+
+
 class _Run:
     """The parts of one simulation."""
 
@@ -68,21 +85,25 @@ class _Run:
         self.world = world
         self.plan = plan
         self.durable = plan.nodes == 1 or rng.random() < 0.5
-        self.cluster = SimCluster(
-            world,
-            plan.nodes,
-            {
-                "log.roll.ms": str(rng.choice((2_000, 600_000))),
-                **(_SHORT_METADATA_LOG if rng.random() < 0.5 else {}),
-            },
-        )
+        overrides = {
+            "log.roll.ms": str(rng.choice((2_000, 600_000))),
+            **(_SHORT_METADATA_LOG if rng.random() < 0.5 else {}),
+        }
+        if set(plan.kinds) & set(losses.KINDS):
+            overrides |= {"log.dirs": losses.DATA_DIR, "metadata.log.dir": "/metadata"}
+        if plan.loads:
+            overrides |= _group_configs(plan, self.durable)
+        self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes) if plan.loads else None)
         self.history = History(world)
         self.observer = Observer(self.cluster)
         self.topics = {"alpha": rng.randint(1, 3), "beta": 1}
         self.partitions: list[TopicPartition] = [(name, i) for name, count in self.topics.items() for i in range(count)]
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
-        self.admin: Administrator | None = None
+        self.groups: list[Group] = []
+        self.members: list[Member] = []
+        self.operators: list[Operator | Administrator] = []
+        self.losses = losses.Losses(self.cluster, self.partitions, self.history.damaged, _HEALED_S)
 
     def _client(self, name: str) -> SimClient:
         return SimClient(self.world, name, self.cluster.bootstrap)
@@ -92,16 +113,20 @@ class _Run:
         await cluster.start()
         watching = self.world.loop.create_task(self.observer.watch())
         founder = self._client("admin")
-        self.admin = Administrator(founder, min(3, plan.nodes))
+        replicas = min(3, plan.nodes)
+        admin = Administrator(founder, replicas, churning="churn" not in plan.loads)
+        self.operators.append(admin)
         configs = {"min.insync.replicas": "2" if plan.nodes > 2 else "1"}
         if self.durable:
             configs["flush.messages"] = "1"
         configs["internal.segment.bytes"] = str(self.world.rng("segments").choice((2_000, 20_000, 1 << 20)))
         for name, count in self.topics.items():
-            await founder.spawn(self.admin.create(name, count, configs, keep=True))
+            await founder.spawn(admin.create(name, count, configs, keep=True))
         self._start_clients()
-        kinds = faults.bearable(plan.kinds, self.durable)
-        storm = faults.Faults(cluster, kinds, [name for name in self.world.machines if not name.startswith("node")])
+        self._start_loads(replicas)
+        kinds = faults.bearable(plan.kinds, self.durable, plan.nodes)
+        clients = [name for name in self.world.machines if not name.startswith("node")]
+        storm = faults.Faults(cluster, kinds, clients, self.losses)
         await storm.run(plan.duration_s)
         await self._calm()
         watching.cancel()
@@ -117,18 +142,52 @@ class _Run:
         for number in range(rng.randint(1, 2)):
             self.consumers.append(Consumer(self._client(f"reader-{number}"), self.history, self.partitions))
 
+    def _start_loads(self, replicas: int) -> None:
+        plan, rng = self.plan, self.world.rng("loads")
+        if "groups" in plan.loads:
+            for number in range(rng.randint(1, 2)):
+                group = Group(f"group-{number}", self.partitions)
+                self.groups.append(group)
+                for each in range(rng.randint(1, 3)):
+                    self.members.append(Member(self._client(f"member-{number}{each}"), self.history, group))
+        if "churn" in plan.loads:
+            self.operators.append(Churner(self._client("churner"), replicas))
+        if plan.nodes < 3:
+            return
+        if "moves" in plan.loads:
+            mover = self._client("mover")
+            self.operators.append(Reassigner(mover, self.partitions, list(self.cluster.nodes), replicas))
+        if "voters" in plan.loads:
+            self.operators.append(VoterChanger(self._client("elector"), self.cluster, rng.choice((2, 3))))
+
     async def _calm(self) -> None:
         """In good weather all comes true, and soon."""
         world, cluster = self.world, self.cluster
         await cluster.wait(self._all_serve, "all nodes serve again", _HEALED_S)
+        if self.plan.loads:
+            operating = asyncio.gather(*(operator.finish() for operator in self.operators))
+            await cluster.wait(operating.done, "all that was asked for is done", _HEALED_S)
+            await self.losses.finish()
         writing = asyncio.gather(*(producer.finish() for producer in self.producers))
         await cluster.wait(writing.done, "all that was sent is acknowledged", _HEALED_S)
         await self._settle()
-        assert self.admin is not None
-        await asyncio.gather(self.admin.finish(), *(consumer.finish() for consumer in self.consumers))
+        for group in self.groups:
+            group.ends = self.observer.ends(self.partitions)
+        reading = asyncio.gather(*(member.task for member in self.members))
+        await cluster.wait(reading.done, "all that was written is read and committed", _HEALED_S)
+        others = () if self.plan.loads else (operator.finish() for operator in self.operators)
+        await asyncio.gather(*others, *(consumer.finish() for consumer in self.consumers))
         await self._settle()
         if not world.violations:
-            self.observer.judge(self.history)
+            self.observer.judge(self.history, self.groups)
+            self._judge_topics()
+
+    def _judge_topics(self) -> None:
+        image = self.cluster.image()
+        assert image is not None
+        for operator in self.operators:
+            if isinstance(operator, Churner):
+                operator.judge(image)
 
     async def _settle(self) -> None:
         """All replicas are in sync, and all nodes know the same."""

@@ -163,7 +163,8 @@ class Consumer:
                 try:
                     await self.read(partition)
                 except ApiError as error:
-                    if not error.code.retriable or isinstance(error, CorruptRecord):
+                    corrupt = isinstance(error, CorruptRecord) and partition not in self._history.damaged
+                    if not error.code.retriable or corrupt:
                         self._client.world.violated(f"{self._client.name} cannot read {partition}: {error}")
                         return
                     self._client.forget_leaders()
@@ -171,20 +172,32 @@ class Consumer:
 
     async def read(self, partition: TopicPartition, max_wait_ms: int = 300) -> int:
         """Read on; the number of records that came. Raises `ApiError`."""
-        position = self._positions[partition]
-        answer = await self._client.ask_leader(partition, _fetch(partition, position, max_wait_ms), _FETCH_VERSION)
-        if answer.error_code:
-            raise ApiError(ErrorCode(answer.error_code))
-        if not answer.responses:
-            return 0
-        data = answer.responses[0].partitions[0]
-        if data.error_code:
-            raise ApiError(ErrorCode(data.error_code), f"at {position}")
-        records = list(records_of(data.records, position))
+        records = await fetch(self._client, partition, self._positions[partition], max_wait_ms)
         self._history.read(self._client.name, partition, records)
         if records:
             self._positions[partition] = records[-1][0] + 1
         return len(records)
+
+
+async def fetch(
+    client: SimClient, partition: TopicPartition, position: int, max_wait_ms: int
+) -> list[tuple[int, bytes]]:
+    """Committed records from `position` on, by offset, after one attempt. Raises `ApiError`.
+
+    With the leader's epoch: a broker that leads no more, and may have lost what it had, must not say where the log
+    ends."""
+    request = _fetch(partition, position, max_wait_ms)
+    await client.find_leader(partition)
+    request.topics[0].partitions[0].current_leader_epoch = client.leader_epoch(partition)
+    answer = await client.ask_leader(partition, request, _FETCH_VERSION)
+    if answer.error_code:
+        raise ApiError(ErrorCode(answer.error_code))
+    if not answer.responses:
+        return []
+    data = answer.responses[0].partitions[0]
+    if data.error_code:
+        raise ApiError(ErrorCode(data.error_code), f"at {position}")
+    return records_of(data.records, position)
 
 
 def _fetch(partition: TopicPartition, position: int, max_wait_ms: int) -> FetchRequest:
@@ -209,14 +222,15 @@ def records_of(buffer: Any, start: int = 0) -> list[tuple[int, bytes]]:
 
 
 class Administrator:
-    """Creates topics and deletes some of them again."""
+    """Creates topics; `churning`, also such as nobody uses, and deletes some of them again."""
 
-    def __init__(self, client: SimClient, replicas: int) -> None:
+    def __init__(self, client: SimClient, replicas: int, *, churning: bool = True) -> None:
         self._client = client
         self._replicas = replicas
         self._finishing = False
         self.topics: dict[str, bool] = {}
         """Whether each is to be there in the end."""
+        self._churning = churning
         self.task = client.spawn(self._run())
 
     async def finish(self) -> None:
@@ -224,6 +238,8 @@ class Administrator:
         await self.task
 
     async def _run(self) -> None:
+        if not self._churning:
+            return
         rng = self._client.rng
         while not self._finishing:
             await asyncio.sleep(rng.uniform(0.5, 4))

@@ -56,15 +56,15 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._logger.removeHandler(self._listener)
-        level, self._logger.propagate = self._logger_was
-        self._logger.setLevel(level)
         self._trace = None
         self.loop.finish()
         for machine in self.machines.values():
             for boot in machine.lives:
                 boot.clear()
         self.loop.close()
+        self._logger.removeHandler(self._listener)
+        level, self._logger.propagate = self._logger_was
+        self._logger.setLevel(level)
 
     def rng(self, name: str) -> random.Random:
         """A random source of that name."""

@@ -136,3 +136,28 @@ def test_a_failing_directory() -> None:
     disk.open("/a/f", create=True).write(0, b"\0")
     assert disk.flip_bit("/a/f", 3) == 3
     assert disk.read_file("/a/f") == b"\x08"
+
+
+def test_a_misdirected_write_damages_two_places() -> None:
+    disk = SimDisk(random.Random(1))
+    for name, data in (("/a", b"abcdefgh"), ("/b", b"01234567")):
+        disk.open(name, create=True).write(0, data)
+    disk.misdirect("/a", 2, 3, "/b", 4)
+    assert (disk.peek("/a"), disk.peek("/b")) == (b"ab\0\0\0fgh", b"0123cde7")
+
+
+def test_a_drive_that_lies_lies_only_about_itself() -> None:
+    disk = SimDisk(random.Random(1))
+    disk.lie_below = "/liar"
+    disk.make_dirs("/liar")
+    disk.make_dirs("/honest")
+    for name in ("/liar/f", "/honest/f"):
+        file = disk.open(name, create=True)
+        file.write(0, b"x")
+        file.sync()
+        disk.sync_dir("/" + name.split("/")[1])
+    disk.sync_dir("/")
+    disk.crash()
+    assert disk.peek("/honest/f") == b"x"
+    assert disk.lies_about("/liar/f")
+    assert not disk.lies_about("/honest/f")

@@ -1,0 +1,312 @@
+"""Members of consumer groups: they share partitions, read on from what is committed, commit what they have read, and
+come and go.
+
+A group is promised this: what is committed does not go back, whoever asks for it; so a member that is not of the
+group's generation any more changes nothing. And no record is passed over: whatever is below the committed offset was
+read by some member.
+
+A commit whose answer does not come may still be under way, and be carried out after later ones of the same generation,
+for nothing in it says in which order they were made. A member that does not know what became of a commit therefore
+makes no more of them before it has a new generation, for which it says that its subscription has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.ids import TopicPartition as Assigned
+from kalda.client.core.assignors import Subscriber, assign_range
+from kalda.protocol.codec import decode, encode
+from kalda.protocol.messages.client_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolAssignmentTopicPartition,
+    ConsumerProtocolSubscription,
+)
+from kalda.protocol.messages.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
+from kalda.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
+from kalda.protocol.notation import Request
+from kalda.sim.client import SimClient
+from kalda.sim.history import History, TopicPartition
+from kalda.sim.workload import fetch
+
+_SESSION_MS = 3_000
+_REBALANCE_MS = 2_500
+_HEARTBEAT_S = 0.5
+_MAX_WAIT_MS = 100
+_REJOIN = frozenset((ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID))
+
+
+class Group:
+    """What a group has read and committed."""
+
+    def __init__(self, name: str, partitions: list[TopicPartition]) -> None:
+        self.name = name
+        self.topics = sorted({topic for topic, _ in partitions})
+        self.counts = {name: sum(topic == name for topic, _ in partitions) for name in self.topics}
+        self.read: dict[TopicPartition, set[int]] = {partition: set() for partition in partitions}
+        self.committed = dict.fromkeys(partitions, 0)
+        """The highest offset whose commit was acknowledged, or was answered to a member who asked."""
+        self.attempted = dict.fromkeys(partitions, 0)
+        """The highest offset of which a commit was attempted."""
+        self.generations = 0
+        self.ends: dict[TopicPartition, int] | None = None
+        """Where the logs end, once nothing is written any more: then the members read up to there, and are done."""
+
+    @property
+    def done(self) -> bool:
+        """All that there is, is read and committed."""
+        return self.ends is not None and all(self.committed[each] >= end for each, end in self.ends.items())
+
+
+class Member:
+    """One member's process; now and then it leaves, or forgets who it was and joins as somebody new."""
+
+    def __init__(self, client: SimClient, history: History, group: Group) -> None:
+        self._client = client
+        self._world = client.world
+        self._history = history
+        self._group = group
+        self._id = ""
+        self._generation = -1
+        self._joins = 0
+        self._assigned: list[TopicPartition] = []
+        self._positions: dict[TopicPartition, int] = {}
+        self._uncommitted: set[TopicPartition] = set()
+        self._next_heartbeat_s = 0.0
+        self.task = client.spawn(self._run())
+
+    async def _run(self) -> None:
+        client, group = self._client, self._group
+        while not group.done:
+            try:
+                await self._join()
+                await self._serve()
+            except ApiError as error:
+                if error.code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
+                    self._id = ""
+                if error.code not in _REJOIN and not error.code.retriable:
+                    self._world.violated(f"{client.name} of {group.name}: {error}")
+                    return
+                client.forget_leaders()
+                await client.pause()
+        with contextlib.suppress(ApiError):  # its session will end by itself
+            await self._leave()
+
+    # Its part in rebalances.
+
+    async def _join(self) -> None:
+        self._joins += 1
+        joined = await self._ask(self._join_request(), 9)
+        if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._id = joined.member_id
+            joined = await self._ask(self._join_request(), 9)
+        _check(joined.error_code)
+        self._id, self._generation = joined.member_id, joined.generation_id
+        self._group.generations = max(self._group.generations, joined.generation_id)
+        synced = await self._ask(
+            SyncGroupRequest(
+                group_id=self._group.name,
+                generation_id=self._generation,
+                member_id=self._id,
+                protocol_type="consumer",
+                protocol_name=joined.protocol_name,
+                assignments=self._assign(joined) if joined.leader == self._id else [],
+            ),
+            5,
+        )
+        _check(synced.error_code)
+        self._assigned = _read_assignment(bytes(synced.assignment))
+        self._uncommitted.clear()
+        self._next_heartbeat_s = self._world.now_s + _HEARTBEAT_S
+        told = ", ".join(f"{topic}-{index}" for topic, index in self._assigned)
+        self._world.tell(self._client.name, f"has {told or 'nothing'} in generation {self._generation}")
+
+    def _join_request(self) -> JoinGroupRequest:
+        subscription = ConsumerProtocolSubscription(topics=self._group.topics, user_data=b"%d" % self._joins)
+        return JoinGroupRequest(
+            group_id=self._group.name,
+            session_timeout_ms=_SESSION_MS,
+            rebalance_timeout_ms=_REBALANCE_MS,
+            member_id=self._id,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name="range", metadata=b"\0\1" + encode(subscription, 1))],
+        )
+
+    def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
+        subscribers = [Subscriber(member.member_id, tuple(self._group.topics), None) for member in joined.members]
+        return [
+            SyncGroupRequestAssignment(member_id=member_id, assignment=_write_assignment(partitions))
+            for member_id, partitions in assign_range(subscribers, self._group.counts).items()
+        ]
+
+    async def _leave(self) -> None:
+        identity = MemberIdentity(member_id=self._id)
+        await self._ask(LeaveGroupRequest(group_id=self._group.name, members=[identity]), 5)
+        self._id = ""
+
+    async def _ask(self, request: Request, version: int) -> Any:
+        return await self._client.ask_coordinator(self._group.name, request, version)
+
+    # Its work.
+
+    async def _serve(self) -> None:
+        """Read and commit until the group rebalances; now and then go away."""
+        rng = self._client.rng
+        await self._fetch_committed()
+        weary_s = self._world.now_s + rng.choice((1, 5, 20)) * rng.random()
+        while not self._group.done:
+            for partition in self._assigned:
+                await self._read(partition)
+                await self._heartbeat()
+            if not self._assigned:
+                await asyncio.sleep(_HEARTBEAT_S)
+                await self._heartbeat()
+            if rng.random() < 0.3 or self._group.ends is not None:
+                await self._commit()
+            if self._world.now_s > weary_s and self._group.ends is None:
+                if rng.random() < 0.5:
+                    await self._commit()
+                    await self._leave()
+                self._id = ""
+                await asyncio.sleep(rng.random())
+                return
+
+    async def _fetch_committed(self) -> None:
+        """Where to read on. What was acknowledged before it is asked for, must be in the answer."""
+        if not self._assigned:
+            return
+        group = self._group
+        floor = {partition: group.committed[partition] for partition in self._assigned}
+        topics = [OffsetFetchRequestTopics(name=name, partition_indexes=i) for name, i in _by_topic(self._assigned)]
+        request = OffsetFetchRequest(
+            groups=[OffsetFetchRequestGroup(group_id=group.name, topics=topics)], require_stable=True
+        )
+        [answer] = (await self._ask(request, 8)).groups
+        _check(answer.error_code)
+        for topic in answer.topics:
+            for found in topic.partitions:
+                _check(found.error_code)
+                partition = (topic.name, found.partition_index)
+                offset = max(0, found.committed_offset)
+                if offset < floor[partition]:
+                    self._world.violated(
+                        f"{group.name} had committed {floor[partition]} of {partition}, and is back at {offset}"
+                    )
+                if offset > group.attempted[partition]:
+                    self._world.violated(f"nobody in {group.name} committed {offset} of {partition}")
+                self._positions[partition] = offset
+                group.committed[partition] = max(group.committed[partition], offset)
+
+    async def _read(self, partition: TopicPartition) -> None:
+        try:
+            records = await fetch(self._client, partition, self._positions[partition], _MAX_WAIT_MS)
+        except ApiError as error:
+            corrupt = isinstance(error, CorruptRecord) and partition not in self._history.damaged
+            if not error.code.retriable or corrupt:
+                self._world.violated(f"{self._client.name} cannot read {partition}: {error}")
+            self._client.forget_leaders()
+            await self._client.pause()
+            return
+        self._history.read(self._client.name, partition, records)
+        if records:
+            self._group.read[partition].update(offset for offset, _ in records)
+            self._positions[partition] = records[-1][0] + 1
+            self._uncommitted.add(partition)
+
+    async def _heartbeat(self) -> None:
+        if self._world.now_s < self._next_heartbeat_s:
+            return
+        request = HeartbeatRequest(group_id=self._group.name, generation_id=self._generation, member_id=self._id)
+        code = ErrorCode((await self._ask(request, 4)).error_code)
+        if code is ErrorCode.REBALANCE_IN_PROGRESS:
+            await self._commit()
+        _check(code)
+        self._next_heartbeat_s = self._world.now_s + _HEARTBEAT_S
+
+    async def _commit(self) -> None:
+        """Commit what was read. Raises `ApiError` where it is not known to be done, and then has to join anew."""
+        if not self._uncommitted:
+            return
+        group = self._group
+        offsets = {partition: self._positions[partition] for partition in sorted(self._uncommitted)}
+        for partition, offset in offsets.items():
+            group.attempted[partition] = max(group.attempted[partition], offset)
+        topics = [
+            OffsetCommitRequestTopic(
+                name=name,
+                partitions=[
+                    OffsetCommitRequestPartition(partition_index=index, committed_offset=offsets[name, index])
+                    for index in indexes
+                ],
+            )
+            for name, indexes in _by_topic(list(offsets))
+        ]
+        answer = await self._ask(
+            OffsetCommitRequest(
+                group_id=group.name,
+                generation_id_or_member_epoch=self._generation,
+                member_id=self._id,
+                topics=topics,
+            ),
+            9,
+        )
+        for topic in answer.topics:
+            for each in topic.partitions:
+                _check(each.error_code)
+        for partition, offset in offsets.items():
+            group.committed[partition] = max(group.committed[partition], offset)
+        self._uncommitted.clear()
+        self._world.tell(self._client.name, f"committed {', '.join(f'{t}-{i} {o}' for (t, i), o in offsets.items())}")
+
+
+def judge(group: Group, partition: TopicPartition, log: dict[int, bytes]) -> str:
+    """What is wrong with a group's work on a partition, whose final records these are; empty where nothing is."""
+    passed = [offset for offset in log if offset < group.committed[partition] and offset not in group.read[partition]]
+    return f"{group.name} never read {sorted(passed)[:5]} of {partition}, and committed more" if passed else ""
+
+
+def _check(code: int) -> None:
+    if code:
+        raise ApiError(ErrorCode(code))
+
+
+def _by_topic(partitions: list[TopicPartition]) -> list[tuple[str, list[int]]]:
+    topics: dict[str, list[int]] = {}
+    for name, index in partitions:
+        topics.setdefault(name, []).append(index)
+    return list(topics.items())
+
+
+def _write_assignment(partitions: Iterable[Assigned]) -> bytes:
+    topics = [
+        ConsumerProtocolAssignmentTopicPartition(topic=name, partitions=indexes)
+        for name, indexes in _by_topic([(each.topic, each.partition) for each in partitions])
+    ]
+    return b"\0\1" + encode(ConsumerProtocolAssignment(assigned_partitions=topics), 1)
+
+
+def _read_assignment(data: bytes) -> list[TopicPartition]:
+    if not data:
+        return []
+    assignment = decode(ConsumerProtocolAssignment, data, 1, 2)
+    return [(each.topic, index) for each in assignment.assigned_partitions for index in each.partitions]
