@@ -91,6 +91,8 @@ def run(arguments: list[str]) -> int:
     except UsageError as error:
         sys.stderr.write(f"kalda server: {error}\n\n{USAGE}")
         return 2
+    # A start makes a hundred thousand objects and drops few: looking for cycles among them is put off until it serves.
+    gc.disable()
     from kalda.broker import logs
 
     logs.set_up(options.log_level, options.log_format == "json")
@@ -158,11 +160,13 @@ async def _serve(options: Options) -> int:
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 50, 100)
+            gc.enable()
             await stopping
     except StartError as error:
         log.error("%s", error)
         return 1
     finally:
+        gc.enable()
         stopping.cancel()
         await node.stop()
     return 1 if node.failed else 0
