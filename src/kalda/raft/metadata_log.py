@@ -98,8 +98,6 @@ class MetadataLog:
         )
         # What is left of an unclean stop may be in the page cache only, and a vote or a fetch vouches for all of it.
         log.flush()
-        # What is left of an unclean stop may be in the page cache only, and a vote or a fetch vouches for all of it.
-        log.flush()
         metadata_log = cls(disk, directory, config, log)
         metadata_log.snapshots = sorted(snapshots)
         latest = metadata_log.latest_snapshot
@@ -315,8 +313,8 @@ class MetadataLog:
         return limit >= 0 and self.reader(snapshot).last_contained_timestamp_ms() + limit < now_ms
 
     def flush_job(self, offset: int) -> Job[None]:
-        """Sync everything before `offset`."""
-        return self.log.flush_job(offset)
+        """Sync everything before `offset`: the records alone, since `open` never trusts an index."""
+        return self.log.flush_job(offset, indexes=False)
 
     def close(self) -> None:
         self.log.close(True)

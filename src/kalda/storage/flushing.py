@@ -48,11 +48,12 @@ class Unsynced:
         recovery_point: int,
         upto: int,
         reached: Callable[[bool], None],
+        indexes: bool,
     ) -> Job[None]:
         """Sync what is below `upto`; `reached(whole)` is called in the end, false where it was truncated meanwhile."""
         # Snapshots and epochs may be new files: synced ones, whose names a crash could still take.
         new_files = bool(snapshots.unsynced) or epochs.unwritten or epochs.unsynced
-        files = self._files(segments, snapshots, epochs, recovery_point, upto)
+        files = self._files(segments, snapshots, epochs, recovery_point, upto, indexes)
         names, truncations = self.names, self.truncations
         sync_names = new_files or names != self._names_synced
 
@@ -77,13 +78,19 @@ class Unsynced:
         return Job(description, work, finish)
 
     def _files(
-        self, segments: Segments, snapshots: SnapshotFiles, epochs: LeaderEpochs, recovery_point: int, upto: int
+        self,
+        segments: Segments,
+        snapshots: SnapshotFiles,
+        epochs: LeaderEpochs,
+        recovery_point: int,
+        upto: int,
+        indexes: bool,
     ) -> list[File]:
         """Handles of the job's own."""
         files: list[File] = []
         if upto > recovery_point:
             for segment in segments.between(recovery_point, upto):
-                files += segment.sync_files()
+                files += segment.sync_files() if indexes else [segment.file().share()]
         for offset in snapshots.unsynced:
             files.append(self._disk.open(snapshots.path(offset)))
         snapshots.unsynced.clear()

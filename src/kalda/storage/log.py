@@ -704,8 +704,9 @@ class Log:
         """`flush_job`, here and now."""
         self.flush_job(upto).complete()
 
-    def flush_job(self, upto: int | None = None, now_ms: int | None = None) -> Job[None]:
-        """A job that syncs everything below `upto` (the log's end); its finish moves the recovery point there."""
+    def flush_job(self, upto: int | None = None, now_ms: int | None = None, *, indexes: bool = True) -> Job[None]:
+        """A job that syncs everything below `upto` (the log's end); its finish moves the recovery point there. Without
+        the `indexes` only for a log whose every opening makes them anew."""
         self._online()
         upto = self.log_end_offset if upto is None else min(upto, self.log_end_offset)
 
@@ -724,6 +725,7 @@ class Log:
                 self.recovery_point,
                 upto,
                 reached,
+                indexes,
             )
         except OSError as error:
             raise self._failed(error) from error
