@@ -17,9 +17,9 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection
-from kalda.protocol.apis import API, Api, ApiKey, request_class
+from kalda.protocol.apis import API, Api, ApiKey, request_class, response_class
 from kalda.protocol.codec import decoder
-from kalda.protocol.framing import RequestHeader, decode_request_header, encode_response
+from kalda.protocol.framing import RequestHeader, decode_request_header, encode_response, response_encoder
 from kalda.protocol.messages.metadata import (
     ApiVersion,
     ApiVersionsResponse,
@@ -75,7 +75,9 @@ class Encoded:
 
 Reply = Response | Encoded | Pending[Any] | None
 Handler = Callable[[RequestContext, Any], Reply]
-Route = tuple[Api, Handler, Callable[[Buffer, int], tuple[Any, int]]]
+Encode = Callable[[int, Response], list[Buffer]]
+"""A response's frame, given its correlation id."""
+Route = tuple[Api, Handler, Callable[[Buffer, int], tuple[Any, int]], Encode]
 
 
 class Features:
@@ -120,15 +122,19 @@ class Dispatcher:
         route = self._routes.get(header[:2]) or self._new_route(context)
         if route is None:
             return encode_response(header.correlation_id, self._unsupported_api_versions(), 0)
-        api, handler, decode = route
-        request = decode(context.frame, header.body_at)[0]
+        api, handler, decode, encode = route
+        request, _ = decode(context.frame, header.body_at)
         try:
             reply = handler(context, request)
         except ApiError as error:
             reply = self._failed(api, context, request, error)
-        if type(reply) is Pending:
-            return self._later(api, context, request, reply)
-        return self._encode(context, reply)
+        if reply is None:
+            return None
+        if isinstance(reply, Pending):
+            return self._later(route, context, request, reply)
+        if isinstance(reply, Encoded):
+            return reply.buffers
+        return encode(header.correlation_id, reply)
 
     def _new_route(self, context: RequestContext) -> Route | None:
         """How requests of this API and version are answered from now on. None for a version of ApiVersions that is not
@@ -143,18 +149,14 @@ class Dispatcher:
             if api.key is ApiKey.API_VERSIONS:
                 return None
             raise InvalidRequest(f"{api.name} has versions {lowest} to {highest} here, not {version}")
-        route = self._routes[header[:2]] = (api, handler, decoder(request_class(api.key), version))
+        decode, encode = decoder(request_class(api.key), version), response_encoder(response_class(api.key), version)
+        route = self._routes[header[:2]] = (api, handler, decode, encode)
         return route
 
-    def _encode(self, context: RequestContext, reply: Reply) -> list[Buffer] | AtTurn | None:
-        if reply is None:
-            return None
-        if isinstance(reply, Encoded):
-            return reply.buffers
-        assert isinstance(reply, Response)
-        return encode_response(context.header.correlation_id, reply, context.api_version)
-
-    def _later(self, api: Api, context: RequestContext, request: Request, reply: Pending[Any]) -> Pending[list[Buffer]]:
+    def _later(
+        self, route: Route, context: RequestContext, request: Request, reply: Pending[Any]
+    ) -> Pending[list[Buffer]]:
+        api, _, _, encode = route
         answer: Pending[list[Buffer]] = Pending()
 
         def settle(response: Reply, error: ApiError | None) -> None:
@@ -165,13 +167,17 @@ class Dispatcher:
                     answer.fail(failure)
                     return
             assert response is not None, f"{api.name} waited, so it has an answer"
+            assert not isinstance(response, Pending), f"{api.name} has waited already"
+            if isinstance(response, Encoded):
+                assert isinstance(response.buffers, list), "what has waited is answered now"
+                answer.complete(response.buffers)
+                return
             try:
-                buffers = self._encode(context, response)
+                buffers = encode(context.header.correlation_id, response)
             except ValueError as fault:
                 log.exception("the answer to %s of %s cannot be written", api.name, context.connection)
                 answer.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
                 return
-            assert isinstance(buffers, list), "what has waited is answered now"
             answer.complete(buffers)
 
         reply.then(settle)

@@ -21,12 +21,13 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from enum import IntFlag
+from struct import Struct
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kalda.base.errors import ApiError, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
-from kalda.network.frames import BadFrameSize, FrameReader
+from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
 
 if TYPE_CHECKING:
     from kalda.network.server import Listener
@@ -79,8 +80,10 @@ class Hold(IntFlag):
     """a request whose answer may be large is waiting; see `answer_alone`"""
 
 
-_WRITE = int(Hold.WRITE)
+_WRITE = int(Hold.WRITE)  # plain numbers where every request passes: an operation on flags is a call
 _CLOSED = int(Hold.CLOSED)
+_ALONE = int(Hold.ALONE)
+_pack_size = Struct(">i").pack
 
 
 class _Slot:
@@ -338,8 +341,12 @@ class Connection(asyncio.BufferedProtocol):
             self._serving = False
         if self._out:
             self._flush()
-        if self._holds & Hold.ALONE and not self._slots:
-            self._release(Hold.ALONE)
+        if not self._holds:
+            if not self._reading:
+                self._steer_reading()
+            return
+        if self._holds & _ALONE and not self._slots:
+            self._release(_ALONE)
         if self._holds & _CLOSED:
             if self._transport is not None:
                 self._transport.close()
@@ -357,16 +364,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _put(self, buffers: list[Buffer]) -> None:
         """Add one answer to the output; an empty one is none."""
-        size = 0
-        for buffer in buffers:
-            size += len(buffer)
+        size = sum(map(len, buffers))
         if not size:
             return
         self.responses += 1
-        self._out.append(size.to_bytes(4, "big"))
-        self._out += buffers
-        self._out_bytes += size + 4
-        if self._out_bytes >= self._listener.limits.write_high_bytes:
+        out = self._out
+        out.append(_pack_size(size))
+        out += buffers
+        self._out_bytes = size = self._out_bytes + size + SIZE_BYTES
+        if size >= self._listener.limits.write_high_bytes:
             self._flush()
 
     def _put_made(self, answer: list[Buffer] | AtTurn | None) -> None:
@@ -434,8 +440,8 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
         if self._holds & Hold.UNANSWERED:
             self._release(Hold.UNANSWERED)
-        if not slots and self._holds & Hold.ALONE:
-            self._release(Hold.ALONE)
+        if not slots and self._holds & _ALONE:
+            self._release(_ALONE)
         if not slots and self._holds & Hold.STOPPING:
             self.close()
 
