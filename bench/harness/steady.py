@@ -38,6 +38,7 @@ class Steady:
         self._last_any = 0.0
         self._longest = [0.0] * partitions
         self._longest_any = 0.0
+        self._marked = 0.0
         self.failed: list[str] = []
         self._next = [0] * partitions
 
@@ -62,7 +63,7 @@ class Steady:
 
     def mark(self) -> None:
         """A new window."""
-        now = time.perf_counter()
+        now = self._marked = time.perf_counter()
         self._last = [now] * len(self._last)
         self._longest = [0.0] * len(self._longest)
         self._last_any, self._longest_any = now, 0.0
@@ -72,6 +73,7 @@ class Steady:
         now = time.perf_counter()
         waits = [max(longest, now - last) for longest, last in zip(self._longest, self._last, strict=True)]
         return {
+            "window_s": now - self._marked,
             "any_s": max(self._longest_any, now - self._last_any),
             "partitions_s": waits,
             "acked": sum(len(each) for each in self.acked),
