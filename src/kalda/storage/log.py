@@ -36,6 +36,7 @@ from kalda.storage.naming import DELETED_SUFFIX, SWAP_SUFFIX
 from kalda.storage.producer_state import Marker, ProducerState, Verification, read_marker
 from kalda.storage.reading import (
     ColdRead,
+    Places,
     Search,
     collect_aborted,
     max_timestamp_search,
@@ -51,8 +52,6 @@ from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, TimestampO
 __all__ = ["AppendInfo", "AppendOrigin", "FetchInfo", "Log", "TimestampOffset", "UnexpectedAppendOffset"]
 
 _HOT_BYTES = 1 << 20
-_REMEMBERED_PLACES = 32
-_OPEN_SEGMENTS = 4
 _MAX_GAP = 2**30  # of offsets that an index, relative to its segment's base, can bear easily
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
@@ -68,7 +67,6 @@ class Log:
         "_hooks",
         "_jitter",
         "_latest_epoch",
-        "_opened",
         "_places",
         "_rules",
         "_unsynced",
@@ -124,8 +122,7 @@ class Log:
         self._hooks = hooks
         self._jitter = jitter
         self._unsynced = Unsynced(disk, directory, loaded.changed)
-        self._places: dict[int, tuple[Segment, int]] = {}
-        self._opened: list[Segment] = []
+        self._places = Places()
         self._first_unstable: int | None = None
         self._latest_epoch = -1
         self._refresh()
@@ -449,7 +446,7 @@ class Log:
         end_offset = min(end_offset, log_end)
         if offset >= end_offset:
             return FetchInfo(offset, offset, b"")
-        place = self._places.get(offset)
+        place = self._places.known.get(offset)
         try:
             if place is not None:
                 segment, position = place
@@ -460,32 +457,18 @@ class Log:
                         max_bytes = segment.bound(position, end_offset, max_bytes, read)
                     found = segment.read_slice(position, max_bytes, end_offset, min_one, read)
                     if found.next_offset >= 0:
-                        self._remember(found.next_offset, segment, found.end_position)
+                        self._places.note(found.next_offset, segment, found.end_position)
                         return FetchInfo(offset, found.next_offset, found.data)
                     return FetchInfo(offset, offset, b"", found.incomplete)
             info, segment_found, position = read_segments(self.segments, offset, max_bytes, end_offset, min_one, read)
         except OSError as error:
             raise self._failed(error) from error
         if segment_found is not None:
-            self._remember(offset, segment_found, position - info.size_bytes)
-            self._remember(info.next_offset, segment_found, position)
+            self._places.note(offset, segment_found, position - info.size_bytes)
+            self._places.note(info.next_offset, segment_found, position)
             if segment_found is not self.segments.active:
-                self._keep_open(segment_found)
+                self._places.keep_open(segment_found)
         return info
-
-    def _keep_open(self, segment: Segment) -> None:
-        """Files of few old segments stay open: those that were read last."""
-        if segment not in self._opened:
-            self._opened.append(segment)
-            if len(self._opened) > _OPEN_SEGMENTS:
-                self._opened.pop(0).close()
-
-    def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        """Where a reader began, and where it will go on: the next one there needs no index."""
-        places = self._places
-        places[offset] = (segment, position)
-        if len(places) > _REMEMBERED_PLACES:
-            del places[next(iter(places))]
 
     def _in_range(self, offset: int) -> None:
         self._online()
@@ -599,7 +582,7 @@ class Log:
             active.close()
         else:
             active.seal()
-            self._keep_open(active)
+            self._places.keep_open(active)
         jitter = self._jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
         segment = Segment.create(self.disk, self.directory, base, self.config, now_ms, jitter)
         self.segments.add(segment)
@@ -640,8 +623,7 @@ class Log:
             self._hooks.delete_later(self, self.config.file_delete_delay_ms, remove)
 
     def _forget_places(self) -> None:
-        self._places.clear()
-        self._opened.clear()
+        self._places.forget()
         self._unsynced.truncations += 1
 
     def delete_old_segments(self, now_ms: int) -> int:
@@ -753,7 +735,7 @@ class Log:
             return
         for segment in self.segments:
             segment.close()
-        self._places.clear()
+        self._places.forget()
         self.offline = True
 
     def rename_dir(self, directory: str) -> None:

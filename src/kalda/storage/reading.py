@@ -15,6 +15,40 @@ from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo, TimestampOffset
 
+_REMEMBERED = 32
+_OPEN_SEGMENTS = 4
+
+
+class Places:
+    """Where a log's readers began and will go on, so that the next one there needs no index; and the old segments that
+    were read last, whose files stay open for it."""
+
+    __slots__ = ("_opened", "known")
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Segment, int]] = {}
+        """Segment and position of the batch that holds an offset, or of the first one after it."""
+        self._opened: list[Segment] = []
+
+    def note(self, offset: int, segment: Segment, position: int) -> None:
+        """That is where a reader at `offset` begins."""
+        known = self.known
+        known[offset] = (segment, position)
+        if len(known) > _REMEMBERED:
+            del known[next(iter(known))]
+
+    def keep_open(self, segment: Segment) -> None:
+        """One that is not appended to any more was read, or has just been the active one."""
+        if segment not in self._opened:
+            self._opened.append(segment)
+            if len(self._opened) > _OPEN_SEGMENTS:
+                self._opened.pop(0).close()
+
+    def forget(self) -> None:
+        """Positions are not what they were."""
+        self.known.clear()
+        self._opened.clear()
+
 
 def read_segments(
     segments: Segments, offset: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader
