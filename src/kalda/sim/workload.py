@@ -93,10 +93,11 @@ class Producer:
                     client.world.tell(client.name, f"acked {numbers[0]}..{numbers[-1]} in {partition} at {offset}")
                     written.acked.update((n, base + at if base >= 0 else -1) for at, n in enumerate(numbers))
                     continue
-                if not code.retriable and not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and left):
-                    # Out of order is what follows from an earlier batch's failure, and otherwise a loss.
+                if not code.retriable and code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
                     client.world.violated(f"{client.name} is refused {numbers} of {partition}: {code.name} {why}")
                     return
+                # Out of order is what follows from an earlier batch's failure, or what a leader says that leads no more
+                # and does not know it yet. Where records are lost, it is said for ever.
                 left.append((numbers, batch))
             waiting = left + waiting[len(sent) :]
             if left:
