@@ -191,7 +191,7 @@ class BrokerLifecycle:
     def _on_registration(self, response: BrokerRegistrationResponse | None, error: ApiError | None) -> None:
         code = error.code if error is not None else ErrorCode(response.error_code) if response is not None else None
         if code is not ErrorCode.NONE:
-            log.warning("registration of broker %d failed: %s", self._identity.broker_id, error or code)
+            log.warning("registration of broker %d failed: %s", self._identity.broker_id, error or (code and code.name))
             self._schedule(min(1_000, self._heartbeat_interval_ms))
             return
         assert response is not None
@@ -222,7 +222,7 @@ class BrokerLifecycle:
     def _on_heartbeat(self, response: BrokerHeartbeatResponse | None, error: ApiError | None) -> None:
         code = error.code if error is not None else ErrorCode(response.error_code) if response is not None else None
         if code is not ErrorCode.NONE:
-            log.warning("heartbeat of broker %d failed: %s", self._identity.broker_id, error or code)
+            log.warning("heartbeat of broker %d failed: %s", self._identity.broker_id, error or (code and code.name))
             if code is ErrorCode.STALE_BROKER_EPOCH:
                 self._registered = False
             self._schedule(min(1_000, self._heartbeat_interval_ms))

@@ -1,0 +1,489 @@
+"""Kalda and Apache Kafka as nodes of one cluster: what the one decides, writes and keeps, the other takes as its own.
+
+Where both have a replica, their files hold the same bytes. At the end no node may have complained of anything that
+nodes of one kind would not complain of. `KALDA_MIXED_ROUNDS` sets how often the quorum's leader is killed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from apache_kafka import kafka_jars
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from mixed_nodes import KAFKA, KALDA, METADATA, MixedCluster, MixedNode
+from node_cluster import wait_until
+
+from kalda.coordinator.routing import coordinator_partition
+from kalda.protocol.messages.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
+from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kalda.protocol.messages.topics import (
+    AlterPartitionReassignmentsRequest,
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    ElectLeadersRequest,
+    ElectLeadersRequestTopicPartitions,
+    ListPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+
+pytestmark = pytest.mark.compat
+
+ROUNDS = int(os.environ.get("KALDA_MIXED_ROUNDS", "1"))
+TIMEOUT_MS = 60_000
+OFFSETS = "__consumer_offsets"
+OFFSETS_PARTITIONS = 4
+_EARLIEST = -2
+_TOPIC = 2
+_SET = 0
+BOTH = [1, 2]
+
+
+@pytest.fixture(scope="module")
+def jars() -> Path:
+    found = kafka_jars()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+# What is asked of a cluster.
+
+
+def create(cluster: MixedCluster, topic: str, *assignments: list[int], **configs: str) -> None:
+    """A topic with these replicas, the first of each preferred; all brokers know it then."""
+    wanted = CreatableTopic(
+        name=topic,
+        num_partitions=-1,
+        replication_factor=-1,
+        assignments=[
+            CreatableReplicaAssignment(partition_index=index, broker_ids=replicas)
+            for index, replicas in enumerate(assignments)
+        ],
+        configs=[CreatableTopicConfig(name=name.replace("_", "."), value=value) for name, value in configs.items()],
+    )
+    with cluster.up[0].client() as client:
+        made = client.request(CreateTopicsRequest(topics=[wanted], timeout_ms=TIMEOUT_MS), timeout_ms=TIMEOUT_MS)
+        assert made.topics[0].error_code == 0, made
+    for index, replicas in enumerate(assignments):
+        cluster.wait_placed(topic, index, replicas[0], sorted(replicas))
+
+
+def produce(
+    cluster: MixedCluster, topic: str, index: int, values: Iterable[bytes], via: MixedNode | None = None, acks: int = -1
+) -> None:
+    """Through an idempotent producer with acks=all, or one that waits for the leader only."""
+    failures: list[KafkaError] = []
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.addresses if via is None else via.address,
+            "acks": acks,
+            "enable.idempotence": acks == -1,
+            "linger.ms": 1,
+            "batch.num.messages": 50,
+            "reconnect.backoff.max.ms": 200,
+            "topic.metadata.refresh.fast.interval.ms": 100,
+            "message.timeout.ms": TIMEOUT_MS,
+            "log_level": 0,
+        }
+    )
+
+    def told(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    for value in values:
+        producer.produce(topic, value, partition=index, on_delivery=told)
+    assert producer.flush(TIMEOUT_MS / 1000) == 0
+    assert not failures, failures[:3]
+
+
+def values_of(cluster: MixedCluster, topic: str, index: int) -> list[bytes]:
+    """All that a consumer is given of a partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.addresses,
+            "group.id": "reader",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(topic, index, 0)])
+    values: list[bytes] = []
+    at_end = False
+
+    def is_read() -> bool:
+        nonlocal at_end
+        for message in consumer.consume(1_000, 0.2):
+            error = message.error()
+            if error is None:
+                values.append(message.value() or b"")
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                at_end = True
+        return at_end
+
+    wait_until(is_read, f"{topic}-{index} is read", 90)
+    consumer.close()
+    return values
+
+
+def numbered(kind: str, count: int) -> list[bytes]:
+    return [b"%s %d" % (kind.encode(), number) for number in range(count)]
+
+
+GROUPS = [
+    next(f"group-{n}" for n in range(100) if coordinator_partition(f"group-{n}", OFFSETS_PARTITIONS) == partition)
+    for partition in range(OFFSETS_PARTITIONS)
+]
+"""A group for each partition of `__consumer_offsets`, so that both kinds coordinate some."""
+
+
+def _group_consumer(cluster: MixedCluster, group: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": cluster.addresses,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "reconnect.backoff.max.ms": 200,
+            "log_level": 0,
+        }
+    )
+
+
+def read_as_group(cluster: MixedCluster, group: str, topic: str, offset: int) -> None:
+    """Join, read something, commit an offset, leave."""
+    consumer = _group_consumer(cluster, group)
+    consumer.subscribe([topic])
+    wait_until(lambda: any(message.error() is None for message in consumer.consume(10, 0.2)), f"{group} reads", 90)
+    for each in consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False):
+        assert each.error is None
+    consumer.close()
+
+
+def check_committed(cluster: MixedCluster, topic: str, offsets: dict[str, int]) -> None:
+    """Whoever coordinates the groups now, what they have committed is known."""
+    for group, offset in offsets.items():
+        consumer = _group_consumer(cluster, group)
+        [found] = consumer.committed([TopicPartition(topic, 0)], timeout=TIMEOUT_MS / 1000)
+        consumer.close()
+        assert found.offset == offset, f"{group} has committed {offset}, not {found.offset}"
+
+
+def elect_preferred(cluster: MixedCluster, topic: str, *indexes: int) -> None:
+    asked = ElectLeadersRequestTopicPartitions(topic=topic, partitions=list(indexes))
+    with cluster.up[0].client() as client:
+        client.request(ElectLeadersRequest(topic_partitions=[asked], timeout_ms=TIMEOUT_MS), timeout_ms=TIMEOUT_MS)
+
+
+def reassign(cluster: MixedCluster, topic: str, index: int, replicas: list[int]) -> None:
+    wanted = ReassignableTopic(name=topic, partitions=[ReassignablePartition(partition_index=index, replicas=replicas)])
+    with cluster.up[0].client() as client:
+        told = client.request(AlterPartitionReassignmentsRequest(topics=[wanted], timeout_ms=TIMEOUT_MS))
+        assert told.responses[0].partitions[0].error_code == 0, told
+        wait_until(
+            lambda: not client.request(ListPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS)).topics,
+            f"{topic}-{index} has moved",
+            90,
+        )
+
+
+def set_config(via: MixedNode, topic: str, value: str) -> None:
+    change = IncrementalAlterConfigsRequestAlterableConfig(name="retention.ms", config_operation=_SET, value=value)
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+        resource_type=_TOPIC, resource_name=topic, configs=[change]
+    )
+    with via.client() as client:
+        assert client.request(IncrementalAlterConfigsRequest(resources=[resource])).responses[0].error_code == 0
+
+
+def wait_config(cluster: MixedCluster, topic: str, value: str) -> None:
+    """Until every broker tells it."""
+    asked = DescribeConfigsResource(resource_type=_TOPIC, resource_name=topic, configuration_keys=["retention.ms"])
+    for node in cluster.up:
+
+        def is_told(node: MixedNode = node) -> bool:
+            with node.client() as client:
+                [result] = client.request(DescribeConfigsRequest(resources=[asked])).results
+                return [each.value for each in result.configs] == [value]
+
+        wait_until(is_told, f"{node} tells the config of {topic}", 60)
+
+
+def earliest(node: MixedNode, topic: str, index: int) -> int:
+    """Where a partition begins, as its leader tells."""
+    asked = ListOffsetsTopic(name=topic, partitions=[ListOffsetsPartition(partition_index=index, timestamp=_EARLIEST)])
+    with node.client() as client:
+        found = client.request(ListOffsetsRequest(topics=[asked])).topics[0].partitions[0]
+    assert found.error_code == 0
+    return int(found.offset)
+
+
+# What a cluster of two brokers, one of each kind, goes through.
+
+
+def settle(cluster: MixedCluster, topic: str) -> None:
+    """Until both replicas of everything are in sync and alike; then the preferred replicas lead again."""
+    everything = [(topic, 0), (topic, 1), *((OFFSETS, index) for index in range(OFFSETS_PARTITIONS))]
+    for name, index in everything:
+        cluster.wait_placed(name, index, isr=BOTH)
+    elect_preferred(cluster, topic, 0, 1)
+    elect_preferred(cluster, OFFSETS, *range(OFFSETS_PARTITIONS))
+    cluster.wait_placed(topic, 0, 1)
+    cluster.wait_placed(topic, 1, 2)
+    for name, index in everything:
+        cluster.wait_same_files(f"{name}-{index}")
+
+
+def lose_what_was_not_replicated(cluster: MixedCluster, topic: str, index: int, leader: int) -> list[bytes]:
+    """The leader takes records that its follower does not get, is killed, and must give them up when it is back.
+
+    A fetch that waits at the leader is answered with the first of them, so that one may survive. What is in the
+    partition then, but for that."""
+    follower = cluster.nodes[BOTH[0] + BOTH[1] - leader]
+    kept = numbered(f"kept of {leader}", 40)
+    produce(cluster, topic, index, kept)
+    cluster.wait_placed(topic, index, leader, BOTH)
+    follower.pause()
+    try:
+        for lost in (numbered("maybe lost", 1), numbered("lost", 30)):
+            produce(cluster, topic, index, lost, via=cluster.nodes[leader], acks=1)
+    finally:
+        cluster.nodes[leader].kill()
+        follower.resume()
+    cluster.wait_placed(topic, index, follower.node_id)
+    later = numbered(f"later than {leader}", 20)
+    produce(cluster, topic, index, later)
+    return [*kept, *later]
+
+
+def change_and_move(cluster: MixedCluster, topic: str) -> None:
+    """Configs, deleted records, replicas that move from one kind to the other, deleted topics."""
+    for node, value in zip(cluster.brokers, ("1000001", "1000002"), strict=True):
+        set_config(node, topic, value)
+        wait_config(cluster, topic, value)
+    deleted = cluster.admin.delete_records([TopicPartition(topic, index, 30) for index in (0, 1)])
+    assert [each.result(60).low_watermark for each in deleted.values()] == [30, 30]
+    create(cluster, "movers", [1], [2])
+    before = []
+    for index, node in enumerate(cluster.brokers):
+        produce(cluster, "movers", index, numbered("mover", 500))
+        before.append(node.batches(f"movers-{index}"))
+    for index, (old, new) in enumerate(zip(cluster.brokers, cluster.brokers[::-1], strict=True)):
+        reassign(cluster, "movers", index, [new.node_id])
+        cluster.wait_placed("movers", index, new.node_id, [new.node_id])
+        assert new.batches(f"movers-{index}") == before[index]
+        assert values_of(cluster, "movers", index) == numbered("mover", 500)
+        wait_gone(old, f"movers-{index}")
+        # The other kind leads now, and its log begins where the records were deleted.
+        reassign(cluster, topic, index, [new.node_id, old.node_id])
+        elect_preferred(cluster, topic, index)
+        cluster.wait_placed(topic, index, new.node_id, BOTH)
+        assert earliest(new, topic, index) == 30
+    cluster.admin.delete_topics(["movers"])["movers"].result(60)
+    for index, node in enumerate(cluster.brokers[::-1]):
+        wait_gone(node, f"movers-{index}")
+
+
+def wait_gone(node: MixedNode, partition: str) -> None:
+    """Until a node has deleted its replica."""
+    directory = node.partition_dir(partition)
+    wait_until(lambda: not directory.exists(), f"{node} has deleted {partition}", 90)
+
+
+def compare_stopped_brokers(cluster: MixedCluster) -> None:
+    """What two stopped brokers have left is the same, high watermarks and all."""
+    first, second = cluster.brokers
+    assert first.high_watermarks() == second.high_watermarks()
+    assert f"{OFFSETS}-0" in first.high_watermarks()
+    for partition in first.high_watermarks():
+        assert first.batches(partition) == second.batches(partition), partition
+
+
+def commit_more_than_a_snapshot(cluster: MixedCluster, controller: MixedNode, topic: str, since: int) -> None:
+    """Until the controller has a snapshot that ends after `since`."""
+
+    def is_taken() -> bool:
+        for number in range(20):
+            set_config(cluster.up[0], topic, str(2_000_000 + number))
+        snapshots = controller.metadata_snapshots()
+        return bool(snapshots) and int(snapshots[-1].partition("-")[0]) > since
+
+    wait_until(is_taken, f"{controller} has a snapshot after {since}", 60)
+
+
+def end_of_metadata(node: MixedNode) -> int:
+    return node.batches(f"{METADATA}-0")[-1].base_offset
+
+
+def check_fetched_snapshot(node: MixedNode, start: int) -> None:
+    """Its metadata log was behind its leader's, so it begins at a snapshot that it has fetched."""
+    assert node.batches(f"{METADATA}-0")[0].base_offset >= start
+    assert node.metadata_snapshots()
+
+
+def test_a_kafka_broker_joins_kalda_controllers(tmp_path: Path, jars: Path) -> None:
+    kinds = {0: (KALDA, "controller"), 1: (KALDA, "broker"), 2: (KAFKA, "broker")}
+    with MixedCluster(tmp_path, jars, kinds, metadata_log_max_record_bytes_between_snapshots=1_000) as cluster:
+        controller, kalda, kafka = cluster.nodes.values()
+        cluster.start()
+        create(cluster, "orders", [1, 2], [2, 1], min_insync_replicas="1")
+        wanted = {index: numbered("first", 100) for index in (0, 1)}
+        for index, values in wanted.items():
+            produce(cluster, "orders", index, values)
+        committed = {group: 10 + number for number, group in enumerate(GROUPS)}
+        for group, offset in committed.items():
+            read_as_group(cluster, group, "orders", offset)
+        settle(cluster, "orders")
+
+        wanted[1] += lose_what_was_not_replicated(cluster, "orders", 1, 2)
+        check_committed(cluster, "orders", committed)
+        commit_more_than_a_snapshot(cluster, controller, "orders", end_of_metadata(kafka))
+        controller.stop()
+        start = controller.forget_metadata_before_snapshot()
+        controller.start()
+        kafka.start()
+        check_fetched_snapshot(kafka, start)
+        settle(cluster, "orders")
+
+        wanted[0] += lose_what_was_not_replicated(cluster, "orders", 0, 1)
+        check_committed(cluster, "orders", committed)
+        kalda.start()
+        settle(cluster, "orders")
+        for index, values in wanted.items():
+            assert [value for value in values_of(cluster, "orders", index) if value != b"maybe lost 0"] == values
+
+        change_and_move(cluster, "orders")
+        kafka.stop()
+        for index in (0, 1):
+            cluster.wait_placed("orders", index, 1)
+        check_committed(cluster, "orders", committed)
+        kalda.stop()
+        compare_stopped_brokers(cluster)
+        cluster.check_quiet()
+
+
+def test_a_kalda_broker_joins_kafka_controllers(tmp_path: Path, jars: Path) -> None:
+    """And Apache Kafka goes on with the directory of a Kalda node."""
+    kinds = {1: (KAFKA, "broker,controller"), 2: (KALDA, "broker")}
+    with MixedCluster(
+        tmp_path,
+        jars,
+        kinds,
+        metadata_log_max_record_bytes_between_snapshots=1_000,
+        broker_session_timeout_ms=4_000,
+    ) as cluster:
+        kafka, kalda = cluster.nodes.values()
+        cluster.format()
+        kafka.kind = KALDA
+        kafka.start()
+        create(cluster, "heritage", [1])
+        produce(cluster, "heritage", 0, numbered("old", 100))
+        commit_more_than_a_snapshot(cluster, kafka, "heritage", 0)
+        kafka.stop()
+        start = kafka.forget_metadata_before_snapshot()
+        kafka.kind = KAFKA
+        for node in cluster.nodes.values():
+            node.launch()
+        for node in cluster.nodes.values():
+            node.wait_serving()
+        check_fetched_snapshot(kalda, start)
+        cluster.wait_placed("heritage", 0, 1)
+        assert values_of(cluster, "heritage", 0) == numbered("old", 100)
+
+        create(cluster, "orders", [1, 2], [2, 1], min_insync_replicas="1")
+        wanted = {index: numbered("first", 100) for index in (0, 1)}
+        for index, values in wanted.items():
+            produce(cluster, "orders", index, values)
+        committed = {group: 10 + number for number, group in enumerate(GROUPS)}
+        for group, offset in committed.items():
+            read_as_group(cluster, group, "orders", offset)
+        settle(cluster, "orders")
+
+        for leave in (kalda.stop, kalda.kill):
+            leave()
+            for index in (0, 1):
+                cluster.wait_placed("orders", index, 1)
+                produce(cluster, "orders", index, numbered("alone", 30))
+                wanted[index] += numbered("alone", 30)
+            check_committed(cluster, "orders", committed)
+            kalda.start()
+            settle(cluster, "orders")
+        for index, values in wanted.items():
+            assert values_of(cluster, "orders", index) == values
+
+        reassign(cluster, "heritage", 0, [1, 2])
+        change_and_move(cluster, "orders")
+        check_committed(cluster, "orders", committed)
+        kalda.stop()
+        kafka.stop()
+        compare_stopped_brokers(cluster)
+        cluster.check_quiet()
+
+
+def change_metadata(cluster: MixedCluster, number: int) -> None:
+    """A topic on all brokers that run, and configs through each of them."""
+    topic = f"topic-{number}"
+    create(cluster, topic, *([node.node_id] for node in cluster.up))
+    for at, node in enumerate(cluster.up):
+        produce(cluster, topic, at, numbered("record", 10))
+        set_config(node, topic, str(1_000_000 + 10 * number + at))
+        wait_config(cluster, topic, str(1_000_000 + 10 * number + at))
+
+
+QUORUMS = [(KALDA, KALDA, KAFKA, True)]
+if ROUNDS > 1:
+    QUORUMS += [(KALDA, KALDA, KAFKA, False), (KALDA, KAFKA, KAFKA, True), (KALDA, KAFKA, KAFKA, False)]
+
+
+@pytest.mark.parametrize(("first", "second", "third", "dynamic"), QUORUMS)
+def test_a_quorum_of_both_kinds(tmp_path: Path, jars: Path, first: str, second: str, third: str, dynamic: bool) -> None:
+    """Leaders are killed until each kind has taken over from the other."""
+    kinds = {1: (first, "broker,controller"), 2: (second, "controller"), 3: (third, "broker,controller")}
+    with MixedCluster(
+        tmp_path,
+        jars,
+        kinds,
+        dynamic=dynamic,
+        metadata_log_max_record_bytes_between_snapshots=1_000,
+        broker_session_timeout_ms=4_000,
+    ) as cluster:
+        # The second votes, and seldom stands itself: so a leader is followed by one of the other kind.
+        cluster.nodes[2].properties |= {
+            "controller.quorum.election.timeout.ms": 5_000,
+            "controller.quorum.fetch.timeout.ms": 10_000,
+            "kalda.dead.process.detection.enable": "false",
+        }
+        cluster.start()
+        changes = 0
+        followed: list[tuple[str, str]] = []
+        while len(followed) < ROUNDS or not {(KALDA, KAFKA), (KAFKA, KALDA)} <= set(followed):
+            assert len(followed) < 8 + ROUNDS, f"leaders: {followed}"
+            change_metadata(cluster, changes)
+            leader, _ = cluster.leader()
+            leader.kill()
+            successor, _ = cluster.leader()
+            followed.append((leader.kind, successor.kind))
+            change_metadata(cluster, changes + 1)
+            changes += 2
+            leader.start()
+            told = cluster.wait_quorum()
+            assert all(any(voter.replica_directory_id) == dynamic for voter in told.current_voters)
+            cluster.check_same_metadata()
+        for number in range(changes):
+            cluster.wait_placed(f"topic-{number}", 0)
+        cluster.check_quiet()
