@@ -32,6 +32,17 @@ def test_nothing_waits_until_something_comes() -> None:
     assert world.timers == 0, "the timer left with the request"
 
 
+def test_or_until_nobody_wants_it() -> None:
+    world = World()
+    world.assign("a")
+    waiting = world.fetch(A, max_wait_ms=2**31 - 1)
+    assert isinstance(waiting, Pending)
+    waiting.abandon()
+    assert world.timers == 0
+    world.produce("a")
+    assert not waiting.done
+
+
 def test_or_until_its_time_is_up() -> None:
     world = World()
     world.assign("a")

@@ -413,3 +413,26 @@ def test_blocking_client() -> None:
 
     node = Node()
     run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
+
+
+def test_a_peer_that_goes_while_nothing_is_read_is_missed() -> None:
+    async def scenario() -> None:
+        abandoned = asyncio.Event()
+        parked: Pending[list[Buffer]] = Pending()
+        parked.on_abandoned = abandoned.set
+
+        def park(connection: Connection, frame: memoryview) -> Answer:
+            connection.answer_alone()
+            return parked
+
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, park, Limits(idle_ms=500))
+        _, writer = await dial(listener.port)
+        writer.write(frame(b"a fetch that waits for ever") + frame(b"which nobody reads"))
+        await until(lambda: any(connection.unanswered for connection in server.connections.values()))
+        writer.close()
+        await abandoned.wait()
+        await until(lambda: not server.connections)
+        await server.stop()
+
+    run(scenario)

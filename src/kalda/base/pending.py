@@ -5,6 +5,9 @@ for its replicas, a fetch that waits for bytes, a controller write that waits fo
 `complete` or `fail` exactly once; whoever waits gives a callback with `then`, which runs at once where the answer is
 already there. Callbacks run in the order in which they were added, on the caller's stack: no loop is needed, so the
 simulator sees every step.
+
+Where nobody wants the answer any more, `abandon` tells whoever works on it, if he asked to be told. He may stop then,
+and need not settle it.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ Callback = Callable[[T | None, ApiError | None], None]
 class Pending(Generic[T]):
     """One value or one `ApiError`, once."""
 
-    __slots__ = ("_callbacks", "done", "error", "value")
+    __slots__ = ("_callbacks", "done", "error", "on_abandoned", "value")
 
     def __init__(self) -> None:
         self.done = False
         self.value: T | None = None
         self.error: ApiError | None = None
+        self.on_abandoned: Callable[[], None] | None = None
         self._callbacks: list[Callback[T]] = []
 
     def complete(self, value: T) -> None:
@@ -47,6 +51,11 @@ class Pending(Generic[T]):
             callback(self.value, self.error)
         else:
             self._callbacks.append(callback)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more."""
+        if not self.done and self.on_abandoned is not None:
+            self.on_abandoned()
 
     def _settle(self, value: T | None, error: ApiError | None) -> None:
         assert not self.done, "a pending answer settles once"

@@ -158,6 +158,7 @@ class Dispatcher:
     ) -> Pending[list[Buffer]]:
         api, _, _, encode = route
         answer: Pending[list[Buffer]] = Pending()
+        answer.on_abandoned = reply.abandon
 
         def settle(response: Reply, error: ApiError | None) -> None:
             if error is not None:

@@ -8,7 +8,8 @@ one they wait in slots, so that they leave in request order. All answers of one 
 Reading stops while any hold is set (see `Hold`): that is how a slow reader, a throttled client or one with too many
 unanswered requests is slowed down, without harming anybody else. What such a peer can make the node keep is bounded:
 one read, `write_high_bytes` and one answer over it, and the answers of `max_unanswered` parked requests, or of one
-where its handler says that it is large (`Connection.answer_alone`).
+where its handler says that it is large (`Connection.answer_alone`). Requests that are pending when the connection ends
+are abandoned; a peer that goes while nothing is read from it is missed by the sweep.
 
 Invariants: slots are in request order; `_out` holds only answers that come before all slots; while a hold is set no
 frame is handed out.
@@ -17,6 +18,7 @@ frame is handed out.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -83,17 +85,20 @@ class Hold(IntFlag):
 _WRITE = int(Hold.WRITE)  # plain numbers where every request passes: an operation on flags is a call
 _CLOSED = int(Hold.CLOSED)
 _ALONE = int(Hold.ALONE)
+_ENDED = frozenset((7, 8))
+"""TCP's states CLOSE and CLOSE_WAIT, as `TCP_INFO` numbers them."""
 _pack_size = Struct(">i").pack
 
 
 class _Slot:
     """A place in the order of answers."""
 
-    __slots__ = ("buffers", "connection", "frame_bytes", "settled")
+    __slots__ = ("buffers", "connection", "frame_bytes", "pending", "settled")
 
-    def __init__(self, connection: Connection, frame_bytes: int) -> None:
+    def __init__(self, connection: Connection, frame_bytes: int, pending: Pending[list[Buffer]] | None) -> None:
         self.connection = connection
         self.frame_bytes = frame_bytes
+        self.pending = pending
         self.buffers: list[Buffer] | AtTurn | None = None
         self.settled = False
 
@@ -297,6 +302,8 @@ class Connection(asyncio.BufferedProtocol):
         self._out.clear()
         for slot in self._slots:
             self._listener.unqueue(slot.frame_bytes)
+            if slot.pending is not None:
+                slot.pending.abandon()
         self._slots.clear()
         self._listener.disconnected(self)
 
@@ -398,7 +405,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._put_made(answer.value)
                 return
         limits = self._listener.limits
-        slot = _Slot(self, frame_bytes)
+        slot = _Slot(self, frame_bytes, answer if isinstance(answer, Pending) else None)
         self._slots.append(slot)
         self._unanswered_bytes += frame_bytes
         self._listener.queue(frame_bytes)
@@ -532,7 +539,7 @@ class Connection(asyncio.BufferedProtocol):
             self.active_ms = now_ms
         if self._holds & ~_WRITE:
             self.frame_since_ms = -1
-            return None
+            return "its peer is gone" if _peer_is_gone(self._transport) else None
         if 0 <= limits.idle_ms <= now_ms - self.active_ms and (not self._slots or self._holds & _WRITE):
             return f"idle for {limits.idle_ms} ms"
         if self._holds or not self._frames.waiting_bytes:
@@ -549,6 +556,17 @@ class Connection(asyncio.BufferedProtocol):
 
 def _size(buffers: list[Buffer] | AtTurn | None) -> int:
     return sum(map(len, buffers)) if isinstance(buffers, list) else 0
+
+
+def _peer_is_gone(transport: asyncio.Transport | None) -> bool:
+    """True where the peer has closed its end: while nothing is read, only the kernel knows."""
+    raw: socket.socket | None = transport.get_extra_info("socket") if transport is not None else None
+    if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        return raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _ENDED
+    except (OSError, ValueError, AttributeError):  # closed here meanwhile; or a system that does not tell
+        return False
 
 
 def _address(name: object) -> tuple[str, int]:

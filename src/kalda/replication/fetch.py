@@ -104,6 +104,7 @@ class Fetch:
         ]
         pending: Pending[FetchResponse] = Pending()
         waiter = FetchWaiter(self, pending, request.min_bytes - self._read_bytes)
+        pending.on_abandoned = waiter.stop
         waiter.wait(partitions, self._manager.timers, request.max_wait_ms, at_end=self._follower_id >= 0)
         return pending
 

@@ -122,6 +122,7 @@ class Produce:
         pending: Pending[ProduceResponse] = Pending()
         satisfied = Partition.committed if self._acks == ALL else Partition.durable
         waiter = OffsetWaiter(self._required, satisfied, lambda: self._finished(waiter, pending))
+        pending.on_abandoned = waiter.stop
         waiter.wait(list(self._required), self._manager.timers, timeout_ms)
         return pending
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Waiter:
-    """One waiting request. `on_moved` is called for every move of a watched partition, `finish` exactly once."""
+    """One waiting request. `on_moved` is called for every move of a watched partition, `finish` once, unless it is
+    stopped before."""
 
     __slots__ = ("_partitions", "_timer", "done")
 
@@ -43,15 +44,18 @@ class Waiter:
 
     def leave(self) -> None:
         """Stop watching, and answer."""
-        if self.done:
-            return
+        if not self.done:
+            self.stop()
+            self.finish()
+
+    def stop(self) -> None:
+        """Stop watching: nobody waits for the answer any more."""
         self.done = True
         if self._timer is not None:
             self._timer.cancel()
         for partition in self._partitions:
             partition.waiters.pop(self, None)
             partition.end_waiters.pop(self, None)
-        self.finish()
 
 
 class OffsetWaiter(Waiter):

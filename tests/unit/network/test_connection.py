@@ -407,6 +407,19 @@ def test_a_large_answer_is_waited_for_alone() -> None:
     assert bench.transport.reading
 
 
+def test_what_is_pending_is_abandoned_with_the_connection() -> None:
+    bench = Bench()
+    abandoned: list[bytes] = []
+    bench.send(body("w", 1), body("w", 2), body("w", 3))
+    for each, pending in bench.pending.items():
+        pending.on_abandoned = lambda each=each: abandoned.append(each)  # type: ignore[misc]
+    bench.settle(body("w", 2))
+    bench.connection.connection_lost(None)
+    assert abandoned == [body("w", 1), body("w", 3)]
+    bench.settle(body("w", 1))
+    assert bench.listener.queued == 0
+
+
 def test_closing_after_a_delay() -> None:
     bench = Bench()
 

@@ -242,6 +242,7 @@ class OffsetHandlers:
             pending.complete(response)
 
         waiter = OffsetWaiter(waiting_for, Partition.deleted, finished)
+        pending.on_abandoned = waiter.stop
         waiter.wait(list(waiting_for), self._replicas.timers, max(0, request.timeout_ms))
         return pending
 
