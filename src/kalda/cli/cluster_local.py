@@ -41,7 +41,7 @@ _directory_option = click.option(
 )
 
 
-def _complete_node(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_node(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Ids of the nodes in the directory that the command line names."""
     del parameter
     from kalda.cli.local.layout import LayoutError, load
@@ -61,7 +61,7 @@ _nodes_option = click.option(
     metavar="ID",
     type=int,
     multiple=True,
-    shell_complete=_complete_node,
+    shell_complete=complete_node,
     help="Only this node. May be repeated. [default: all]",
 )
 

@@ -314,7 +314,7 @@ def load(directory: Path) -> Layout | None:
         return None
     try:
         return _parse(directory, json.loads(data))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LayoutError(f"{path} cannot be read: {error!r}; mend it, or begin anew in another directory") from error
 
 

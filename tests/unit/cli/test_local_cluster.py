@@ -1,0 +1,309 @@
+"""Clusters of processes on this host, as far as no process is needed to see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kalda.base.configs.server import ServerConfig
+from kalda.base.properties import parse_properties
+from kalda.broker.disk import RealDisk
+from kalda.cli.cluster_local import complete_node
+from kalda.cli.commands import cli
+from kalda.cli.local import joining, layout, starting, stopping
+from kalda.cli.local.layout import Layout, LayoutError
+from kalda.cli.local.log_lines import Follower, Line, merged_tail, tail
+from kalda.cli.local.process import NodeProcess
+from kalda.metadata.meta_properties import MetaPropertiesEnsemble
+from kalda.network.free_ports import free_ports, is_free
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)), prog_name="kalda")
+
+
+def make(directory: Path, nodes: int = 4, voters: int = 3, **more: Any) -> Layout:
+    given: dict[str, Any] = {"host": "127.0.0.1", "rack": "here", "overrides": {}, **more}
+    return layout.make(directory, nodes, voters, **given)
+
+
+# -- layout
+
+
+def test_the_first_nodes_vote_and_the_others_are_brokers(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    assert [place.roles for place in made.nodes] == ["broker,controller"] * 3 + ["broker"]
+    ports = [port for place in made.nodes for port in (place.port, place.controller_port) if port is not None]
+    assert len(set(ports)) == 7
+    for place in made.nodes:
+        config = made.config(place)
+        assert (config.node_id, config.rack) == (place.node_id, "here")
+        assert [port for _, port in config.bootstrap_servers] == [p.controller_port for p in made.nodes[:3]]
+        assert (config["default.replication.factor"], config["transaction.state.log.min.isr"]) == (3, 2)
+
+
+@pytest.mark.parametrize(("nodes", "voters"), [(1, 1), (2, 1), (3, 3), (64, 3)])
+def test_two_voters_would_be_worse_than_one(nodes: int, voters: int) -> None:
+    assert layout.default_voters(nodes) == voters
+
+
+def test_what_was_chosen_is_remembered(tmp_path: Path) -> None:
+    made = make(tmp_path / "c", overrides={"num.partitions": "6"}, joined=["a:1", "b:2"], elsewhere=3, first_id=7)
+    made.save()
+    assert layout.load(tmp_path / "c") == made
+    assert layout.load(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"nodes": []},
+        {"nodes": [{"node_id": -1, "port": 1, "controller_port": None, "directory_id": "x"}]},
+        {"overrides": []},
+        {"cluster_id": ...},
+    ],
+)
+def test_a_file_that_is_damaged_is_told_from_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    make(tmp_path).save()
+    path = tmp_path / layout.FILE
+    document = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({key: value for key, value in document.items() if value is not ...}))
+    with pytest.raises(LayoutError, match=r"cluster\.json cannot be read"):
+        layout.load(tmp_path)
+    path.write_text("{")
+    assert run("cluster", "status", "--dir", tmp_path).exit_code == 1
+
+
+def test_more_nodes_are_brokers_and_fewer_are_refused(tmp_path: Path) -> None:
+    made = make(tmp_path, 3)
+    grown = made.grown(5)
+    assert grown.nodes[:3] == made.nodes
+    assert [(place.node_id, place.roles) for place in grown.nodes[3:]] == [(4, "broker"), (5, "broker")]
+    with pytest.raises(LayoutError, match="has 3 nodes"):
+        made.grown(2)
+
+
+def test_a_name_for_others_means_to_listen_for_others(tmp_path: Path) -> None:
+    made = make(tmp_path, 1, 1, host="a.example.org")
+    listeners = made.properties(made.nodes[0])
+    assert listeners["listeners"].startswith("PLAINTEXT://0.0.0.0:")
+    assert listeners["advertised.listeners"].startswith("PLAINTEXT://a.example.org:")
+    assert made.local_host == "127.0.0.1"
+    assert make(tmp_path, 1, 1).properties(made.nodes[0])["listeners"].startswith("PLAINTEXT://127.0.0.1:")
+
+
+def test_half_formatted_directories_are_formatted_again(tmp_path: Path) -> None:
+    made = make(tmp_path, 1, 1)
+    place = made.nodes[0]
+    path = made.write_properties(place, 1)
+    assert ServerConfig(parse_properties(path.read_text())).node_id == 1
+    made.format(place, 1)
+    identity = tmp_path / "node-1" / "data" / "meta.properties"
+    first = identity.read_bytes()
+    made.format(place, 2)
+    assert identity.read_bytes() == first
+    identity.unlink()
+    made.format(place, 3)
+    data = str(identity.parent)
+    found = MetaPropertiesEnsemble.load(RealDisk(), [data], data).properties[data]
+    assert (found.cluster_id, found.node_id) == (made.cluster_id, 1)
+    assert place.directory_id in str(found)
+
+
+def test_nodes_that_join_leave_the_quorum_to_others(tmp_path: Path) -> None:
+    made = make(tmp_path, 2, 1, joined=["a:1"], elsewhere=1, first_id=500, cluster_id=layout.new_id())
+    for place in made.nodes:
+        made.format(place, 1)
+        assert not list((tmp_path / f"node-{place.node_id}").rglob("*.checkpoint*0000000000*"))
+    assert made.properties(made.nodes[0])["controller.quorum.bootstrap.servers"] == "a:1"
+    assert joining.Found("x", frozenset((1, 1001))).first_id(3) % 100 == 0
+
+
+@pytest.fixture
+def held() -> Iterator[int]:
+    """A port that somebody listens on."""
+    port = free_ports(1)[0]
+    with socket.create_server(("127.0.0.1", port)):
+        yield port
+
+
+def test_a_client_port_that_was_taken_moves_and_a_controllers_does_not(tmp_path: Path, held: int) -> None:
+    made = make(tmp_path, 2, 1)
+    said: list[str] = []
+    taken = made.with_place(replace(made.nodes[1], port=held))
+    moved = starting.move_from_taken_ports(taken, said.append)
+    assert moved.nodes[1].port != held
+    assert is_free(moved.nodes[1].port)
+    assert str(held) in said[0]
+    with pytest.raises(LayoutError, match=f"port {held}"):
+        starting.move_from_taken_ports(made.with_place(replace(made.nodes[0], controller_port=held)), said.append)
+    with pytest.raises(LayoutError, match=f"taken are {held}"):
+        make(tmp_path / "other", 1, 1, first_port=held)
+
+
+# -- processes
+
+
+def test_a_pid_that_another_process_has_is_not_this_nodes(tmp_path: Path) -> None:
+    process = NodeProcess(tmp_path)
+    assert (process.pid(), process.noted_pid) == (None, None)
+    for note in (
+        {"pid": os.getpid(), "started": None},
+        {"pid": os.getpid(), "started": 1},
+        {"pid": 2**22 + 5, "started": 7},
+    ):
+        (tmp_path / "pid").write_text(json.dumps(note))
+        assert (process.pid(), process.noted_pid) == (None, note["pid"])
+        assert not process.send(0)
+    for nonsense in ("", "12", '{"pid": "x"}', '{"pid": -1, "started": null}', "[]"):
+        (tmp_path / "pid").write_text(nonsense)
+        assert (process.pid(), process.noted_pid) == (None, None)
+
+
+def test_a_process_of_this_node_is_recognized(tmp_path: Path) -> None:
+    process = NodeProcess(tmp_path)
+    program = "import sys; print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "server", str(process.properties)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        (tmp_path / "pid").write_text(json.dumps({"pid": child.pid, "started": None}))
+        assert process.pid() == child.pid
+        assert process.send(0)
+        usage = process.usage()
+        assert usage.memory_bytes is None or usage.memory_bytes > 0
+        child.kill()
+    assert process.pid() is None
+    process.forget()
+    assert process.noted_pid is None
+
+
+def test_who_stops_after_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(tmp_path, 5, 3)
+    alive = {1, 2, 3, 4, 5}
+    monkeypatch.setattr(NodeProcess, "pid", lambda self: 1 if int(self.home.name[5:]) in alive else None)
+    monkeypatch.setattr(stopping, "_active_controller", lambda _: 1)
+
+    def groups(*node_ids: int) -> list[list[int]]:
+        chosen = [made.place(node_id) for node_id in node_ids]
+        return [[place.node_id for place in group] for group in stopping.in_groups(made, chosen)]
+
+    assert groups(1, 2, 3, 4, 5) == [[4], [5], [2], [3, 1]]
+    assert groups(1) == [[1]]
+    alive.discard(2)
+    assert groups(1, 3, 4, 5) == [[4], [5], [3, 1]]
+    alive.discard(3)
+    assert groups(1, 4, 5) == [[4, 5, 1]]
+
+
+# -- logs
+
+
+def test_last_lines_are_merged_by_time(tmp_path: Path) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.write_text("[2026-01-01 00:00:01,000] a\n[2026-01-01 00:00:03,000] c\n  more of c\n")
+    second.write_text("[2026-01-01 00:00:02,000] b\n[2026-01-01 00:00:04,000] d\n")
+    logs = {1: first, 2: second, 3: tmp_path / "none"}
+    assert [(line.node_id, line.text[-2:]) for line in merged_tail(logs, 10)] == [
+        (1, " a"), (2, " b"), (1, " c"), (1, " c"), (2, " d"),
+    ]  # fmt: skip
+    assert tail(first, 1) == ["  more of c"]
+    assert tail(first, 0) == []
+    first.write_text("".join(f"{i:0100}\n" for i in range(5_000)))
+    assert [int(text) for text in tail(first, 3)] == [4997, 4998, 4999]
+
+
+def test_a_log_is_followed_through_halves_and_replacements(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    follower = Follower({1: path})
+    with path.open("a") as file:
+        file.write("one\nhal")
+    assert follower.new_lines() == [Line(1, "one")]
+    with path.open("a") as file:
+        file.write("f\n")
+    assert follower.new_lines() == [Line(1, "half")]
+    fresh = tmp_path / "fresh"
+    fresh.write_text("anew\n")
+    fresh.replace(path)
+    assert follower.new_lines() == [Line(1, "anew")]
+    assert follower.new_lines() == []
+
+
+# -- commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--override", "node.id=4"], "follows from the nodes"),
+        (["--override", "x"], "KEY=VALUE"),
+        (["--nodes", "2", "--controllers", "3"], "1 to 2 can be controllers"),
+        (["--nodes", "2", "--controllers", "0"], "1 to 2 can be controllers"),
+        (["--bootstrap-controllers", "nowhere"], "--bootstrap-controllers"),
+    ],
+)
+def test_what_up_refuses(tmp_path: Path, arguments: list[str], words: str) -> None:
+    if arguments == ["--bootstrap-controllers", "nowhere"]:
+        arguments = ["--bootstrap-controllers", "nowhere:x"]
+    result = run("cluster", "up", "--dir", tmp_path / "c", *arguments)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.stderr.split())
+    assert not (tmp_path / "c" / layout.FILE).exists()
+
+
+def test_what_up_fails_at(tmp_path: Path) -> None:
+    wrong = run("cluster", "up", "--dir", tmp_path / "c", "--nodes", 1, "--override", "log.segment.bytes=x")
+    assert (wrong.exit_code, "log.segment.bytes" in wrong.stderr) == (1, True)
+    assert not (tmp_path / "c" / layout.FILE).exists()
+    (tmp_path / "d" / "node-1").mkdir(parents=True)
+    strange = run("cluster", "up", "--dir", tmp_path / "d", "--nodes", 1)
+    assert (strange.exit_code, "choose another directory" in strange.stderr) == (1, True)
+    assert run("cluster", "up", "--dir", tmp_path / "a,b", "--nodes", 1).exit_code == 1
+    port = free_ports(1)[0]
+    alone = run("cluster", "up", "--dir", tmp_path / "e", "--bootstrap-controllers", f"127.0.0.1:{port}")
+    assert (alone.exit_code, "no controller answers" in alone.stderr) == (1, True)
+
+
+def test_a_cluster_that_is_there_is_not_made_another(tmp_path: Path) -> None:
+    make(tmp_path, 2, 1).save()
+    for option, value in (("--controllers", 2), ("--host", "b"), ("--rack", "r"), ("--first-id", 9), ("--port", 1)):
+        result = run("cluster", "up", "--dir", tmp_path, option, value)
+        assert (result.exit_code, option in result.stderr) == (2, True)
+
+
+def test_a_cluster_that_does_not_run(tmp_path: Path) -> None:
+    assert "there is no" in run("cluster", "status", "--dir", tmp_path).stderr
+    made = make(tmp_path, 2, 1)
+    made.save()
+    status = run("cluster", "status", "--dir", tmp_path, "--json")
+    assert status.exit_code == 1
+    assert [node["state"] for node in json.loads(status.stdout)["nodes"]] == ["stopped", "stopped"]
+    (tmp_path / "node-1").mkdir()
+    (tmp_path / "node-1" / "pid").write_text(json.dumps({"pid": os.getpid(), "started": 1}))
+    assert " died " in run("cluster", "status", "--dir", tmp_path).stdout
+    down = run("cluster", "down", "--dir", tmp_path)
+    assert (down.exit_code, down.stdout) == (0, "Nothing to stop: none of these nodes runs.\n")
+    assert "no node 7" in run("cluster", "down", "--dir", tmp_path, "--node", 7).stderr
+    assert run("cluster", "logs", "--dir", tmp_path).stdout == ""
+
+
+def test_nodes_complete(tmp_path: Path) -> None:
+    make(tmp_path, 12, 3).save()
+    command = cli.get_command(None, "cluster").get_command(None, "logs")  # type: ignore[arg-type, union-attr]
+    context = command.make_context("logs", ["--dir", str(tmp_path)], resilient_parsing=True)
+    assert complete_node(context, command.params[0], "1") == ["1", "10", "11", "12"]
