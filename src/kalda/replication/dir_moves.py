@@ -42,6 +42,8 @@ Assign = Callable[[Uuid, int, Uuid, Callable[[], None]], None]
 
 class _State(Enum):
     COPYING = auto()
+    SYNCED = auto()
+    """what there was when the copy had first caught up is on disk, and so is every name in the directory"""
     TOLD = auto()
     """the controller has been asked to take the new directory for the replica's"""
     AGREED = auto()
@@ -214,7 +216,7 @@ class DirMoves:
         if move in self._ready:
             self._ready.remove(move)
         self._release(move)
-        if move.state is not _State.COPYING and move.home_id is not None:
+        if move.state in (_State.TOLD, _State.AGREED) and move.home_id is not None:
             self._assign(move.partition.topic_id, topic_partition.partition, move.home_id, _nothing)
 
     def _release(self, move: _Move, new: Log | None = None) -> None:
@@ -248,6 +250,10 @@ class DirMoves:
             if not move.caught_up:
                 self._copy(move)
             elif move.state is _State.COPYING:
+                # A loss of power must not leave a former log of the partition where the metadata has the replica.
+                move.state = _State.SYNCED
+                self._sync(move)
+            elif move.state is _State.SYNCED:
                 self._tell(move)
             elif move.state is _State.AGREED:
                 self._change_places(move)
@@ -358,7 +364,7 @@ class DirMoves:
     # -- the end of a move
 
     def _tell(self, move: _Move) -> None:
-        """Caught up for the first time: the controller is to know before the logs change places."""
+        """Caught up: the controller is to know before the logs change places."""
         move.state = _State.TOLD
 
         def agreed() -> None:
@@ -399,6 +405,9 @@ class DirMoves:
 
     def _synced(self, move: _Move, job: Job[None], error: BaseException | None) -> None:
         self._running -= 1
+        if self._moves.get(move.partition.topic_partition) is not move:
+            self._go_on()
+            return
         try:
             if error is not None:
                 move.future.on_io_error(error)
@@ -406,8 +415,7 @@ class DirMoves:
         except (ApiError, OSError) as failure:
             self._fail(move, failure)
         else:
-            if self._moves.get(move.partition.topic_partition) is move:
-                self._ready.append(move)
+            self._ready.append(move)
         self._go_on()
 
 

@@ -27,7 +27,8 @@ class Unsynced:
         self.directory = directory
         self.names = 1 if names_changed else 0
         self._names_synced = 0
-        self.metadata = False
+        # After an unclean stop nobody knows whether the file that was found had been synced.
+        self.metadata = names_changed and disk.stat(self.metadata_path) is not None
         """`partition.metadata` is not synced yet: a recovery point must not pass it either."""
         self.truncations = 0
 
@@ -56,6 +57,7 @@ class Unsynced:
         files = self._files(segments, snapshots, epochs, recovery_point, upto, indexes)
         names, truncations = self.names, self.truncations
         sync_names = new_files or names != self._names_synced
+        synced_snapshots, synced_epochs = set(snapshots.unsynced), epochs.writes
 
         def work() -> None:
             try:
@@ -72,6 +74,10 @@ class Unsynced:
         def finish(_: None) -> None:
             if synced_metadata:
                 self.metadata = False
+            if truncations == self.truncations:
+                snapshots.unsynced = [offset for offset in snapshots.unsynced if offset not in synced_snapshots]
+            if epochs.writes == synced_epochs:
+                epochs.unsynced = False
             self._names_synced = max(self._names_synced, names)
             reached(truncations == self.truncations)
 
@@ -93,12 +99,10 @@ class Unsynced:
                 files += segment.sync_files() if indexes else [segment.file().share()]
         for offset in snapshots.unsynced:
             files.append(self._disk.open(snapshots.path(offset)))
-        snapshots.unsynced.clear()
         if epochs.unwritten and epochs.write_below(upto):
             self.names += 1
         if epochs.unsynced:
             files.append(self._disk.open(epochs.path))
-            epochs.unsynced = False
         if self.metadata:
             files.append(self._disk.open(self.metadata_path))
         return files

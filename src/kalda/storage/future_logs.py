@@ -56,6 +56,7 @@ class FutureLogs:
         self._logs: dict[TopicPartition, Log] = {}
         self._home: dict[TopicPartition, LogDir] = {}
         self._doubles: list[tuple[LogDir, Log]] = []
+        self._spare: list[tuple[LogDir, Log]] = []
         self._preferred: dict[TopicPartition, str] = {}
 
     def __iter__(self) -> Iterator[Log]:
@@ -104,10 +105,9 @@ class FutureLogs:
         """A future log that is there."""
         topic_partition = log.topic_partition
         if topic_partition in self._logs:
-            raise ValueError(
-                f"two replicas are to replace {topic_partition}, {self._logs[topic_partition].directory} and "
-                f"{log.directory}: move one of them away"
-            )
+            # One of them had been given up when the power failed: which, nobody can tell yet.
+            self._spare.append((directory, log))
+            return
         self._logs[topic_partition] = log
         self._home[topic_partition] = directory
         directory.futures[topic_partition] = log
@@ -141,6 +141,7 @@ class FutureLogs:
         for topic_partition in list(directory.futures):
             self._forget(topic_partition)
         self._doubles = [(home, log) for home, log in self._doubles if home is not directory]
+        self._spare = [(home, log) for home, log in self._spare if home is not directory]
 
     # Changing places
 
@@ -203,6 +204,9 @@ class FutureLogs:
         doubles, self._doubles = self._doubles, []
         for directory, log in doubles:
             self._choose_double(directory, log, placed)
+        spare, self._spare = self._spare, []
+        for directory, log in spare:
+            self._choose_copy(directory, log, placed)
         for future in self:
             self._settle_one(future, placed)
 
@@ -231,9 +235,27 @@ class FutureLogs:
         )
         self._manager.rename_away(stray_home, stray, STRAY_DIR_SUFFIX)
 
+    def _choose_copy(self, directory: LogDir, log: Log, placed: Placed) -> None:
+        """Of two copies one is gone on with: that where the replica is to be, unless the log is there already."""
+        topic_partition = log.topic_partition
+        other_home = self._home.get(topic_partition)
+        if other_home is None:
+            self.adopt(directory, log)
+            return
+        home, where = self._manager.dir_of(topic_partition), placed(topic_partition, log.topic_id)
+        if other_home is home or (directory is not home and where == directory.directory_id):
+            other = self._logs[topic_partition]
+            self._manager.rename_away(self._forget(topic_partition), other, DELETE_DIR_SUFFIX)
+            self.adopt(directory, log)
+        else:
+            self._manager.rename_away(directory, log, DELETE_DIR_SUFFIX if home is not None else STRAY_DIR_SUFFIX)
+
     def _settle_one(self, future: Log, placed: Placed) -> None:
         topic_partition = future.topic_partition
         where = None if future.topic_id is None else placed(topic_partition, future.topic_id)
+        if future.topic_id is None and self._manager.get(topic_partition) is not None:
+            self.drop(topic_partition)  # nothing of it was synced: the log has it all
+            return
         if where is None:
             log_.warning("%s is not known to the cluster: it is set aside", future.directory)
             self.set_aside(topic_partition)
@@ -244,6 +266,8 @@ class FutureLogs:
             self._manager.set_log_aside(topic_partition)
             current = None
         if current is not None:
+            if self._manager.dir_of(topic_partition) is home:
+                self.drop(topic_partition)  # it had been given up when the power failed
             return
         if where == home.directory_id or int.from_bytes(where, "big") < _RESERVED_IDS:
             log_.info("%s takes the place of the log that it was to replace", future.directory)

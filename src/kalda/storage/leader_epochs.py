@@ -26,7 +26,7 @@ UNDEFINED_OFFSET = -1
 class LeaderEpochs:
     """The epochs of one log, oldest first."""
 
-    __slots__ = ("_disk", "_epochs", "_offsets", "_stored", "directory", "unsynced", "unwritten")
+    __slots__ = ("_disk", "_epochs", "_offsets", "_stored", "directory", "unsynced", "unwritten", "writes")
 
     def __init__(self, disk: Disk, directory: str, entries: list[tuple[int, int]] | None = None) -> None:
         self._disk = disk
@@ -35,6 +35,8 @@ class LeaderEpochs:
         self._offsets: list[int] = []
         self.unsynced = False
         self.unwritten = False
+        self.writes = 0
+        """Counts what was put into the file."""
         for epoch, offset in entries or ():
             self._add(epoch, offset)
         self._stored = list(entries or ())
@@ -103,6 +105,7 @@ class LeaderEpochs:
         write_epochs(self._disk, self.path, entries, durable=False)
         self._stored = entries
         self.unsynced = True
+        self.writes += 1
         self.unwritten = len(entries) < len(self._epochs)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:

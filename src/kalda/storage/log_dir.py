@@ -148,6 +148,12 @@ class LogDir:
         """Write them here and now, and for good. Raises `OSError`."""
         self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
 
+    def vouch_no_more_for(self, topic_partition: TopicPartition) -> None:
+        """A log of this name is made: it must not inherit the recovery point of a former one. Raises `OSError`."""
+        known = self._checkpoints[RECOVERY_POINT_FILE].offsets
+        if known is not None and known.get(topic_partition, 0) > 0 and self.may_be_marked:
+            self.replace_recovery_points()
+
     def _all(self) -> Iterator[tuple[TopicPartition, Log]]:
         return chain(self.logs.items(), self.futures.items())
 

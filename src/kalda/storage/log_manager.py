@@ -178,6 +178,7 @@ class LogManager:
         return self._open(directory, topic_partition, name, clean=False)
 
     def _open_as(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
+        is_future = name.endswith(FUTURE_DIR_SUFFIX)
         return Log.open(
             directory.disk,
             f"{directory.path}/{name}",
@@ -185,7 +186,8 @@ class LogManager:
             topic_partition=topic_partition,
             now_ms=self._now_ms(),
             clean=clean,
-            recovery_point=directory.recovery_points.get(topic_partition, 0),
+            # A checkpoint may speak of another log of the partition that was here: a copy is read whole.
+            recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
@@ -249,6 +251,7 @@ class LogManager:
     ) -> Log:
         """An empty log in that directory. Raises KAFKA_STORAGE_ERROR."""
         try:
+            directory.vouch_no_more_for(topic_partition)
             return Log.open(
                 directory.disk,
                 f"{directory.path}/{name}",

@@ -1,0 +1,423 @@
+"""Replicas that move between log directories: what is copied, in which order, and what ends a move."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
+from kalda.records.batch import iter_batches
+from kalda.records.builder import build_batch
+from kalda.replication.dir_moves import DirMoves
+from kalda.replication.partition import Partition
+from kalda.replication.replica_manager import ReplicaManager
+from kalda.sim.disk import SimDisk
+from kalda.storage.checkpoints import write_meta_properties
+from kalda.storage.config import LogConfig
+from kalda.storage.log import Log
+from kalda.storage.log_manager import LogManager
+
+IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16), "/d2": Uuid(b"c" * 16)}
+TP = TopicPartition("t", 0)
+TOPIC_ID = Uuid(b"t" * 16)
+
+
+class _Timer:
+    cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class _Assigned:
+    def __init__(self, leader: int, epoch: int) -> None:
+        self.leader, self.replicas, self.isr = leader, (1, 2), (1,)
+        self.leader_epoch = self.partition_epoch = epoch
+
+
+class World:
+    """A broker's directories, one replica, and a controller that agrees when it is let."""
+
+    def __init__(self, config: LogConfig | None = None) -> None:
+        self.now_ms = 1_000_000
+        self.config = config or LogConfig(segment_bytes=4_000, index_interval_bytes=200)
+        self.disk = SimDisk(random.Random(3), now_ms=lambda: self.now_ms)
+        for path, directory_id in IDS.items():
+            self.disk.make_dirs(path)
+            values = {"version": "1", "directory.id": uuid_to_text(directory_id)}
+            write_meta_properties(self.disk, f"{path}/meta.properties", values, 0)
+        self.told: list[tuple[Uuid, Callable[[], None]]] = []
+        self.jobs: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
+        self.hold_jobs = False
+        self.timers: list[tuple[int, _Timer, Callable[[], None]]] = []
+        self.placed: Uuid | None = IDS["/d0"]
+        self.known = {"t"}
+        self.start()
+
+    def start(self) -> None:
+        self.logs = LogManager(
+            dict.fromkeys(IDS, self.disk),
+            lambda topic: self.config,
+            unique=lambda: f"{random.getrandbits(128):032x}",
+            now_ms=lambda: self.now_ms,
+            on_dir_failed=lambda directory, _: self.replicas.take_offline(list(directory.logs)),
+            locks_dirs=False,
+        )
+        for job in self.logs.load_jobs():
+            job.complete()
+        self.logs.futures.settle(lambda tp, topic_id: self.placed)
+        self.replicas = ReplicaManager(1, self, self, 1 << 20, lambda name, *_: name in self.known)
+        self.moves = DirMoves(
+            self.replicas, self.logs, self, self, lambda: self.now_ms, self._tell, at_a_time=2,
+            cordoned=frozenset({"/d2"}),
+        )  # fmt: skip
+
+    def _tell(self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None]) -> None:
+        self.told.append((directory, agreed))
+
+    def agree(self) -> None:
+        self.placed, agreed = self.told.pop()
+        agreed()
+
+    def lead(self, epoch: int = 0) -> Partition:
+        return self._apply(1, epoch)
+
+    def follow(self, epoch: int) -> Partition:
+        return self._apply(2, epoch)
+
+    def _apply(self, leader: int, epoch: int) -> Partition:
+        self.replicas.apply(
+            TP,
+            TOPIC_ID,
+            _Assigned(leader, epoch),
+            lambda: self.logs.get_or_create_log(TP, TOPIC_ID, self.config, self.placed, self.now_ms),
+        )
+        partition = self.replicas.find(*TP)
+        assert partition is not None
+        return partition
+
+    @property
+    def home(self) -> str:
+        directory = self.logs.dir_of(TP)
+        assert directory is not None
+        return directory.path
+
+    # -- the shell's part
+
+    def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
+        self.jobs.append((job, finish))
+        if not self.hold_jobs:
+            self.let_jobs_run()
+
+    def let_jobs_run(self, count: int = 1_000) -> None:
+        for _ in range(count):
+            if not self.jobs:
+                return
+            job, finish = self.jobs.pop(0)
+            try:
+                value, error = job(), None
+            except BaseException as failure:
+                value, error = None, failure
+            finish(value, error)
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> _Timer:
+        timer = _Timer()
+        self.timers.append((self.now_ms + delay_ms, timer, callback))
+        return timer
+
+    def advance(self, delay_ms: int) -> None:
+        until = self.now_ms + delay_ms
+        while due := sorted(((at, each) for at, *each in self.timers if at <= until), key=lambda pair: pair[0])[:1]:
+            self.now_ms, (timer, callback) = due[0]
+            self.timers.remove((self.now_ms, timer, callback))
+            if not timer.cancelled:
+                callback()
+        self.now_ms = until
+
+
+def write(partition: Partition, count: int = 1, **producer: Any) -> None:
+    for _ in range(count):
+        partition.append(build_batch([(1_000_000, b"k", bytes(100), ())], **producer), 1, 1_000_000)
+
+
+def content(log: Log) -> bytes:
+    found, offset = b"", log.log_start_offset
+    while (info := log.read(offset, 1 << 20, log.log_end_offset, True)).size_bytes:
+        found += bytes(info.records)
+        offset = info.next_offset
+    return found
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_replica_moves(world: World) -> None:
+    partition = world.lead()
+    write(partition, 50)
+    before, old = content(partition.log), partition.log
+    world.moves.alter(TP, "/d1")
+    assert world.home == "/d0", "the controller has not agreed"
+    assert [directory for directory, _ in world.told] == [IDS["/d1"]]
+    write(partition, 3)
+    world.agree()
+    assert world.home == "/d1"
+    assert partition.log is not old
+    assert partition.log.directory == "/d1/t-0"
+    assert content(partition.log).startswith(before)
+    assert partition.log.log_end_offset == 53
+    assert len(partition.log.segments) > 1
+    write(partition)
+    assert not world.moves
+    assert [name for name in world.disk.list_dir("/d0") if name.endswith("-delete")]
+    world.now_ms += 100_000
+    for job in world.logs.poll(world.now_ms):
+        job.complete()
+    assert not [name for name in world.disk.list_dir("/d0") if name.startswith("t-")]
+    world.logs.close()
+    world.start()
+    assert world.lead(1).log.log_end_offset == 54
+
+
+def test_what_is_not_in_the_records_moves_too(world: World) -> None:
+    partition = world.lead(3)
+    for sequence in range(5):
+        write(partition, producer_id=9, producer_epoch=1, base_sequence=sequence)
+    guard = partition.log.start_verification(8, 0, 0, 1_000_000)
+    batch = build_batch(
+        [(1_000_000, b"k", b"v", ())], producer_id=8, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    partition.log.append_as_leader(batch, 3, 1_000_000, verification=guard)
+    partition = world.lead(5)  # an epoch without a record
+    unstable = partition.log.last_stable_offset
+    world.moves.alter(TP, "/d1")
+    world.agree()
+    log = partition.log
+    assert world.home == "/d1"
+    assert log.leader_epochs.entries == [(3, 0), (5, 6)]
+    assert log.last_stable_offset == unstable == 5
+    assert log.high_watermark == 6
+    write(partition, producer_id=9, producer_epoch=1, base_sequence=5)
+    assert partition.append(
+        build_batch([(1_000_000, b"k", bytes(100), ())], producer_id=9, producer_epoch=1, base_sequence=5), 1, 1_000_000
+    ).duplicate
+
+
+def test_a_batch_that_begins_below_the_log_start_moves_whole(world: World) -> None:
+    partition = world.lead()
+    partition.append(build_batch([(1_000_000, b"k", b"v", ())] * 10), 1, 1_000_000)
+    partition.log.advance_log_start_offset(4)
+    world.moves.alter(TP, "/d1")
+    world.agree()
+    assert (world.home, partition.log.log_start_offset, partition.log.log_end_offset) == ("/d1", 4, 10)
+    assert [header.base_offset for _, header in iter_batches(content(partition.log))] == [0]
+
+
+def test_a_follower_that_truncates_truncates_its_copy(world: World) -> None:
+    partition = world.lead()
+    write(partition, 10)
+    world.moves.alter(TP, "/d1")
+    future = world.logs.futures.get(TP)
+    assert future is not None
+    assert future.log_end_offset == 10
+    world.follow(1)
+    partition.log.truncate_to(6)
+    leader = Log.open(world.disk, "/leader", world.config, topic_partition=TP, now_ms=0, clean=True)
+    leader.append_as_follower(content(partition.log), 0)
+    leader.assign_leader_epoch(1, 6)
+    for _ in range(7):
+        leader.append_as_leader(build_batch([(1_000_000, b"other", bytes(100), ())]), 1, 1_000_000)
+    leader.update_high_watermark(13)
+    partition.append_as_follower(leader.read(6, 1 << 20, 13).records, 1, 13, 0)
+    world.agree()
+    assert world.home == "/d1"
+    assert content(partition.log) == content(leader)
+    assert partition.log.leader_epochs.entries == [(0, 0), (1, 6)]
+
+
+def test_deleted_records_are_not_copied(world: World) -> None:
+    partition = world.lead()
+    write(partition, 60)
+    partition.log.advance_log_start_offset(45)
+    world.moves.alter(TP, "/d1")
+    world.agree()
+    assert (partition.log.log_start_offset, partition.log.segments.first.base_offset) == (45, 45)
+
+
+def test_orders_that_cannot_be_followed(world: World) -> None:
+    world.lead()
+    world.known.add("elsewhere")
+    for topic, path, code in [
+        ("t", "/nope", ErrorCode.LOG_DIR_NOT_FOUND),
+        ("t", "/d2", ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("unknown", "/d1", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("elsewhere", "/d1", ErrorCode.REPLICA_NOT_AVAILABLE),
+        ("x" * 240, "/d1", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ]:
+        with pytest.raises(ApiError) as refused:
+            world.moves.alter(TopicPartition(topic, 0), path)
+        assert refused.value.code is code, (topic, path)
+    world.moves.alter(TP, "/d0")
+    assert not world.moves
+    world.logs.fail_dir(world.logs.dirs[2], OSError(5, "broken"))
+    with pytest.raises(ApiError) as refused:
+        world.moves.alter(TP, "/d2")
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    with pytest.raises(ApiError) as refused:
+        world.moves.alter(TP, "/d1")  # no second log while the first may come back
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_replica_that_is_not_there_yet_is_made_where_it_is_wanted(world: World) -> None:
+    for path in ("/d0", "/d1"):
+        with pytest.raises(ApiError):
+            world.moves.alter(TP, path)
+    world.placed = IDS["/d0"]
+    world.lead()
+    assert world.home == "/d1"
+
+
+def test_back_to_where_it_is_ends_the_move(world: World) -> None:
+    partition = world.lead()
+    write(partition, 20)
+    world.moves.alter(TP, "/d1")
+    world.moves.alter(TP, "/d1")  # is under way
+    assert len(world.told) == 1
+    world.moves.alter(TP, "/d0")
+    assert not world.moves
+    assert world.logs.futures.get(TP) is None
+    assert [directory for directory, _ in world.told] == [IDS["/d1"], IDS["/d0"]], "the controller is told to forget it"
+    for _, agreed in world.told:
+        agreed()
+    assert world.home == "/d0"
+    assert all(name.endswith("-delete") for name in world.disk.list_dir("/d1") if name.startswith("t-"))
+
+
+@pytest.mark.parametrize("failing", ["/d0", "/d1"])
+def test_a_disk_that_fails_ends_the_move(world: World, failing: str) -> None:
+    partition = world.lead()
+    write(partition, 20)
+    world.moves.alter(TP, "/d1")
+    world.disk.fail(failing)
+    world.agree()
+    world.advance(100)
+    world.told = [each for each in world.told if each[0] != IDS["/d1"]]
+    assert not world.moves
+    assert [directory for directory, _ in world.told] == [IDS["/d0"]]
+    if failing == "/d0":
+        assert world.replicas.find(*TP) is None
+    else:
+        assert world.home == "/d0"
+        write(partition)
+
+
+def test_a_deleted_topic_takes_its_copy_along(world: World) -> None:
+    partition = world.lead()
+    write(partition)
+    world.moves.alter(TP, "/d1")
+    world.replicas.remove(TP)
+    world.logs.delete_log(TP)
+    world.agree()
+    world.advance(100)
+    assert not world.moves
+    assert not len(world.logs.futures)
+    names = [name for path in IDS for name in world.disk.list_dir(path) if name.startswith("t-")]
+    assert names
+    assert all(name.endswith("-delete") for name in names)
+
+
+def test_moves_keep_to_their_rate(world: World) -> None:
+    world.moves.bytes_per_second = 100_000
+    partition = world.lead()
+    write(partition, 3_000)
+    began = world.now_ms
+    world.moves.alter(TP, "/d1")
+    while not world.told:
+        world.advance(10)
+    size = partition.log.size_bytes
+    assert world.now_ms - began >= (size - (1 << 20)) // 100
+
+
+def test_flushed_topics_are_committed_after_the_move_only_when_synced() -> None:
+    world = World(LogConfig(segment_bytes=4_000, flush_messages=1))
+    partition = world.lead()
+    write(partition, 5)
+    assert partition.log.recovery_point == 5
+    world.moves.alter(TP, "/d1")
+    world.hold_jobs = True
+    world.agree()
+    assert world.jobs, "the copy is synced by a job"
+    write(partition)
+    assert not partition.committed(6)
+    world.let_jobs_run()
+    world.advance(100)
+    world.let_jobs_run()
+    assert world.home == "/d1"
+    assert partition.log.recovery_point == 6
+    assert partition.committed(6)
+
+
+def test_a_move_goes_on_after_a_restart(world: World) -> None:
+    partition = world.lead()
+    write(partition, 30)
+    world.moves.alter(TP, "/d1")
+    write(partition, 5)
+    world.start()  # killed; the page cache stays
+    world.told.clear()
+    assert world.home == "/d0"
+    assert len(world.logs.futures) == 1
+    partition = world.lead(1)
+    world.moves.resume()
+    world.agree()
+    assert world.home == "/d1"
+    assert partition.log.log_end_offset == 35
+    assert not len(world.logs.futures)
+
+
+def test_a_copy_alone_takes_the_place_of_the_log(world: World) -> None:
+    partition = world.lead()
+    write(partition, 30)
+    world.moves.alter(TP, "/d1")
+    future = world.logs.futures.get(TP)
+    assert future is not None
+    future.flush()
+    partition.log.rename_dir(f"/d0/t-0.{'1' * 32}-delete")  # killed in the middle of the swap
+    world.placed = IDS["/d1"]
+    world.start()
+    assert world.home == "/d1"
+    assert world.lead(1).log.log_end_offset == 30
+
+
+def test_of_two_logs_the_metadata_names_one(world: World) -> None:
+    partition = world.lead()
+    write(partition, 30)
+    world.moves.alter(TP, "/d1")
+    future = world.logs.futures.get(TP)
+    assert future is not None
+    future.flush()
+    future.rename_dir("/d1/t-0")
+    world.placed = Uuid(bytes(16))
+    with pytest.raises(ValueError, match="two log directories"):
+        world.start()
+    world.placed = IDS["/d1"]
+    world.start()
+    assert world.home == "/d1"
+    assert any(name.endswith("-stray") for name in world.disk.list_dir("/d0"))
+
+
+def test_a_copy_of_nobody_is_set_aside(world: World) -> None:
+    partition = world.lead()
+    write(partition, 30)
+    world.moves.alter(TP, "/d1")
+    future = world.logs.futures.get(TP)
+    assert future is not None
+    future.flush()
+    world.placed = None
+    world.start()
+    assert not len(world.logs.futures)
+    assert any(name.endswith("-stray") for name in world.disk.list_dir("/d1"))
