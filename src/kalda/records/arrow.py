@@ -53,6 +53,7 @@ Batch = bytearray | memoryview
 
 _MAX_COLUMN_BYTES: Final = 2**31 - 1
 _RECORD_OVERHEAD: Final = 36
+_NO_HEADERS: Final = pa.array([], HEADER)
 _EMPTY: Final = memoryview(b"")
 _NO_ENDS: Final = memoryview(b"").cast("i")
 
@@ -107,23 +108,26 @@ def _decode(sections: list[codec.Section], size: int, start_offset: int | None) 
     offsets, timestamps = pa.allocate_buffer(8 * rows), pa.allocate_buffer(8 * rows)
     key_ends, value_ends, header_ends = (pa.allocate_buffer(4 * rows + 4) for _ in range(3))
     key_data, value_data = (pa.allocate_buffer(size, resizable=True) for _ in range(2))
-    key_valid, value_valid = bytearray(rows // 8 + 1), bytearray(rows // 8 + 1)
+    key_valid, value_valid = (bytearray(b"\xff") * (rows // 8 + 1) for _ in range(2))
     offset_view = memoryview(offsets).cast("B").cast("q")
-    key_bytes, value_bytes, null_keys, null_values, headers, name_bytes, content_bytes = codec.decode_columns(
+    key_end_view, value_end_view, header_end_view = (
+        memoryview(ends).cast("B").cast("i") for ends in (key_ends, value_ends, header_ends)
+    )
+    null_keys, null_values, name_bytes, content_bytes = codec.decode_columns(
         sections,
         offset_view,
         memoryview(timestamps).cast("B").cast("q"),
-        memoryview(key_ends).cast("B").cast("i"),
+        key_end_view,
         memoryview(key_data).cast("B"),
         key_valid,
-        memoryview(value_ends).cast("B").cast("i"),
+        value_end_view,
         memoryview(value_data).cast("B"),
         value_valid,
-        memoryview(header_ends).cast("B").cast("i"),
+        header_end_view,
     )
-    key_data.resize(key_bytes, shrink_to_fit=True)
-    value_data.resize(value_bytes, shrink_to_fit=True)
-    entries = _decode_headers(sections, headers, name_bytes, content_bytes)
+    key_data.resize(key_end_view[rows], shrink_to_fit=True)
+    value_data.resize(value_end_view[rows], shrink_to_fit=True)
+    entries = _decode_headers(sections, header_end_view[rows], name_bytes, content_bytes)
     batch = pa.RecordBatch.from_arrays(
         [
             pa.Array.from_buffers(pa.int64(), rows, [None, offsets]),
@@ -148,7 +152,7 @@ def _binary(rows: int, ends: pa.Buffer, data: pa.Buffer, valid: bytearray, nulls
 def _decode_headers(sections: list[codec.Section], headers: int, name_bytes: int, content_bytes: int) -> pa.Array:
     """All headers, one after another, as structs of key and value."""
     if headers == 0:
-        return pa.array([], HEADER)
+        return _NO_HEADERS
     name_ends, content_ends = pa.allocate_buffer(4 * headers + 4), pa.allocate_buffer(4 * headers + 4)
     name_data, content_data = pa.allocate_buffer(name_bytes), pa.allocate_buffer(content_bytes)
     valid = bytearray(headers // 8 + 1)

@@ -13,13 +13,15 @@ A column of bytes is its values one after another (`data`), where each ends (`en
 and a bitmap of those that are not null (`valid`). This is Arrow's layout, but nothing here knows Arrow.
 
 Safety: compiled code checks no index, so every read is preceded by a comparison with `end`, the first byte that is not
-the section's, and a length is compared with the bytes that remain before it is used. `_record` proves that a record,
-headers included, lies within the section and ends where its length says. What fails is a `CorruptRecord`.
+the section's (one comparison for several numbers where there are bytes enough for the longest of them), and a length is
+compared with the bytes that remain before it is used. `_record` proves that a record, headers included, lies within the
+section and ends where its length says. What fails is a `CorruptRecord`.
 """
 
 from __future__ import annotations
 
 import warnings
+from array import array
 
 from kalda.base.errors import CorruptRecord
 
@@ -59,6 +61,26 @@ def _start(data: cython.const[cython.uchar][::1]) -> cython.pointer[cython.const
 @cython.exceptval(check=False)
 def _room(data: cython.uchar[::1]) -> cython.pointer[cython.uchar]:
     """`_start`, to write there."""
+    if cython.compiled:
+        return cython.address(data[0])
+    else:
+        return data
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _longs(data: cython.longlong[::1]) -> cython.pointer[cython.longlong]:
+    if cython.compiled:
+        return cython.address(data[0])
+    else:
+        return data
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _ints(data: cython.int[::1]) -> cython.pointer[cython.int]:
     if cython.compiled:
         return cython.address(data[0])
     else:
@@ -134,17 +156,30 @@ def _varint(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_
 @cython.nogil
 @cython.exceptval(check=False)
 @cython.returns((cython.longlong, cython.Py_ssize_t))
-def _timestamp(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_t, end: cython.Py_ssize_t):
-    """A 64-bit zig-zag number; within a batch timestamps differ by one byte or two."""
-    byte: cython.int
-    if pos + 1 < end:
-        byte = p[pos]
-        if byte < 0x80:
-            return (byte >> 1) ^ -(byte & 1), pos + 1
-        if p[pos + 1] < 0x80:
-            byte = (byte & 0x7F) | (p[pos + 1] << 7)
-            return (byte >> 1) ^ -(byte & 1), pos + 2
-    return _varlong(p, pos, end, 70)
+def _number(
+    p: cython.pointer[cython.const[cython.uchar]],
+    pos: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    max_bits: cython.uint,
+    roomy: cython.bint,
+):
+    """`_varlong`, which may read beyond `end` where the caller says that the buffer is `roomy`: has ten bytes there.
+
+    Within a batch, most numbers have one byte, two or three.
+    """
+    low: cython.int
+    if not roomy:
+        return _varlong(p, pos, end, max_bits)
+    low = p[pos]
+    if low < 0x80:
+        return (low >> 1) ^ -(low & 1), pos + 1
+    low = (low & 0x7F) | (p[pos + 1] << 7)
+    if low < 0x4000:
+        return (low >> 1) ^ -(low & 1), pos + 2
+    low = (low & 0x3FFF) | (p[pos + 2] << 14)
+    if low < 0x200000:
+        return (low >> 1) ^ -(low & 1), pos + 3
+    return _varlong(p, pos, pos + 10, max_bits)
 
 
 @cython.cfunc
@@ -202,38 +237,38 @@ def _record(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_
     key_length: cython.Py_ssize_t
     value_at: cython.Py_ssize_t
     value_length: cython.Py_ssize_t
+    # The numbers up to the key's length have at most 26 bytes. Where the section has those, they are read without a
+    # look at where the record ends, and one comparison makes up for it: whoever went beyond `stop` is still there.
+    roomy: cython.bint = end - pos >= 26
 
-    number, pos = _varint(p, pos, end)
+    number, pos = _number(p, pos, end, 35, roomy)
     if pos < 0 or number < 1 or number > end - pos:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
     stop = pos + number
-    timestamp_delta, pos = _timestamp(p, pos + 1, stop)
+    timestamp_delta, pos = _number(p, pos + 1, stop, 70, roomy)
     if pos < 0:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
-    offset_delta, pos = _varint(p, pos, stop)
+    offset_delta, pos = _number(p, pos, stop, 35, roomy)
     if pos < 0:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
-    number, pos = _varint(p, pos, stop)
-    if pos < 0 or number > stop - pos:
+    number, pos = _number(p, pos, stop, 35, roomy)
+    if pos < 0 or pos > stop or number > stop - pos:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
     key_at, key_length = pos, -1
     if number >= 0:
         key_length = number
         pos += key_length
-    number, pos = _varint(p, pos, stop)
-    if pos < 0 or number > stop - pos:
+    number, pos = _number(p, pos, stop, 35, end - pos >= 10)
+    if pos < 0 or pos > stop or number > stop - pos:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
     value_at, value_length = pos, -1
     if number >= 0:
         value_length = number
         pos += value_length
+    if stop - pos == 1 and p[pos] == 0:
+        return stop, timestamp_delta, offset_delta, key_at, key_length, value_at, value_length, 0, stop
     number, pos = _varint(p, pos, stop)
-    if pos < 0 or number < 0 or number > stop - pos:
-        return -1, 0, 0, 0, 0, 0, 0, 0, 0
-    if number == 0:
-        if pos != stop:
-            return -1, 0, 0, 0, 0, 0, 0, 0, 0
-    elif _skip_headers(p, pos, stop, number) != stop:
+    if pos < 0 or number < 0 or number > stop - pos or _skip_headers(p, pos, stop, number) != stop:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
     return stop, timestamp_delta, offset_delta, key_at, key_length, value_at, value_length, number, pos
 
@@ -386,107 +421,6 @@ def _append(
     return _copy(out, at, data, start, length)
 
 
-def decode_columns(
-    sections: list,
-    offsets: cython.longlong[::1],
-    timestamps: cython.longlong[::1],
-    key_ends: cython.int[::1],
-    key_data: cython.uchar[::1],
-    key_valid: cython.uchar[::1],
-    value_ends: cython.int[::1],
-    value_data: cython.uchar[::1],
-    value_valid: cython.uchar[::1],
-    header_ends: cython.int[::1],
-) -> tuple:
-    """Decode sections into columns, one record's bytes after another's, and return (key bytes, value bytes, null keys,
-    null values, headers, bytes of header keys, bytes of header values).
-
-    A section is (buffer, count, base offset, base timestamp, append timestamp or None). The columns have room for the
-    sum of counts (`ends`: one more, the first is 0; `valid`: a zeroed bit each), the data for the sum of the
-    buffers' sizes: that no record can overrun them is checked here. Headers are only counted: `header_ends` says
-    where each record's end, and `decode_header_columns` fetches them.
-    """
-    i: cython.Py_ssize_t
-    row: cython.Py_ssize_t = 0
-    rows: cython.Py_ssize_t = len(offsets)
-    pos: cython.Py_ssize_t
-    end: cython.Py_ssize_t
-    count: cython.Py_ssize_t
-    base_offset: cython.longlong
-    base_timestamp: cython.longlong
-    append_timestamp: cython.longlong
-    stamped: cython.bint
-    time: cython.longlong
-    place: cython.longlong
-    key_at: cython.Py_ssize_t
-    key_length: cython.Py_ssize_t
-    value_at: cython.Py_ssize_t
-    value_length: cython.Py_ssize_t
-    header_count: cython.Py_ssize_t
-    tail_at: cython.Py_ssize_t
-    name_bytes: cython.longlong = 0
-    content_bytes: cython.longlong = 0
-    names: cython.longlong
-    contents: cython.longlong
-    key_pos: cython.Py_ssize_t = 0
-    value_pos: cython.Py_ssize_t = 0
-    null_keys: cython.Py_ssize_t = 0
-    null_values: cython.Py_ssize_t = 0
-    headers: cython.Py_ssize_t = 0
-    room: cython.Py_ssize_t = 0
-    data: cython.const[cython.uchar][::1]
-
-    for section in sections:
-        room += len(section[0])
-        row += section[1]
-    if row != rows or len(timestamps) < rows or min(len(key_ends), len(value_ends), len(header_ends)) < rows + 1:
-        raise ValueError("the columns have not the size that the sections need")
-    if min(len(key_valid), len(value_valid)) * 8 < rows or min(len(key_data), len(value_data)) < room:
-        raise ValueError("the columns have not the size that the sections need")
-    keys: cython.pointer[cython.uchar] = _room(key_data)
-    values: cython.pointer[cython.uchar] = _room(value_data)
-    key_ends[0] = value_ends[0] = header_ends[0] = 0
-    row = 0
-    for section in sections:
-        data = section[0]
-        count = section[1]
-        base_offset = section[2]
-        base_timestamp = section[3]
-        stamped = section[4] is not None
-        append_timestamp = section[4] if stamped else 0
-        pos, end = 0, len(data)
-        _check_section(end, pos, end, count)
-        p: cython.pointer[cython.const[cython.uchar]] = _start(data)
-        for i in range(count):
-            pos, time, place, key_at, key_length, value_at, value_length, header_count, tail_at = _record(p, pos, end)
-            if pos < 0:
-                raise _broken(i, count)
-            offsets[row] = _sum(base_offset, place)
-            timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, time)
-            if key_length < 0:
-                null_keys += 1
-            else:
-                key_pos = _append(keys, key_pos, room, p, key_at, end, key_length)
-                key_valid[row >> 3] |= 1 << (row & 7)
-            if value_length < 0:
-                null_values += 1
-            else:
-                value_pos = _append(values, value_pos, room, p, value_at, end, value_length)
-                value_valid[row >> 3] |= 1 << (row & 7)
-            if header_count > 0:
-                headers += header_count
-                names, contents = _measure_headers(p, tail_at, pos, header_count)
-                name_bytes += names
-                content_bytes += contents
-            row += 1
-            key_ends[row] = key_pos
-            value_ends[row] = value_pos
-            header_ends[row] = headers
-        if pos != end:
-            raise _left_over(end - pos, count)
-    return key_pos, value_pos, null_keys, null_values, headers, name_bytes, content_bytes
-
-
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
@@ -510,6 +444,146 @@ def _measure_headers(
             contents += length
             pos += length
     return names, contents
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _decode_section(
+    p: cython.pointer[cython.const[cython.uchar]],
+    end: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    base_offset: cython.longlong,
+    base_timestamp: cython.longlong,
+    append_timestamp: cython.longlong,
+    stamped: cython.bint,
+    row: cython.Py_ssize_t,
+    room: cython.Py_ssize_t,
+    offsets: cython.pointer[cython.longlong],
+    timestamps: cython.pointer[cython.longlong],
+    key_ends: cython.pointer[cython.int],
+    keys: cython.pointer[cython.uchar],
+    key_valid: cython.pointer[cython.uchar],
+    value_ends: cython.pointer[cython.int],
+    values: cython.pointer[cython.uchar],
+    value_valid: cython.pointer[cython.uchar],
+    header_ends: cython.pointer[cython.int],
+    sums: cython.pointer[cython.longlong],
+) -> cython.Py_ssize_t:
+    """Decode the `count` records of `p[:end]` into rows from `row` on, and add to `sums`, which are what
+    `decode_columns` returns. The position behind the last record; where a record is broken, its index taken from -1."""
+    i: cython.Py_ssize_t
+    pos: cython.Py_ssize_t = 0
+    time: cython.longlong
+    place: cython.longlong
+    key_at: cython.Py_ssize_t
+    key_length: cython.Py_ssize_t
+    value_at: cython.Py_ssize_t
+    value_length: cython.Py_ssize_t
+    header_count: cython.Py_ssize_t
+    tail_at: cython.Py_ssize_t
+    names: cython.longlong
+    contents: cython.longlong
+    key_pos: cython.Py_ssize_t = key_ends[row]
+    value_pos: cython.Py_ssize_t = value_ends[row]
+    headers: cython.Py_ssize_t = header_ends[row]
+    for i in range(count):
+        pos, time, place, key_at, key_length, value_at, value_length, header_count, tail_at = _record(p, pos, end)
+        if pos < 0:
+            return -1 - i
+        offsets[row] = _sum(base_offset, place)
+        timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, time)
+        if key_length < 0:
+            sums[0] += 1
+            key_valid[row >> 3] &= ~(1 << (row & 7))
+        else:
+            key_pos = _append(keys, key_pos, room, p, key_at, end, key_length)
+        if value_length < 0:
+            sums[1] += 1
+            value_valid[row >> 3] &= ~(1 << (row & 7))
+        else:
+            value_pos = _append(values, value_pos, room, p, value_at, end, value_length)
+        if header_count > 0:
+            headers += header_count
+            names, contents = _measure_headers(p, tail_at, pos, header_count)
+            sums[2] += names
+            sums[3] += contents
+        row += 1
+        key_ends[row] = key_pos
+        value_ends[row] = value_pos
+        header_ends[row] = headers
+    return pos
+
+
+def decode_columns(
+    sections: list,
+    offsets: cython.longlong[::1],
+    timestamps: cython.longlong[::1],
+    key_ends: cython.int[::1],
+    key_data: cython.uchar[::1],
+    key_valid: cython.uchar[::1],
+    value_ends: cython.int[::1],
+    value_data: cython.uchar[::1],
+    value_valid: cython.uchar[::1],
+    header_ends: cython.int[::1],
+) -> tuple:
+    """Decode sections into columns, one record's bytes after another's, and return (null keys, null values, bytes of
+    header keys, bytes of header values); the other sums are where `ends` end.
+
+    A section is (buffer, count, base offset, base timestamp, append timestamp or None). The columns have room for the
+    sum of counts (`ends`: one more, the first is 0; `valid`: a bit each, all set), the data for the sum of the
+    buffers' sizes: that no record can overrun them is checked here. Headers are only counted: `header_ends` says
+    where each record's end, and `decode_header_columns` fetches them.
+    """
+    row: cython.Py_ssize_t = 0
+    rows: cython.Py_ssize_t = len(offsets)
+    room: cython.Py_ssize_t = 0
+    end: cython.Py_ssize_t
+    pos: cython.Py_ssize_t
+    count: cython.Py_ssize_t
+    data: cython.const[cython.uchar][::1]
+    sums: cython.longlong[::1] = array("q", (0, 0, 0, 0))
+    for section in sections:
+        room += len(section[0])
+        row += section[1]
+    if row != rows or len(timestamps) < rows or min(len(key_ends), len(value_ends), len(header_ends)) < rows + 1:
+        raise ValueError("the columns have not the size that the sections need")
+    if min(len(key_valid), len(value_valid)) * 8 < rows or min(len(key_data), len(value_data)) < room:
+        raise ValueError("the columns have not the size that the sections need")
+    key_ends[0] = value_ends[0] = header_ends[0] = 0
+    row = 0
+    for section in sections:
+        data = section[0]
+        count = section[1]
+        end = len(data)
+        _check_section(end, 0, end, count)
+        pos = _decode_section(
+            _start(data),
+            end,
+            count,
+            section[2],
+            section[3],
+            0 if section[4] is None else section[4],
+            section[4] is not None,
+            row,
+            room,
+            _longs(offsets),
+            _longs(timestamps),
+            _ints(key_ends),
+            _room(key_data),
+            _room(key_valid),
+            _ints(value_ends),
+            _room(value_data),
+            _room(value_valid),
+            _ints(header_ends),
+            _longs(sums),
+        )
+        if pos < 0:
+            raise _broken(-1 - pos, count)
+        if pos != end:
+            raise _left_over(end - pos, count)
+        row += count
+    return sums[0], sums[1], sums[2], sums[3]
 
 
 def decode_header_columns(

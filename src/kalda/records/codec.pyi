@@ -21,7 +21,7 @@ def decode_columns(
     value_data: Buffer,
     value_valid: Buffer,
     header_ends: Ints,
-) -> tuple[int, int, int, int, int, int, int]: ...
+) -> tuple[int, int, int, int]: ...
 def decode_header_columns(
     sections: Sequence[Section],
     name_ends: Ints,

@@ -50,6 +50,28 @@ def test_varints_are_offset_deltas(vector: dict[str, Any]) -> None:
     assert decode_section(memoryview(section), header)[0].offset == 2**40 + vector["value"]
 
 
+@pytest.mark.parametrize("vector", VECTORS["varlong"], ids=lambda v: str(v["value"]))
+def test_varlongs_with_much_behind_them(vector: dict[str, Any]) -> None:
+    header = read_header(build_batch([(0, None, None, ())] * 9))
+    section = section_of(bytes.fromhex(vector["hex"]), b"\x00") + section_of(b"\x02", b"\x02") * 8
+    assert [record.timestamp for record in decode_section(memoryview(section), header)] == [vector["value"], *[1] * 8]
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_a_record_of_another_length_than_it_says_is_corrupt(behind: int) -> None:
+    """Whether its numbers are read with a look at each byte, near the end, or without."""
+    following = [(300 + i, b"k" * 9, b"v" * 40, ()) for i in range(behind)]
+    buf = build_batch([(0, b"k", b"v" * 20, [("h", b"x")]), *following])
+    right = buf[HEADER_SIZE]
+    for wrong in set(range(0x80)) - {right}:
+        buf[HEADER_SIZE] = wrong
+        for read in (read_records, to_record_batch):
+            with pytest.raises(CorruptRecord):
+                read(buf)
+    buf[HEADER_SIZE] = right
+    assert len(read_records(buf)) == to_record_batch(buf).num_rows == 1 + behind
+
+
 @pytest.mark.parametrize("count", [-1, 0, 1, 3, 4, 2**31 - 1])
 def test_a_count_that_lies_is_corrupt(count: int) -> None:
     buf = build_batch([(0, b"k", b"v", ()), (1, b"k", b"v", ())])
