@@ -90,6 +90,21 @@ class SnapshotAdapter:
         self._after()
 
 
+class _KraftVersion:
+    """The quorum's hold on `kraft.version`, as the controller asks for it."""
+
+    def __init__(self, raft: RaftDriver) -> None:
+        self._raft = raft
+
+    @property
+    def level(self) -> int:
+        return self._raft.kraft_version
+
+    def upgrade(self, level: int, *, validate_only: bool) -> None:
+        """Finalize `level`. Raises `ApiError`."""
+        self._raft.upgrade_kraft_version(level, validate_only=validate_only)
+
+
 class QuorumSide:
     """The metadata log of one node, and what listens to it."""
 
@@ -178,6 +193,7 @@ class QuorumSide:
             bootstrap=read_bootstrap(self._host.disk, metadata_dir).records,
             new_id=self._host.new_uuid,
             rng=self._host.rng,
+            kraft_version=_KraftVersion(self.raft),
             voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],
             create_topic_policy=self._policies.check_new_topic if self._policies is not None else None,
             alter_config_policy=self._policies.check_configs if self._policies is not None else None,

@@ -29,7 +29,7 @@ from kalda.protocol.notation import Request, Response
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft import effects as fx
 from kalda.raft import events as ev
-from kalda.raft import rpc, wire
+from kalda.raft import reconfiguration, rpc, wire
 from kalda.raft.batches import CommittedBatch, encode_batch
 from kalda.raft.leader import LeaderRole
 from kalda.raft.machine import RaftConfig, RaftMachine
@@ -173,6 +173,23 @@ class RaftDriver:
     def kraft_version(self) -> int:
         """The finalized `kraft.version`: 1 once the voters are in the log (KIP-853)."""
         return self.machine.history.kraft_version
+
+    def upgrade_kraft_version(self, version: int, *, validate_only: bool) -> None:
+        """Have the quorum keep its voters in the log (KIP-853), as the leader. Raises `ApiError`."""
+        machine = self.machine
+        if not isinstance(machine.role, LeaderRole):
+            raise ApiError(ErrorCode.NOT_CONTROLLER, f"node {self.config.local.id} does not lead the quorum")
+        reason = reconfiguration.upgrade_refusal(machine, version)
+        if reason is not None:
+            raise ApiError(
+                ErrorCode.INVALID_UPDATE_VERSION,
+                f"Cannot finalize kraft.version {version} from {self.kraft_version}: {reason}.",
+            )
+        if not validate_only:
+            self._effects.extend(
+                machine.step(ev.UpgradeKraftVersion(machine.role.epoch, version), self._clock.mono_ms())
+            )
+            self._run_soon()
 
     @property
     def node_endpoints(self) -> tuple[tuple[int, tuple[Any, ...]], ...]:

@@ -74,6 +74,13 @@ class PrefixDeleted(NamedTuple):
     dropped: tuple[OffsetAndEpoch, ...]
 
 
+class UpgradeKraftVersion(NamedTuple):
+    """The leader of `epoch` is to finalize this kraft.version; `reconfiguration.upgrade_refusal` found no objection."""
+
+    epoch: int
+    version: int
+
+
 class Resign(NamedTuple):
     """The state machine gives up the leadership of `epoch`."""
 
@@ -95,6 +102,7 @@ Event: TypeAlias = (
     | SnapshotInstalled
     | SnapshotTaken
     | PrefixDeleted
+    | UpgradeKraftVersion
     | Resign
     | Shutdown
 )

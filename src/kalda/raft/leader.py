@@ -78,6 +78,7 @@ class LeaderRole:
         "parked",
         "quorum_deadline",
         "start_offset",
+        "told",
         "voted",
         "voters",
     )
@@ -107,6 +108,9 @@ class LeaderRole:
         self.quorum_deadline = now + quorum_timeout_ms
         self.begin_at = now
         self.change: VoterChange | None = None
+        self.told: VoterSet | None = None
+        """Static voters with what they told of themselves: their directories, endpoints and kraft.versions. Kept in
+        memory only; it becomes the first VotersRecord when kraft.version is raised to 1."""
         self.set_voters(voters, local)
 
     def set_voters(self, voters: VoterSet, local: ReplicaKey) -> None:
@@ -115,7 +119,10 @@ class LeaderRole:
         for voter in voters.voters:
             key = local if voter.key.id == local.id else voter.key
             known = old.get(key.id) or self.observers.pop(key, None)
-            self.voters[key.id] = known if known is not None else Progress(key, acknowledged=key.id == local.id)
+            if known is None:
+                known = Progress(key, acknowledged=key.id == local.id)
+            known.key = key
+            self.voters[key.id] = known
         for node_id, progress in old.items():
             if node_id not in self.voters and node_id != local.id:
                 self.observers[progress.key] = progress

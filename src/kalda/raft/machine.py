@@ -162,6 +162,9 @@ class RaftMachine:
             case events.PrefixDeleted(start_offset, dropped):
                 self.log.advance_start(start_offset, list(dropped))
                 self.history.trim_before(start_offset - 1)
+            case events.UpgradeKraftVersion(epoch, version):
+                if isinstance(self.role, LeaderRole) and self.role.epoch == epoch:
+                    reconfiguration.upgrade(self, self.role, version)
             case events.Resign(epoch):
                 if isinstance(self.role, LeaderRole) and self.role.epoch == epoch:
                     self.become_resigned(now)
@@ -276,7 +279,7 @@ class RaftMachine:
                 case rpc.SnapshotAnswer(), rpc.SnapshotAsk() as snapshot_ask:
                     done = replication.snapshot_answered(self, answer, snapshot_ask, now)
                 case rpc.VoterChangeAnswer(), _:
-                    done = True
+                    done = reconfiguration.change_answered(self, request.ask)
                 case _:
                     done = False
         if not done:
@@ -363,6 +366,8 @@ class RaftMachine:
             now,
             self.config.quorum_timeout_ms,
         )
+        if not self.history.dynamic:
+            leader.told = reconfiguration.told_by_itself(self)
         self._set_role(leader)
         self.append_controls(*elections.start_of_epoch_records(self, leader))
 

@@ -4,6 +4,10 @@ One change at a time, and only once the leader has committed something in its ep
 share a majority. A change counts from when its record is in the leader's log, and is answered when that is committed.
 A leader that removed itself leads until then, without counting itself, and resigns after.
 
+The voters of a static quorum (kraft.version 0) tell each new leader of themselves by UpdateRaftVoter, which keeps it in
+memory: their directories are in no configuration, and the first VotersRecord, with which kraft.version is raised to 1,
+must have all of them.
+
 A voter that is to be added must have fetched lately and be caught up; that it names its directory when it fetches
 shows that its software knows dynamic quorums, so it is not asked for its versions once more.
 """
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID
+from kalda.protocol.messages.control_records import KRaftVersionRecord
 from kalda.raft import effects as fx
 from kalda.raft import rpc
 from kalda.raft.leader import LeaderRole, VoterChange
@@ -43,6 +48,8 @@ def answer_change(machine: RaftMachine, token: object, ask: rpc.Ask, now: int) -
     if ask.voter.id < 0:
         return _refused(machine, ErrorCode.INVALID_REQUEST, f"{ask.voter.id} is no voter's id")
     if not machine.history.dynamic:
+        if isinstance(ask, rpc.UpdateVoterAsk):
+            return _told(machine, role, ask)
         return _refused(
             machine,
             ErrorCode.UNSUPPORTED_VERSION,
@@ -109,15 +116,67 @@ def _update(
     known = machine.voters.get(ask.voter.id)
     if known is None or not machine.voters.is_voter(ask.voter):
         return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{ask.voter} is not a voter")
-    if not any(endpoint.name == machine.config.listener for endpoint in ask.endpoints):
-        return _refused(machine, ErrorCode.INVALID_REQUEST, f"no endpoint for the listener {machine.config.listener}")
-    if not ask.min_kraft_version <= machine.history.kraft_version <= ask.max_kraft_version:
-        return _refused(machine, ErrorCode.INVALID_REQUEST, "the kraft.version in use is not supported by the voter")
+    refusal = _unfit(machine, ask)
+    if refusal is not None:
+        return refusal
     voter = Voter(ask.voter, ask.endpoints, ask.min_kraft_version, ask.max_kraft_version)
     if voter == known:
         return rpc.VoterChangeAnswer(machine.standing())
     _change(machine, role, machine.voters.with_voter(voter), token, now, machine.config.request_timeout_ms)
     return None
+
+
+def _unfit(machine: RaftMachine, ask: rpc.UpdateVoterAsk) -> rpc.VoterChangeAnswer | None:
+    if not any(endpoint.name == machine.config.listener for endpoint in ask.endpoints):
+        return _refused(machine, ErrorCode.INVALID_REQUEST, f"no endpoint for the listener {machine.config.listener}")
+    if not ask.min_kraft_version <= machine.history.kraft_version <= ask.max_kraft_version:
+        return _refused(machine, ErrorCode.INVALID_REQUEST, "the kraft.version in use is not supported by the voter")
+    return None
+
+
+def _told(machine: RaftMachine, role: LeaderRole, ask: rpc.UpdateVoterAsk) -> rpc.VoterChangeAnswer:
+    """A static voter tells of itself. It is known by its id alone."""
+    if ask.epoch != role.epoch:
+        error = ErrorCode.FENCED_LEADER_EPOCH if ask.epoch < role.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+        return _refused(machine, error, f"the epoch is {role.epoch}")
+    if role.told is None or role.told.get(ask.voter.id) is None:
+        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{ask.voter} is not a voter")
+    refusal = _unfit(machine, ask)
+    if refusal is not None:
+        return refusal
+    role.told = role.told.with_voter(Voter(ask.voter, ask.endpoints, ask.min_kraft_version, ask.max_kraft_version))
+    return rpc.VoterChangeAnswer(machine.standing())
+
+
+def told_by_itself(machine: RaftMachine) -> VoterSet:
+    """What a leader of a static quorum knows in the beginning: its configuration, and itself."""
+    config = machine.config
+    return machine.voters.with_voter(Voter(machine.local, config.endpoints, 0, config.max_kraft_version))
+
+
+def upgrade_refusal(machine: RaftMachine, version: int) -> str | None:
+    """Why this leader cannot finalize kraft.version `version`. Where it is finalized already, nothing is in the way."""
+    role, current = machine.role, machine.history.kraft_version
+    assert isinstance(role, LeaderRole)
+    if version < current:
+        return f"kraft.version {current} is finalized, and is not lowered"
+    if version == current:
+        return None
+    if role.told is None or not role.established:
+        return "the leader has not committed in its epoch yet"
+    for voter in role.told.voters:
+        if voter.key.directory_id == ZERO_UUID:
+            return f"voter {voter.key.id} has not told its directory yet"
+        if not voter.min_kraft_version <= version <= voter.max_kraft_version:
+            return f"voter {voter.key.id} does not support it"
+    return None
+
+
+def upgrade(machine: RaftMachine, role: LeaderRole, version: int) -> None:
+    """Write the version and the first VotersRecord, in one batch: no replica may have one without the other."""
+    if version > machine.history.kraft_version and role.told is not None:
+        voters, role.told = role.told, None
+        machine.append_controls(KRaftVersionRecord(kraft_version=version), voters.to_record())
 
 
 def _change(
@@ -151,11 +210,17 @@ def own_change(machine: RaftMachine, role: Follower, now: int) -> rpc.Ask | None
     """What this replica itself wants changed: its endpoints, where the voter set has old ones; and its being a voter,
     where it is to join by itself (`controller.quorum.auto.join.enable`)."""
     config = machine.config
-    if not machine.history.dynamic or not config.can_be_voter or role.update_voter_at > now:
+    if not config.can_be_voter or role.update_voter_at > now:
         return None
     known = machine.voters.get(machine.local.id)
     ask: rpc.Ask | None = None
-    if machine.is_voter:
+    if not machine.history.dynamic:
+        # Once it has fetched, lest the leader wait for its majority.
+        if machine.is_voter and role.has_fetched and not role.has_told and config.endpoints:
+            ask = rpc.UpdateVoterAsk(
+                config.cluster_id, role.epoch, machine.local, config.endpoints, 0, config.max_kraft_version
+            )
+    elif machine.is_voter:
         wanted = Voter(machine.local, config.endpoints, 0, config.max_kraft_version)
         if known != wanted and config.endpoints:
             ask = rpc.UpdateVoterAsk(
@@ -171,3 +236,10 @@ def own_change(machine: RaftMachine, role: Follower, now: int) -> rpc.Ask | None
     if ask is not None:
         role.update_voter_at = now + config.fetch_timeout_ms
     return ask
+
+
+def change_answered(machine: RaftMachine, ask: rpc.Ask) -> bool:
+    """What this replica wanted is done, or appended."""
+    if isinstance(ask, rpc.UpdateVoterAsk) and isinstance(machine.role, Follower):
+        machine.role.has_told = True
+    return True

@@ -112,6 +112,7 @@ class Follower:
         "deadline",
         "epoch",
         "has_fetched",
+        "has_told",
         "leader",
         "leader_endpoints",
         "leader_id",
@@ -137,6 +138,8 @@ class Follower:
         self.voted = voted
         self.deadline = deadline
         self.has_fetched = False
+        self.has_told = False
+        """This static voter's leader knows its directory, endpoints and kraft.versions."""
         self.snapshot: OffsetAndEpoch | None = None
         self.snapshot_position = 0
         self.update_voter_at = 0
