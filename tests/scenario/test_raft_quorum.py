@@ -169,6 +169,22 @@ def test_a_voter_is_added_and_another_removed() -> None:
     assert gone not in leader.machine.voters.ids
 
 
+def test_a_quorum_of_one_grows_whenever_it_is_asked() -> None:
+    """Its leader heard of no other voter until then, and does not take that for a lost majority."""
+    cluster = started(1, joiners=(2, 3))
+    leader = cluster.leader
+    assert leader is not None
+    settle(cluster, 60_000)
+    for joiner in (2, 3):
+        answers = cluster.ask(leader.id, rpc.AddVoterAsk(CLUSTER, key_of(joiner), (endpoint_of(joiner),)))
+        cluster.run(1_000)
+        assert answers[0].standing.error is ErrorCode.NONE
+        settle(cluster, 20_000)
+    assert leader.leads
+    assert leader.machine is not None
+    assert (leader.machine.epoch, leader.machine.voters.ids) == (1, (1, 2, 3))
+
+
 def test_a_leader_that_is_removed_leads_until_that_is_committed() -> None:
     cluster = started()
     leader = cluster.leader

@@ -182,6 +182,9 @@ def upgrade(machine: RaftMachine, role: LeaderRole, version: int) -> None:
 def _change(
     machine: RaftMachine, role: LeaderRole, voters: VoterSet, token: object | None, now: int, timeout_ms: int
 ) -> None:
+    if role.alone:
+        # Nobody had to be heard of until now.
+        role.quorum_deadline = now + machine.config.quorum_timeout_ms
     offset = machine.append_controls(voters.to_record())
     assert token is None or isinstance(token, Hashable)
     role.change = VoterChange(offset, token, now + timeout_ms)
