@@ -55,7 +55,9 @@ def start(
     same_factor: bool,
 ) -> dict[TopicPartition, ApiError]:
     """Begin. The partitions that were refused, with the reasons. Raises `ApiError` where nothing has begun."""
-    throttles.throttle(cluster, _moves(targets, current), rate, log_dir_rate)
+    if rate is not None or log_dir_rate is not None:
+        alive = [node.node_id for node in describe_cluster(cluster).nodes]
+        throttles.throttle(cluster, _moves(targets, current), alive, rate, log_dir_rate)
     try:
         results = alter_reassignments(
             cluster,

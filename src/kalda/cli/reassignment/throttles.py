@@ -6,7 +6,7 @@ same, and they are removed in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -29,10 +29,15 @@ class Move(NamedTuple):
 
 
 def throttle(
-    cluster: Cluster, moves: Mapping[TopicPartition, Move], rate: int | None, log_dir_rate: int | None
+    cluster: Cluster,
+    moves: Mapping[TopicPartition, Move],
+    alive: Collection[int],
+    rate: int | None,
+    log_dir_rate: int | None,
 ) -> None:
-    """Bound the copying of these moves, in bytes a second and broker. Raises `ApiError`."""
-    brokers = sorted({node_id for move in moves.values() for node_id in (*move.sources, *move.targets)})
+    """Bound the copying of these moves, in bytes a second and broker. A broker takes its rate itself, so one that is
+    not alive gets none. Raises `ApiError`."""
+    brokers = sorted({node_id for move in moves.values() for node_id in (*move.sources, *move.targets)} & set(alive))
     if rate is not None:
         for topic, values in throttled_replicas(moves).items():
             set_configs(cluster, Resource(ResourceType.TOPIC, topic), values)

@@ -1,0 +1,289 @@
+"""`kalda reassign`, `elect` and `quorum` against nodes in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kalda.base.ids import TopicPartition
+from kalda.cli.commands import cli
+from kalda.cli.reassign import show_bytes
+from kalda.cli.reassignment import bar
+from kalda.cli.reassignment.progress import Outlook
+from kalda.client.admin.configs import Resource, ResourceType, describe_configs
+from kalda.client.admin.reassignments import Reassignment, alter_reassignments, list_reassignments
+from kalda.client.cluster import Cluster as Client
+from kalda.client.sender import Sender
+from kalda.records.builder import build_batch
+from kalda.testing import Cluster
+
+THROTTLED = (
+    "leader.replication.throttled.replicas",
+    "follower.replication.throttled.replicas",
+    "leader.replication.throttled.rate",
+    "follower.replication.throttled.rate",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(brokers=3) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    with Client(cluster.bootstrap_servers) as connected:
+        yield connected
+
+
+class Shell:
+    """Runs `kalda` in this process, with the cluster's address in the environment."""
+
+    def __init__(self, servers: str) -> None:
+        self._environment = {"KALDA_BOOTSTRAP_SERVER": servers}
+
+    def run(self, *arguments: object, code: int = 0) -> Result:
+        result = CliRunner().invoke(cli, list(map(str, arguments)), prog_name="kalda", env=self._environment)
+        assert result.exit_code == code, f"{arguments}: {result.exit_code}\n{result.output}"
+        return result
+
+    def json(self, *arguments: object, code: int = 0) -> Any:
+        return json.loads(self.run(*arguments, "--json", code=code).stdout)
+
+
+@pytest.fixture
+def shell(cluster: Cluster) -> Shell:
+    return Shell(cluster.bootstrap_servers)
+
+
+def replicas_of(client: Client, name: str) -> list[tuple[int, ...]]:
+    return [partition.replicas for partition in client.topic(name).partitions]
+
+
+def set_throttles(client: Client, topic: str) -> set[str]:
+    """Those that are set on the topic, or on one of two brokers."""
+    found = set()
+    for resource in (Resource(ResourceType.TOPIC, topic), *(Resource(ResourceType.BROKER, str(i)) for i in (1, 2))):
+        found |= {e.name for e in describe_configs(client, resource) if e.name in THROTTLED and not e.is_default}
+    return found
+
+
+def test_a_plan_is_made_run_seen_and_taken_back(cluster: Cluster, shell: Shell, client: Client, tmp_path: Path) -> None:
+    cluster.create_topic("orders", assignment=[(1, 2)] * 4)
+    with Sender(client) as sender:
+        for partition in range(4):
+            sender.send("orders", partition, build_batch([(0, None, b"x" * 1000, ())] * 50))
+    plan, back = tmp_path / "plan.json", tmp_path / "back.json"
+    shown = shell.run("reassign", "plan", "--topics", "orders", "--out", plan, "--rollback", back).stdout
+    assert "replicas are copied" in shown
+    document = json.loads(plan.read_text())
+    assert document == shell.json("reassign", "plan", "--topics", "orders")
+    assert 2 <= len(document["partitions"]) <= 3
+    ran = shell.run("reassign", "run", plan, "--throttle", 10_000_000).stdout
+    assert "Current partition replica assignment" in ran
+    assert ran.endswith("Completed.\n")
+    assert sorted(sum(replicas_of(client, "orders"), ())).count(3) == len(document["partitions"])
+    assert set_throttles(client, "orders") == set()
+    assert "complete" in shell.run("reassign", "status", plan).stdout
+    assert shell.run("reassign", "status", back, code=1).stdout.count("not as planned") == len(document["partitions"])
+    done = shell.json("reassign", "run", back)
+    assert (done["completed"], len(done["started"]), done["rollback"]) == (True, len(document["partitions"]), document)
+    assert replicas_of(client, "orders") == [(1, 2)] * 4
+
+
+def test_what_runs_is_listed_throttled_and_cancelled(
+    cluster: Cluster, shell: Shell, client: Client, tmp_path: Path
+) -> None:
+    cluster.create_topic("stuck", assignment=[(1, 2)])
+    plan = tmp_path / "plan.json"
+    entry = {"topic": "stuck", "partition": 0, "replicas": [1, 3], "log_dirs": ["any", "any"]}
+    plan.write_text(json.dumps({"version": 1, "partitions": [entry]}))
+    cluster.stop_node(3)
+    try:
+        ran = shell.run("reassign", "run", plan, "--throttle", 1000, "--no-wait").stdout
+        assert "The throttle stays" in ran
+        assert set_throttles(client, "stuck") == set(THROTTLED)
+        (listed,) = shell.json("reassign", "status")
+        assert (listed["topic"], listed["replicas"], listed["adding"]) == ("stuck", [1, 3], [3])
+        (state,) = shell.json("reassign", "status", plan, code=1)
+        assert state["state"] == "in progress"
+        assert "--additional" in shell.run("reassign", "run", plan, code=1).stderr
+        late = shell.run("reassign", "run", plan, "--additional", "--timeout", 0, code=1)
+        assert "Completed" not in late.stdout
+        assert "stuck-0" in shell.run("reassign", "cancel", plan).stdout
+        assert "None of the specified" in shell.run("reassign", "cancel", plan).stdout
+        assert shell.json("reassign", "cancel", "--all") == {"cancelled": [], "failed": []}
+        assert replicas_of(client, "stuck") == [(1, 2)]
+        assert list_reassignments(client) == {}
+    finally:
+        cluster.start_node(3)
+    shell.run("reassign", "cancel", plan)
+    assert set_throttles(client, "stuck") == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"topic": "nowhere"}, "nowhere-0"),
+        ({"partition": 9}, "refusals-9"),
+        ({"replicas": [1, 77]}, "brokers that do not exist: 77"),
+    ],
+)
+def test_plans_that_do_not_fit(
+    cluster: Cluster, shell: Shell, client: Client, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    if "refusals" not in client.metadata().topics:
+        cluster.create_topic("refusals", assignment=[(1, 2)])
+    plan = tmp_path / "plan.json"
+    entry = {"topic": "refusals", "partition": 0, "replicas": [1, 3], **change}
+    plan.write_text(json.dumps({"version": 1, "partitions": [entry]}))
+    assert words in shell.run("reassign", "run", plan, code=1).stderr
+
+
+def test_a_change_of_replication_factor_may_be_refused(
+    cluster: Cluster, shell: Shell, client: Client, tmp_path: Path
+) -> None:
+    cluster.create_topic("wider", assignment=[(1, 2)])
+    plan = tmp_path / "plan.json"
+    shell.run("reassign", "plan", "--topics", "wider", "-r", 3, "--out", plan)
+    refused = shell.run("reassign", "run", plan, "--disallow-replication-factor-change", "--throttle", 1000, code=1)
+    assert "INVALID_REPLICATION_FACTOR" in refused.stderr
+    assert set_throttles(client, "wider") == set()
+    shell.run("reassign", "run", plan)
+    assert [sorted(replicas) for replicas in replicas_of(client, "wider")] == [[1, 2, 3]]
+
+
+def test_what_plan_refuses(shell: Shell) -> None:
+    assert "one of --topics" in shell.run("reassign", "plan", code=2).stderr
+    assert "no topic nowhere" in shell.run("reassign", "plan", "--topics", "nowhere", code=1).stderr
+    assert "broker 9 is not in service" in shell.run("reassign", "plan", "--all-topics", "--brokers", 9, code=1).stderr
+    assert "ids with commas" in shell.run("reassign", "plan", "--all-topics", "--brokers", "x", code=2).stderr
+    both = ("--brokers", 1, "--without-brokers", 2)
+    assert "give one of them" in shell.run("reassign", "plan", "--all-topics", *both, code=2).stderr
+    assert "say which" in shell.run("reassign", "cancel", code=2).stderr
+
+
+def test_preferred_leaders_are_elected(cluster: Cluster, shell: Shell, client: Client, tmp_path: Path) -> None:
+    cluster.create_topic("led", assignment=[(1, 2), (1, 2)])
+    at = [TopicPartition("led", index) for index in range(2)]
+    assert alter_reassignments(client, dict.fromkeys(at, (2, 1))) == dict.fromkeys(at)
+    (first,) = shell.json("elect", "preferred", "--topic", "led", "--partition", 0)
+    assert (first["elected"], first["error"]) == (True, None)
+    again = shell.run("elect", "preferred", "--topic", "led", "--partition", 0)
+    assert again.stdout == "Valid replica already elected for partitions led-0\n"
+    assert "for partitions led-1" in shell.run("elect", "preferred", "--all").stdout
+    assert "Nothing to do" in shell.run("elect", "preferred", "--all").stdout
+    file = tmp_path / "partitions.json"
+    file.write_text('{"partitions": [{"topic": "led", "partition": 0}, {"topic": "led", "partition": 1}]}')
+    assert "led-0, led-1" in shell.run("elect", "unclean", "--file", file).stdout
+    assert "led-0, led-1" in shell.run("elect", "preferred", "--topic", "led").stdout
+    unknown = shell.run("elect", "preferred", "--topic", "led", "--partition", 7, code=1)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["preferred"], "one of --all, --topic, --file"),
+        (["preferred", "--all", "--topic", "a"], "one of --all, --topic, --file"),
+        (["preferred", "--all", "--partition", "1"], "--partition belongs"),
+        (["sloppy", "--all"], "sloppy"),
+    ],
+)
+def test_what_elect_refuses(shell: Shell, arguments: list[str], words: str) -> None:
+    assert words in shell.run("elect", *arguments, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is expected"),
+        ('{"partitions": [{"topic": "a"}]}', "is expected"),
+        ('{"partitions": []}', "names no partition"),
+        ('{"partitions": [{"topic": "a", "partition": 0}, {"topic": "a", "partition": 0}]}', "twice: a-0"),
+    ],
+)
+def test_files_that_elect_refuses(shell: Shell, tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "partitions.json"
+    file.write_text(text)
+    assert words in shell.run("elect", "preferred", "--file", file, code=1).stderr
+
+
+def properties(cluster: Cluster, node: int, path: Path, **changes: str) -> Path:
+    """A server.properties that tells where a node's controller is."""
+    directory = cluster.directory(node)
+    lines = {
+        "process.roles": "broker,controller",
+        "node.id": str(node),
+        "controller.quorum.bootstrap.servers": "127.0.0.1:1",
+        "listeners": "PLAINTEXT://127.0.0.1:21001,CONTROLLER://127.0.0.1:21002",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(directory),
+    } | {name.replace("_", "."): value for name, value in changes.items()}
+    path.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+    return path
+
+
+def test_a_controller_leaves_the_quorum_and_comes_back(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:
+    described = shell.json("quorum", "describe")
+    leaving = next(voter for voter in described["voters"] if voter["node_id"] != described["leader_id"])
+    node_id, directory_id = leaving["node_id"], leaving["directory_id"]
+    endpoint = leaving["endpoints"][0].partition("://")[2]
+    file = properties(
+        cluster, node_id, tmp_path / "p", listeners=f"PLAINTEXT://127.0.0.1:21001,CONTROLLER://{endpoint}"
+    )
+    chosen = ("--controller-id", node_id)
+    dry = shell.json("quorum", "remove-controller", *chosen, "--dry-run")
+    assert dry == {"node_id": node_id, "directory_id": directory_id, "executed": False}
+    gone = shell.run("quorum", "remove-controller", *chosen, "--controller-directory-id", directory_id).stdout
+    assert gone == f"Removed controller {node_id} with directory id {directory_id}\n"
+    assert f"node {node_id} does not vote" in shell.run("quorum", "remove-controller", *chosen, code=1).stderr
+    assert len(shell.json("quorum", "describe")["voters"]) == 2
+    assert "Would add" in shell.run("quorum", "add-controller", "-c", file, "--dry-run").stdout
+    assert shell.json("quorum", "add-controller", "-c", file) == {
+        "node_id": node_id,
+        "directory_id": directory_id,
+        "endpoints": [f"CONTROLLER://{endpoint}"],
+        "executed": True,
+    }
+    assert len(shell.json("quorum", "describe")["voters"]) == 3
+    assert "DUPLICATE_VOTER" in shell.run("quorum", "add-controller", "-c", file, code=1).stderr
+
+
+def test_controllers_that_cannot_be_added(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:
+    def refused(**changes: str) -> str:
+        file = properties(cluster, 1, tmp_path / "p", **changes)
+        return shell.run("quorum", "add-controller", "-c", file, code=1).stderr
+
+    assert "does not have the controller role" in refused(process_roles="broker", listeners="PLAINTEXT://127.0.0.1:1")
+    assert "is not formatted" in refused(log_dirs=str(tmp_path / "empty"))
+    assert "belongs to node 1" in refused(node_id="9")
+    assert "no such file" in shell.run("quorum", "add-controller", "-c", tmp_path / "none", code=1).stderr.lower()
+    nonsense = ("--controller-id", 1, "--controller-directory-id", "nonsense")
+    assert "is not a UUID" in shell.run("quorum", "remove-controller", *nonsense, code=2).stderr
+
+
+def test_a_bar_follows_what_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = TopicPartition("t", 0)
+    moving = {at: Reassignment((1, 2), (2,), (1,))}
+    looks = [Outlook(moving, {at: 2_000}), Outlook(moving, {at: None}), Outlook(moving, {at: 500}), Outlook({}, {})]
+    monkeypatch.setattr(bar, "look", lambda cluster, partitions: looks.pop(0))
+    monkeypatch.setattr(bar, "_POLL_S", 0.001)
+    monkeypatch.setattr(bar, "_FIRST_POLL_S", 0.001)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Client("127.0.0.1:1") as nobody:
+        assert bar.wait_with_bar(nobody, {at: (2,)}, None)
+    assert looks == []
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2_000_000, "2.0 MB"), (7.1e12, "7.1 TB")]
+)
+def test_bytes_as_people_say_them(count: float, shown: str) -> None:
+    assert show_bytes(count) == shown
