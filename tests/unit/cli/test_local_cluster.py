@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -300,6 +300,74 @@ def test_a_cluster_that_does_not_run(tmp_path: Path) -> None:
     assert (down.exit_code, down.stdout) == (0, "Nothing to stop: none of these nodes runs.\n")
     assert "no node 7" in run("cluster", "down", "--dir", tmp_path, "--node", 7).stderr
     assert run("cluster", "logs", "--dir", tmp_path).stdout == ""
+
+
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets a shell script take the place of the program that a node is started with."""
+
+    def replace_python(script: str) -> None:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return replace_python
+
+
+def test_a_node_that_dies_at_its_start_is_told_with_its_last_lines(
+    tmp_path: Path, pretend: Callable[[str], None]
+) -> None:
+    pretend("echo this disk is bad; exit 3")
+    directory = tmp_path / "c"
+    result = run("cluster", "up", "--dir", directory, "--nodes", 1)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "this disk is bad\nkalda: node 1 has ended with 3; these are the last lines of" in result.stderr
+    assert " died " in run("cluster", "status", "--dir", directory).stdout
+    assert run("cluster", "logs", "--dir", directory).stdout == "this disk is bad\n"
+
+
+def test_a_node_that_never_serves(tmp_path: Path, pretend: Callable[[str], None]) -> None:
+    pretend("exec sleep 600")
+    directory = tmp_path / "c"
+    result = run("cluster", "up", "--dir", directory, "--nodes", 1, "--timeout", 1)
+    assert result.exit_code == 1
+    assert "kalda: node 1 does not serve after 1 s: cannot connect" in result.stderr
+    (node,) = json.loads(run("cluster", "status", "--dir", directory, "--json").stdout)["nodes"]
+    assert node["state"] == "starting"
+    assert node["pid"] is not None
+    down = run("cluster", "down", "--dir", directory)
+    assert (down.exit_code, down.stdout) == (0, "Stopped node 1.\n")
+
+
+def test_a_node_that_does_not_stop_is_killed(tmp_path: Path, pretend: Callable[[str], None]) -> None:
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    pretend(f"trap '' TERM; echo deaf > {ready}; exec sleep 600")
+    directory = tmp_path / "c"
+    run("cluster", "up", "--dir", directory, "--nodes", 1, "--timeout", 1)
+    assert ready.read_text() == "deaf\n"
+    down = run("cluster", "down", "--dir", directory, "--timeout", 0.05, "--json")
+    assert json.loads(down.stdout) == [{"node_id": 1, "killed": True}]
+    assert "did not stop in 0.05 s" in down.stderr
+
+
+def test_what_was_started_is_stopped_when_up_is_interrupted(
+    tmp_path: Path, pretend: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend("exec sleep 600")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(starting, "wait_until_all_serve", interrupt)
+    directory = tmp_path / "c"
+    result = run("cluster", "up", "--dir", directory, "--nodes", 2)
+    assert result.exit_code == 130
+    assert sorted(result.stderr.splitlines()) == ["Interrupted: stopped node 1.", "Interrupted: stopped node 2."]
+    (first, second) = json.loads(run("cluster", "status", "--dir", directory, "--json").stdout)["nodes"]
+    assert (first["state"], second["state"]) == ("stopped", "stopped")
 
 
 def test_nodes_complete(tmp_path: Path) -> None:
