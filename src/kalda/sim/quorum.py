@@ -1,12 +1,14 @@
 """A quorum in one place: machines, their disks and a network, without bytes, on virtual time.
 
 Each node's log is a list of (epoch, payload); what is flushed survives a crash, what is not may be lost. Effects are
-carried out as a driver would: in order, `Persist` at once, a flush after a while. The network delays, loses and
-reorders as it is told to. Every step checks what Raft promises.
+carried out as a driver would: in order, `Persist` at once, a flush after a while. The network delays, loses, repeats
+and reorders as it is told to, and links fail in both directions or one. A node may be killed, lose what it did not
+flush, be paused, or have a slow disk. Every step checks what Raft promises.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import random
 from collections.abc import Callable
@@ -62,6 +64,13 @@ class Node:
         self.leader: tuple[int | None, int] = (None, 0)
         self.replies: dict[Any, Any] = {}
         self.tick_at: int | None = None
+        self.paused = False
+        self.held: list[ev.Event] = []
+        """What has come while it was paused."""
+        self.flush_delay: tuple[int, int] | None = None
+        """Its disk's own, where it is slow."""
+        self.checked: tuple[int, int, int] = (0, 0, 0)
+        """As the leader of an epoch, in an incarnation: so many commits were held against its log."""
 
     @property
     def end_offset(self) -> int:
@@ -77,6 +86,9 @@ class Node:
 
     def entry(self, offset: int) -> Entry:
         return self.entries[offset - self.start_offset]
+
+    def part(self, low: int, high: int) -> list[Entry]:
+        return self.entries[max(0, low - self.start_offset) : max(0, high - self.start_offset)]
 
     def log_state(self) -> LogState:
         epochs: list[tuple[int, int]] = []
@@ -130,7 +142,18 @@ class Cluster:
         self.delay = (1, 5)
         self.flush_delay = (1, 5)
         self.cut: set[frozenset[int]] = set()
+        self.refusal = 1.0
+        """How likely it is that the host of a node that is down refuses, so that it is known to be gone."""
+        self.walls: set[tuple[int, int]] = set()
+        """Directed pairs of nodes between which something refuses in the other's place, though that lives."""
+        self.cut_one_way: set[tuple[int, int]] = set()
+        self.slow: dict[int, tuple[int, int]] = {}
+        """Delays of all that certain nodes send."""
+        self.repeat = 0.0
+        """How often a request comes twice."""
         self.committed: dict[int, Entry] = {}
+        self.commits: list[int] = []
+        """Offsets, in the order in which their commits became known."""
         self.leaders: dict[int, int] = {}
         bootstrap = voters_of(*voters) if dynamic else None
         self.nodes = {
@@ -164,10 +187,29 @@ class Cluster:
         node = self.nodes[node_id]
         node.machine = None
         node.partial = []
+        if self.random.random() < self.refusal:
+            # Its kernel closes its connections, and whoever waits at the other end finds that nobody listens.
+            for asker, answered in node.replies.values():
+                if asker is not None:
+                    self.at(self.random.randint(*self.delay), functools.partial(answered, None, True))
+        node.replies.clear()
+        self.wake(node_id)
         if lose_unflushed:
             keep = self.random.randint(min(node.flushed, node.end_offset), node.end_offset)
             del node.entries[keep - node.start_offset :]
         node.flushed = node.end_offset
+
+    def pause(self, node_id: int) -> None:
+        """SIGSTOP: time goes on without it."""
+        self.nodes[node_id].paused = True
+
+    def wake(self, node_id: int) -> None:
+        """SIGCONT: it learns at once all that has come."""
+        node = self.nodes[node_id]
+        node.paused, held = False, node.held
+        node.held = []
+        for event in held:
+            self.step(node, event)
 
     # Time.
 
@@ -205,6 +247,9 @@ class Cluster:
 
     def step(self, node: Node, event: ev.Event) -> None:
         if node.machine is None:
+            return
+        if node.paused:
+            node.held.append(event)
             return
         effects = node.machine.step(event, self.now)
         for effect in effects:
@@ -284,7 +329,7 @@ class Cluster:
             if node.incarnation == incarnation and node.up:
                 self.step(node, ev.SnapshotInstalled(snapshot, self.install(node, snapshot)))
 
-        self.at(self.random.randint(*self.flush_delay), installed)
+        self.at(self.random.randint(*(node.flush_delay or self.flush_delay)), installed)
 
     def later_flush(self, node: Node, offset: int, generation: int) -> None:
         incarnation = node.incarnation
@@ -296,28 +341,36 @@ class Cluster:
                 node.flushed = max(node.flushed, min(offset, node.end_offset))
             self.step(node, ev.Flushed(offset, generation))
 
-        self.at(self.random.randint(*self.flush_delay), flushed)
+        self.at(self.random.randint(*(node.flush_delay or self.flush_delay)), flushed)
 
     def send(self, node: Node, target: int, correlation: int, ask: rpc.Ask) -> None:
         incarnation, peer = node.incarnation, self.nodes[target]
 
-        def answered(answer: rpc.Answer | None) -> None:
+        def answered(answer: rpc.Answer | None, gone: bool = False) -> None:
             if node.incarnation == incarnation:
-                self.step(node, ev.Failed(correlation) if answer is None else ev.Answered(correlation, answer))
+                self.step(node, ev.Failed(correlation, gone) if answer is None else ev.Answered(correlation, answer))
 
         def arrive() -> None:
-            if not peer.up:
-                self.at(self.random.randint(*self.delay), lambda: answered(None))
+            if not peer.up or (node.id, target) in self.walls:
+                gone = peer.up or self.random.random() < self.refusal
+                self.at(self.delay_from(target), lambda: answered(None, gone))
                 return
             self.sequence += 1
             peer.replies[self.sequence] = (node.id, answered)
             self.step(peer, ev.Asked(self.sequence, ask))
 
         if not self.lost(node.id, target):
-            self.at(self.random.randint(*self.delay), arrive)
+            self.at(self.delay_from(node.id), arrive)
+            if self.repeat and self.random.random() < self.repeat:
+                self.at(self.delay_from(node.id), arrive)
 
     def lost(self, one: int, other: int) -> bool:
+        if self.cut_one_way and (one, other) in self.cut_one_way:
+            return True
         return frozenset((one, other)) in self.cut or self.random.random() < self.loss
+
+    def delay_from(self, node_id: int) -> int:
+        return self.random.randint(*self.slow.get(node_id, self.delay))
 
     def reply(self, node: Node, token: Any, answer: rpc.Answer) -> None:
         asker, answered = node.replies.pop(token)
@@ -330,13 +383,15 @@ class Cluster:
         if asker is None:
             answered(answer)
         elif not self.lost(node.id, asker):
-            self.at(self.random.randint(*self.delay), lambda: answered(answer))
+            self.at(self.delay_from(node.id), lambda: answered(answer))
 
     # What a client or an operator does.
 
     def append(self, *values: str) -> None:
         node = self.leader
         assert node is not None
+        if node.paused:
+            return
         self.step(node, ev.Append(node.leader[1], len(values), list(values)))
 
     def ask(self, node_id: int, ask: rpc.Ask) -> list[rpc.Answer]:
@@ -374,6 +429,8 @@ class Cluster:
         assert offset > node.high_watermark, "the high watermark goes forward"
         assert offset <= node.end_offset
         for at in range(max(node.high_watermark, node.start_offset), offset):
+            if at not in self.committed:
+                self.commits.append(at)
             known = self.committed.setdefault(at, node.entry(at))
             assert known == node.entry(at), f"two records are committed at {at}: {known} and {node.entry(at)}"
         node.high_watermark = offset
@@ -388,17 +445,26 @@ class Cluster:
             leader = self.leaders.setdefault(machine.epoch, node.id)
             assert leader == node.id, f"epoch {machine.epoch} has the leaders {leader} and {node.id}"
             if machine.role.established:
-                for at, entry in self.committed.items():
-                    if at >= node.start_offset and entry[0] <= machine.epoch:
-                        assert at < node.end_offset, f"the leader of {machine.epoch} lacks the committed {at}"
-                        assert node.entry(at) == entry, f"the leader of {machine.epoch} has another record at {at}"
+                self.check_leader(node, machine.epoch)
+
+    def check_leader(self, node: Node, epoch: int) -> None:
+        """It has all that was committed. Its log only grows while it leads, so nothing is looked at twice."""
+        done = node.checked[2] if node.checked[:2] == (epoch, node.incarnation) else 0
+        for at in self.commits[done:]:
+            entry = self.committed[at]
+            if at >= node.start_offset and entry[0] <= epoch:
+                assert at < node.end_offset, f"the leader of {epoch} lacks the committed {at}"
+                assert node.entry(at) == entry, f"the leader of {epoch} has another record at {at}"
+        node.checked = (epoch, node.incarnation, len(self.commits))
 
     def check_logs_match(self) -> None:
         """Where two logs have a record of one epoch at one offset, they agree up to there."""
         nodes = list(self.nodes.values())
-        for one in nodes:
-            for other in nodes:
+        for number, one in enumerate(nodes):
+            for other in nodes[:number]:
                 low, high = max(one.start_offset, other.start_offset), min(one.end_offset, other.end_offset)
+                if one.part(low, high) == other.part(low, high):
+                    continue
                 same = [at for at in range(low, high) if one.entry(at)[0] == other.entry(at)[0]]
                 for at in range(low, same[-1] + 1 if same else low):
                     assert one.entry(at) == other.entry(at), f"{one.id} and {other.id} part at {at}"

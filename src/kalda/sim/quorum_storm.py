@@ -1,6 +1,7 @@
-"""Seeded storms over quorums of three and five, without bytes: delays, losses, partitions, crashes that lose what was
-not synced, snapshots, changes of the voters. The quorum checks Raft's promises after every step; in the end, with the
-weather good again, everyone must agree and a write must go through.
+"""Seeded storms over quorums of three and five, without bytes: delays, losses, repetitions, partitions in both
+directions and in one, slow links and disks, pauses, kills, crashes that lose what was not synced, snapshots, changes of
+the voters. The quorum checks Raft's promises after every step; in the end, with the weather good again, everyone must
+agree and a write must go through.
 
 Thousands of times cheaper than whole nodes, and so the place to look for rare interleavings of elections.
 """
@@ -37,22 +38,56 @@ def storm(seed: int, steps: int = 60) -> Cluster:
         elif roll < 0.6:
             victim = rng.choice(ids)
             if cluster.nodes[victim].up:
-                cluster.crash(victim)
+                cluster.crash(victim, lose_unflushed=rng.random() < 0.7)
         elif roll < 0.75:
             for node_id in ids:
                 if not cluster.nodes[node_id].up and rng.random() < 0.7:
                     cluster.start(node_id)
-        elif roll < 0.85:
+        elif roll < 0.8:
             side = set(rng.sample(ids, rng.randint(1, len(ids) - 1)))
             cluster.cut = {frozenset((a, b)) for a in side for b in ids if b not in side}
+        elif roll < 0.84:
+            hinder(cluster, rng)
         elif roll < 0.93:
-            cluster.cut = set()
+            mend(cluster)
             cluster.loss = rng.choice((0.0, 0.05, 0.3))
+            cluster.repeat = rng.choice((0.0, 0.0, 0.2))
         else:
             change(cluster, rng)
         cluster.run(rng.choice((5, 50, 400, 1500)))
         cluster.check_logs_match()
     return cluster
+
+
+def hinder(cluster: Cluster, rng: random.Random) -> None:
+    """Something that does not stop a node, but is in its way."""
+    ids = list(cluster.nodes)
+    node_id = rng.choice(ids)
+    match rng.randrange(5):
+        case 0:
+            cluster.pause(node_id)
+        case 1:
+            others = rng.sample(ids, rng.randint(1, len(ids)))
+            away = rng.random() < 0.5
+            cluster.cut_one_way |= {(node_id, other) if away else (other, node_id) for other in others}
+        case 2:
+            cluster.slow[node_id] = rng.choice(((50, 200), (100, 2_000)))
+        case 3:
+            cluster.walls |= {(node_id, other) for other in rng.sample(ids, rng.randint(1, len(ids)))}
+            cluster.refusal = rng.choice((0.0, 0.5, 1.0))
+        case _:
+            cluster.nodes[node_id].flush_delay = rng.choice(((20, 500), (500, 3_000)))
+
+
+def mend(cluster: Cluster) -> None:
+    """Nothing is in anybody's way."""
+    cluster.cut, cluster.cut_one_way = set(), set()
+    cluster.loss = cluster.repeat = 0.0
+    cluster.walls, cluster.refusal = set(), 1.0
+    cluster.slow.clear()
+    for node in cluster.nodes.values():
+        node.flush_delay = None
+        cluster.wake(node.id)
 
 
 def change(cluster: Cluster, rng: random.Random) -> None:
@@ -61,7 +96,7 @@ def change(cluster: Cluster, rng: random.Random) -> None:
     if leader is None or leader.machine is None:
         return
     if rng.random() < 0.5:
-        node = rng.choice([node for node in cluster.nodes.values() if node.up])
+        node = rng.choice([node for node in cluster.nodes.values() if node.up and not node.paused])
         if node.high_watermark > node.start_offset:
             cluster.take_snapshot(node.id, rng.randint(node.start_offset + 1, node.high_watermark))
     elif cluster.dynamic:
@@ -76,7 +111,8 @@ def change(cluster: Cluster, rng: random.Random) -> None:
 
 def calm(cluster: Cluster) -> None:
     """Everything works again: a write goes through, and everyone has it."""
-    cluster.cut, cluster.loss, cluster.delay = set(), 0.0, (1, 5)
+    mend(cluster)
+    cluster.delay = (1, 5)
     for node in cluster.nodes.values():
         if not node.up:
             cluster.start(node.id)
