@@ -55,6 +55,8 @@ T = TypeVar("T")
 
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _START_TIMEOUT_S = 300
+_CLOSING_THREADS = 4
+"""At least so many logs are synced at a time at the stop: file systems sync several at about the cost of one."""
 _PATIENCE_S = 5
 _WITHOUT_EFFECT = {
     "authorizer.class.name": "this release enforces no ACLs, every client may do everything",
@@ -507,8 +509,14 @@ class Node:
     async def _close_logs(self) -> None:
         """Every log, then the markers: a marker vouches for all that is in its directory."""
         try:
-            for job in self._logs.close_jobs():
-                await self._run_job(job)
+            jobs = self._logs.close_jobs()
+
+            async def close_some() -> None:
+                for job in jobs:
+                    await self._run_job(job)
+
+            threads = self.config["num.recovery.threads.per.data.dir"] * len(self._logs.dirs)
+            await asyncio.gather(*(close_some() for _ in range(max(_CLOSING_THREADS, threads))))
             epoch = self._lifecycle.broker_epoch if self._lifecycle is not None else -1
             for job in self._logs.marker_jobs(epoch):
                 await self._run_job(job)

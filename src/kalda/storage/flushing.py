@@ -52,9 +52,9 @@ class Unsynced:
         indexes: bool,
     ) -> Job[None]:
         """Sync what is below `upto`; `reached(whole)` is called in the end, false where it was truncated meanwhile."""
-        # Snapshots and epochs may be new files: synced ones, whose names a crash could still take.
-        new_files = bool(snapshots.unsynced) or epochs.unwritten or epochs.unsynced
         files = self._files(segments, snapshots, epochs, recovery_point, upto, indexes)
+        # Snapshots and epochs may be new files: synced ones, whose names a crash could still take.
+        new_files = bool(snapshots.unsynced) or epochs.unsynced
         names, truncations = self.names, self.truncations
         sync_names = new_files or names != self._names_synced
         synced_snapshots, synced_epochs = set(snapshots.unsynced), epochs.writes

@@ -7,7 +7,8 @@ result, or raises what went wrong. So nothing shared is ever locked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -26,6 +27,27 @@ class Job(Generic[T]):
         self._failed: Callable[[OSError], T] | None = None
         self._outcome: object = None
         self._error: BaseException | None = None
+
+    @staticmethod
+    def together(description: str, jobs: Sequence[Job[None]]) -> Job[None]:
+        """Several as one. What one of them meets, the others do not: each is finished, then the first error raised."""
+
+        def work() -> None:
+            for job in jobs:
+                with contextlib.suppress(Exception):  # kept by the job
+                    job.run()
+
+        def finish(_: None) -> None:
+            failures: list[Exception] = []
+            for job in jobs:
+                try:
+                    job.finish()
+                except Exception as failure:
+                    failures.append(failure)
+            if failures:
+                raise failures[0]
+
+        return Job(description, work, finish)
 
     def on_failure(self, failed: Callable[[OSError], T]) -> Self:
         """A failing disk is not raised any more: `finish` gives what `failed` makes of it, on the owner's thread."""

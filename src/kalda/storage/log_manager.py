@@ -15,6 +15,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from kalda.base.disk import Disk
@@ -37,6 +38,7 @@ from kalda.storage.naming import (
 T = TypeVar("T")
 _RESERVED_IDS = 100
 _LOGS_A_POLL = 64
+_LOGS_A_JOB = 8
 _FRESH_INTERVAL_MS = 20
 
 
@@ -453,17 +455,13 @@ class LogManager:
             if not log.offline:
                 self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.recovery_point)))
         self._syncing_fresh = True
-
-        def work() -> None:
-            for job in jobs:
-                job.run()
+        together = Job.together(f"sync {len(jobs)} new logs", jobs)
 
         def finish(_: None) -> None:
             self._syncing_fresh = False
-            for job in jobs:
-                job.finish()
+            together.finish()
 
-        return Job(f"sync {len(jobs)} new logs", work, finish)
+        return Job(together.description, together.run, finish)
 
     def _guard(self, log: Log, visit: Callable[[Log], object]) -> None:
         """A disk that fails under one log takes its directory offline; the others are still to be visited."""
@@ -480,10 +478,18 @@ class LogManager:
 
     # Stop
 
-    def close_jobs(self) -> list[Job[None]]:
-        """Jobs that close every log as a clean stop does. No log is used after this."""
+    def close_jobs(self) -> Iterator[Job[None]]:
+        """Jobs that close every log as a clean stop does, a few logs each, in any order. No log is used after this.
+
+        Each is made when it is asked for, as it holds the files open that it is to sync.
+        """
+        logs = iter([*self, *self.futures])
+        while some := list(islice(logs, _LOGS_A_JOB)):
+            yield Job.together("close logs", self._close_some(some))
+
+    def _close_some(self, logs: list[Log]) -> list[Job[None]]:
         jobs: list[Job[None]] = []
-        for log in (*self, *self.futures):
+        for log in logs:
             if not log.offline:
                 self._guard(log, lambda log: jobs.append(log.close_job().on_failure(log.on_io_error)))
         return jobs

@@ -13,6 +13,7 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_offsets, write_meta_properties
 from kalda.storage.config import LogConfig
+from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
@@ -290,3 +291,47 @@ def test_a_flush_covers_the_topic_id(node: Node) -> None:
     assert again is not None
     assert again.topic_id == TOPIC_ID
     assert again.log_end_offset == 1
+
+
+def test_a_log_that_nobody_wrote_to_syncs_nothing_at_the_stop(node: Node) -> None:
+    for partition in range(3):
+        node.log(partition).assign_leader_epoch(4, 0)
+    node.poll()
+    synced: list[str] = []
+    sync_dir = node.disk.sync_dir
+    node.disk.sync_dir = lambda path: (synced.append(path), sync_dir(path))[1]  # type: ignore[method-assign,assignment]
+    for job in node.logs.close_jobs():
+        job.complete()
+    assert synced == []
+
+
+def test_what_a_failed_flush_did_not_sync_is_synced_by_the_next(node: Node) -> None:
+    log = node.log(0)
+    append(log, 30)
+    assert log.snapshots.unsynced
+    log.leader_epochs.write()
+    waiting = list(log.snapshots.unsynced)
+    node.disk.fail("/d0", operations=frozenset({"sync"}))
+    job = log.flush_job()
+    with pytest.raises(OSError, match=r"I/O|EIO|error"):
+        job.run()
+    assert log.snapshots.unsynced == waiting
+    assert log.leader_epochs.unsynced
+    node.disk.mend("/d0")
+    log.flush()
+    assert not log.snapshots.unsynced
+    assert not log.leader_epochs.unsynced
+
+
+def test_jobs_together_are_all_finished() -> None:
+    done: list[int] = []
+
+    def broken() -> None:
+        raise OSError(5, "broken")
+
+    jobs = [Job("a", broken, done.append), Job("b", lambda: 2, done.append)]
+    together = Job.together("both", jobs)
+    together.run()
+    with pytest.raises(OSError, match="broken"):
+        together.finish()
+    assert done == [2]
