@@ -28,7 +28,7 @@ from kalda.protocol.messages.fetch import (
     FetchResponseLeaderIdAndEpoch,
     FetchResponsePartitionData,
 )
-from kalda.replication.fetch_session import FetchContext, FetchEntry
+from kalda.replication.fetch_session import FetchContext, FetchEntry, Resting
 from kalda.replication.partition import Partition
 from kalda.replication.waiting import Waiter
 from kalda.storage.log import FetchInfo
@@ -85,7 +85,8 @@ class Fetch:
         self._prefer = prefer if self.from_followers and request.rack_id else None
         self.max_bytes = min(request.max_bytes, manager.fetch_max_bytes)
         self.read_committed = request.isolation_level == READ_COMMITTED
-        self.answers: list[FetchResponsePartitionData] = []
+        self.answers: list[FetchResponsePartitionData | None] = []
+        """For each entry of the context; None where a partition rests, and its session has heard that."""
         self._read_bytes = 0
         self._cold: list[tuple[int, Partition, int]] = []
 
@@ -136,9 +137,17 @@ class Fetch:
         remaining = self.max_bytes
         settled = False
         find = self._manager.find
+        follower_id = self._follower_id
+        may_rest = follower_id >= 0 and self._context.incremental
+        note_ms = self._manager.now_ms() if may_rest and note_follower else None
         for entry in self._context.entries:
             asked = entry.asked
             partition = find(entry.topic, entry.index)
+            if may_rest and entry.resting is not None and partition is not None:
+                if self._rests(entry, partition, note_ms):
+                    self.answers.append(None)
+                    continue
+                entry.resting = None
             answer = FetchResponsePartitionData(partition_index=entry.index, records=_NO_BYTES)
             self.answers.append(answer)
             try:
@@ -170,10 +179,26 @@ class Fetch:
                 else:
                     remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
                     self._fill(answer, partition, info)
+                    if follower_id >= 0 and not info.size_bytes:
+                        entry.resting = Resting(partition, asked, partition.leader_epoch)
             except ApiError as error:
                 self._fail(answer, error.code, partition)
                 settled = True
         return settled
+
+    def _rests(self, entry: FetchEntry, partition: Partition, note_ms: int | None) -> bool:
+        """Whether a follower's session knows all that there is to say of a partition."""
+        resting, log = entry.resting, partition.log
+        return (
+            resting is not None
+            and resting.partition is partition
+            and resting.asked is entry.asked
+            and entry.high_watermark == log.high_watermark
+            and entry.log_start_offset == log.log_start_offset
+            and partition.rests_for(
+                self._follower_id, self._follower_epoch, resting.asked.fetch_offset, resting.leader_epoch, note_ms
+            )
+        )
 
     def _missing(self, entry: FetchEntry) -> ErrorCode:
         if self._context.by_id and not entry.topic:
@@ -261,6 +286,7 @@ class Fetch:
         def finish(results: list[FetchInfo | ApiError] | None, error: BaseException | None) -> None:
             for at, (index, partition, _) in enumerate(cold):
                 answer = self.answers[index]
+                assert answer is not None, "what rests is not read"
                 result = results[at] if results is not None else ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
                 if isinstance(result, ApiError):
                     self._fail(answer, result.code, partition)
@@ -281,6 +307,8 @@ class Fetch:
         topic: FetchableTopicResponse | None = None
         last: FetchEntry | None = None
         for entry, answer in zip(context.entries, self.answers, strict=True):
+            if answer is None:
+                continue
             if session is not None:
                 news = entry.has_news(answer)
                 if context.incremental and not news:

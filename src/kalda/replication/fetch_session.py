@@ -13,6 +13,7 @@ it has slots.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
@@ -22,6 +23,9 @@ from kalda.protocol.messages.fetch import (
     FetchResponsePartitionData,
 )
 
+if TYPE_CHECKING:
+    from kalda.replication.partition import Partition
+
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 _MAX_EPOCH = 2**31 - 1
@@ -30,10 +34,19 @@ _EVICTION_AFTER_MS = 120_000
 PartitionKey = tuple[bytes | str, int]
 
 
+class Resting(NamedTuple):
+    """A partition of which a follower has everything: as long as all is what it was, the next fetch of the session
+    need not look at it closely. A follower's session may have thousands, of which hardly any has moved."""
+
+    partition: Partition
+    asked: FetchRequestFetchPartition
+    leader_epoch: int
+
+
 class FetchEntry:
     """One partition of one fetch. In a session it outlives the request and remembers the last answer."""
 
-    __slots__ = ("asked", "high_watermark", "index", "log_start_offset", "topic", "topic_id")
+    __slots__ = ("asked", "high_watermark", "index", "log_start_offset", "resting", "topic", "topic_id")
 
     def __init__(self, topic: str, topic_id: Uuid, asked: FetchRequestFetchPartition) -> None:
         self.topic = topic
@@ -43,6 +56,7 @@ class FetchEntry:
         self.asked = asked
         self.high_watermark = -1
         self.log_start_offset = -1
+        self.resting: Resting | None = None
 
     def has_news(self, answer: FetchResponsePartitionData) -> bool:
         """True where an incremental answer must say something of this partition; remembers what is said."""

@@ -43,11 +43,15 @@ class FetcherSession:
             request.topics = _by_topic(wanted.items())
         else:
             said = self._said
-            request.topics = _by_topic((key, each) for key, each in wanted.items() if _differs(said.get(key), each))
+            request.topics = _by_topic(
+                (key, each)
+                for key, each in wanted.items()
+                if (before := said.get(key)) is not each and _differs(before, each)
+            )
             forgotten: dict[Uuid, list[int]] = {}
-            for topic_id, index in said:
-                if (topic_id, index) not in wanted:
-                    forgotten.setdefault(topic_id, []).append(index)
+            for key in said:
+                if key not in wanted:
+                    forgotten.setdefault(key[0], []).append(key[1])
             request.forgotten_topics_data = [
                 FetchRequestForgottenTopic(topic_id=topic_id, partitions=indexes)
                 for topic_id, indexes in forgotten.items()

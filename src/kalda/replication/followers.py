@@ -72,6 +72,12 @@ class FollowerState:
         self._fetched_at_leader_end = max(leader_end, self._fetched_at_leader_end)
         self._fetched_ms = now_ms
 
+    def on_fetch_at_rest(self, offset: int, now_ms: int) -> None:
+        """`on_fetch` of a follower that asks for what it asked for before, and that is the leader's end still."""
+        self.last_caught_up_ms = self._fetched_ms = now_ms
+        if offset > self._fetched_at_leader_end:
+            self._fetched_at_leader_end = offset
+
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
         """Whether it belongs in the ISR as far as pace goes."""
         if self.log_end_offset == leader_end:

@@ -319,6 +319,24 @@ class Partition:
         if start_before != log_start_offset and self.waiters:
             self.tell_waiters(0)
 
+    def rests_for(self, broker_id: int, broker_epoch: int, offset: int, leader_epoch: int, note_ms: int | None) -> bool:
+        """Whether a follower in the ISR that fetches what it fetched before, in this leader epoch, has everything
+        still. Its fetch is noted as of `note_ms`, where that is given."""
+        in_sync = self.in_sync
+        if (
+            self.log.log_end_offset != offset
+            or self.leader_epoch != leader_epoch
+            or self.leader_id != self._broker_id
+            or broker_id not in in_sync.isr
+        ):
+            return False
+        follower = in_sync.followers.get(broker_id)
+        if follower is None or follower.broker_epoch != broker_epoch or follower.log_end_offset != offset:
+            return False
+        if note_ms is not None:
+            follower.on_fetch_at_rest(offset, note_ms)
+        return True
+
     def _maybe_expand(self, follower: FollowerState) -> None:
         if self.in_sync.may_join(follower, self.log.high_watermark):
             self._propose((*self.in_sync.isr, follower.broker_id))

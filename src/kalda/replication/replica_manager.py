@@ -74,6 +74,10 @@ class ReplicaManager:
         """The partition, where this broker holds a live replica of it."""
         return self._partitions.get((topic, index))
 
+    def now_ms(self) -> int:
+        """The time by which followers are in sync or not."""
+        return 0 if self._cluster is None else self._cluster.now_ms()
+
     def get(self, topic: str, index: int) -> Partition:
         """The partition. Raises `ApiError` with the reason why it is not here."""
         partition = self._partitions.get((topic, index))

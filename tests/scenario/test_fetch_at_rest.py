@@ -1,0 +1,62 @@
+"""Followers of partitions in which nothing happens: their fetches cost next to nothing, and count all the same."""
+
+from __future__ import annotations
+
+import pytest
+from replication_world import LAG_MAX_MS, World
+
+from kalda.replication.partition import Partition
+from kalda.storage.log import FetchInfo
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Offsets that were read anywhere."""
+    seen: list[int] = []
+    read = Partition.read
+
+    def counted(
+        partition: Partition, offset: int, max_bytes: int, end_offset: int, min_one_message: bool
+    ) -> FetchInfo | None:
+        seen.append(offset)
+        return read(partition, offset, max_bytes, end_offset, min_one_message)
+
+    monkeypatch.setattr(Partition, "read", counted)
+    return seen
+
+
+def test_what_does_not_move_is_not_read(reads: list[int]) -> None:
+    world = World()
+    world[1].write("abc")
+    world.run(2_000)
+    reads.clear()
+    world.run(10_000)
+    assert reads == []
+    world[1].write("d")
+    world.run(1_100)
+    assert 3 in reads
+    assert [broker.values for broker in world.brokers.values()] == ["abcd"] * 3
+    assert {broker.log.high_watermark for broker in world.brokers.values()} == {4}
+
+
+def test_the_fetches_of_followers_at_rest_keep_them_in_sync() -> None:
+    world = World()
+    world.watch_isrs()
+    world[1].write("a")
+    world.run(5 * LAG_MAX_MS)
+    world.cut.add((3, 1))
+    world.run(LAG_MAX_MS // 2)
+    world[1].write("b")
+    world.run(LAG_MAX_MS // 4)
+    assert world.lines == [], "3 was caught up less than the allowed time ago, by a fetch that found it at rest"
+    world.run(2 * LAG_MAX_MS)
+    assert world.lines == ["1 proposes [1, 2]", "the ISR is [1, 2]"]
+
+
+def test_a_moved_log_start_is_told_to_those_at_rest() -> None:
+    world = World()
+    world[1].write("abc")
+    world.run(2_000)
+    world[1].partition.delete_records(2)
+    world.run(1_100)
+    assert [broker.log.log_start_offset for broker in world.brokers.values()] == [2, 2, 2]
