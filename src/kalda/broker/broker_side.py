@@ -140,6 +140,7 @@ class BrokerSide:
             clock.wall_ms,
             self._assignments.placed,
             timers,
+            jobs,
         )
         self.on_config: Callable[[ServerConfig], None] = _nothing
         """Told of this broker's effective configuration when dynamic configs have changed it."""

@@ -4,9 +4,10 @@ In each update, in this order: the new image becomes visible; topic configs reac
 those that came are opened and led or followed; coordinators win or lose their partitions. The first update also
 brings up the logs, so it runs when they have been recovered.
 
-A log is opened and deleted by a few calls of the file system, and an update may bring thousands: beyond the first few
-it goes on in turns, with everybody else's requests in between. Updates stay in order. What has left is not served from
-the beginning of its update on; what has not been opened yet answers NOT_LEADER_OR_FOLLOWER, and clients try again.
+An update may bring thousands of partitions: it goes on in turns, with everybody else's requests in between. New logs
+are made by jobs, as the file system may keep whoever asks it waiting. Updates stay in order. What has left is not
+served from the beginning of its update on; what has not been opened yet answers NOT_LEADER_OR_FOLLOWER, and clients try
+again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Protocol
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.delta import MetadataDelta
@@ -28,12 +30,14 @@ from kalda.metadata.topics import LocalChanges, LocalPartition
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.config import LogConfig
+from kalda.storage.job import Job
 from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.log_manager import LogManager, NewLog
 
 log = logging.getLogger("kalda.publisher")
 
 _PARTITIONS_A_TURN = 32
+_TURN_MS = 10
 _CONFIGS_A_PARTITION = 8
 """So many logs get a new config in the time that one is opened."""
 
@@ -71,6 +75,7 @@ class BrokerPublisher:
         now_ms: Callable[[], int],
         on_placed: Callable[[Uuid, int, Uuid], None],
         timers: Timers,
+        jobs: Jobs,
     ) -> None:
         """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs;
         `on_placed(topic_id, partition, directory)` is told of a log in a directory that the metadata does not name."""
@@ -84,7 +89,10 @@ class BrokerPublisher:
         self._now_ms = now_ms
         self._on_placed = on_placed
         self._timers = timers
-        self._updates: deque[Iterator[None]] = deque()
+        self._jobs = jobs
+        self._busy = False
+        """A job of the first update runs: it goes on when that is finished."""
+        self._updates: deque[Iterator[Job[None] | None]] = deque()
         self._turn: Timer | None = None
         self._started = False
         self._closed = False
@@ -100,10 +108,12 @@ class BrokerPublisher:
             self._leave(changes)
         self._updates.append(self._steps(delta, changes, image))
         if not self._started:
-            self._started = True
-            while self._updates:
-                self._take_turn()
-        elif self._turn is None:
+            try:
+                while self._updates:
+                    self._take_turn()
+            finally:
+                self._started = True
+        elif self._turn is None and not self._busy:
             self._take_turn()
             self._schedule()
 
@@ -118,7 +128,8 @@ class BrokerPublisher:
             self._turn.cancel()
 
     def _schedule(self) -> None:
-        self._turn = self._timers.call_later_ms(0, self._go_on) if self._updates else None
+        wanted = self._updates and not self._busy and not self._closed
+        self._turn = self._timers.call_later_ms(0, self._go_on) if wanted else None
 
     def _go_on(self) -> None:
         try:
@@ -129,21 +140,44 @@ class BrokerPublisher:
             self._schedule()
 
     def _take_turn(self) -> None:
-        """A bounded number of steps of the updates at hand. One that fails is given up."""
+        """Some steps of the updates at hand, for a bounded time. One that fails is given up."""
+        until_ms = self._now_ms() + _TURN_MS
         for _ in range(_PARTITIONS_A_TURN):
-            if not self._updates:
+            if not self._updates or (self._started and self._now_ms() > until_ms):
                 return
             update = self._updates[0]
             try:
-                next(update)
+                job = next(update)
+                if job is None:
+                    continue
+                if self._started:
+                    self._run(job)
+                    return
+                job.complete()
             except StopIteration:
                 self._updates.popleft()
             except BaseException:
                 self._updates.popleft()
                 raise
 
-    def _steps(self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage) -> Iterator[None]:
-        """Apply one delta, a partition a step."""
+    def _run(self, job: Job[None]) -> None:
+        self._busy = True
+
+        def finish(_: None, error: BaseException | None) -> None:
+            self._busy = False
+            try:
+                job.finish()
+            except Exception:
+                log.exception("%s failed", job.description)
+            if not self._closed:
+                self._go_on()
+
+        self._jobs.run(job.run, finish)
+
+    def _steps(
+        self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage
+    ) -> Iterator[Job[None] | None]:
+        """Apply one delta, a partition a step; a job is to be done before the next step."""
         if delta.configs is not None:
             self._on_configs(delta, image)
             yield from self._update_log_configs(delta, image)
@@ -151,7 +185,7 @@ class BrokerPublisher:
             self._leave(changes)  # what an update before this one has opened meanwhile
             for topic_partition in changes.deletes:
                 self._logs.delete_log(topic_partition)
-                yield
+                yield None
             yield from self._open(changes, image)
             deleted = {topic.name: topic_id for topic_id, topic in delta.topics.deleted.items()}
             if deleted:
@@ -185,8 +219,31 @@ class BrokerPublisher:
         if topic_partition.topic == OFFSETS_TOPIC:
             self._coordinators.on_resigned(topic_partition.partition)
 
-    def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[None]:
-        for topic_partition, local in changes.leaders.items():
+    def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[Job[None] | None]:
+        partitions = chain(changes.leaders.items(), changes.followers.items())
+        while some := list(islice(partitions, _PARTITIONS_A_TURN)):
+            made = [self._new_log(tp, local, image) for tp, local in some if self._logs.get(tp) is None]
+            if made:
+                yield self._logs.make_logs_job(made)
+            yield from self._apply_some(dict(some), changes, image)
+
+    def _new_log(self, topic_partition: TopicPartition, local: LocalPartition, image: MetadataImage) -> NewLog:
+        return NewLog(
+            topic_partition,
+            local.topic_id,
+            self._log_config(topic_partition.topic, image),
+            local.registration.directory(self._broker_id),
+        )
+
+    def _apply_some(
+        self, some: Mapping[TopicPartition, LocalPartition], changes: LocalChanges, image: MetadataImage
+    ) -> Iterator[None]:
+        for topic_partition, local in some.items():
+            if topic_partition in changes.followers:
+                self._resign(topic_partition)
+                self._apply(topic_partition, local, image)
+                yield
+                continue
             partition = self._apply(topic_partition, local, image)
             if (
                 partition is not None
@@ -194,10 +251,6 @@ class BrokerPublisher:
                 and topic_partition in changes.elected_leaders
             ):
                 self._coordinators.on_elected(partition)
-            yield
-        for topic_partition, local in changes.followers.items():
-            self._resign(topic_partition)
-            self._apply(topic_partition, local, image)
             yield
 
     def _apply(self, topic_partition: TopicPartition, local: LocalPartition, image: MetadataImage) -> Partition | None:

@@ -12,11 +12,12 @@ The runner of a job calls `run` on any thread, then `finish` here. A failing dis
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
@@ -59,6 +60,15 @@ class LogManagerConfig:
     producer_expiration_ms: int = DAY_MS  # producer.id.expiration.ms
     producer_check_interval_ms: int = 600_000  # producer.id.expiration.check.interval.ms
     verify_transactions: bool = True  # transaction.partition.verification.enable
+
+
+class NewLog(NamedTuple):
+    """What `get_or_create_log` is to find."""
+
+    topic_partition: TopicPartition
+    topic_id: Uuid | None
+    config: LogConfig
+    directory_id: Uuid | None
 
 
 class LogManager:
@@ -248,30 +258,83 @@ class LogManager:
         self._fresh[topic_partition] = None
         return log
 
+    def make_logs_job(self, wanted: Sequence[NewLog]) -> Job[None]:
+        """A job that makes the logs of some partitions that have none, so that `get_or_create_log` finds them.
+
+        Where one cannot be made, that will say why.
+        """
+        planned: list[tuple[LogDir, NewLog]] = []
+        more: Counter[str] = Counter()
+        for new in wanted:
+            try:
+                directory = self.futures.take_preferred(new.topic_partition) or self._choose(new.directory_id, more)
+                directory.vouch_no_more_for(new.topic_partition)
+            except (ApiError, OSError):
+                continue
+            if self.futures.dir_of(new.topic_partition) is not directory:
+                more[directory.path] += 1
+                planned.append((directory, new))
+
+        def work() -> list[Log | OSError | ApiError]:
+            return [self._try_to_make(directory, new) for directory, new in planned]
+
+        def finish(made: list[Log | OSError | ApiError]) -> None:
+            for (directory, new), log in zip(planned, made, strict=True):
+                if isinstance(log, OSError):
+                    self.fail_dir(directory, log)
+                elif isinstance(log, Log):
+                    if directory.online and new.topic_partition not in self._logs:
+                        self._add(directory, log)
+                        self._fresh[new.topic_partition] = None
+                    else:
+                        log.close(clean=False)
+
+        return Job(f"make {len(planned)} logs", work, finish)
+
+    def _try_to_make(self, directory: LogDir, new: NewLog) -> Log | OSError | ApiError:
+        """On any thread."""
+        try:
+            return self._make(
+                directory, dir_name(new.topic_partition), new.topic_partition, new.topic_id, new.config, self._now_ms()
+            )
+        except (OSError, ApiError) as error:
+            return error
+
     def make_log(
         self, directory: LogDir, name: str, topic_partition: TopicPartition, topic_id: Uuid | None, config: LogConfig
     ) -> Log:
         """An empty log in that directory. Raises KAFKA_STORAGE_ERROR."""
         try:
             directory.vouch_no_more_for(topic_partition)
-            return Log.open(
-                directory.disk,
-                f"{directory.path}/{name}",
-                config,
-                topic_partition=topic_partition,
-                topic_id=topic_id,
-                now_ms=self._now_ms(),
-                clean=True,
-                producer_expiration_ms=self.config.producer_expiration_ms,
-                verify_transactions=self.config.verify_transactions,
-                hooks=self,
-                jitter=self._jitter,
-            )
+            return self._make(directory, name, topic_partition, topic_id, config, self._now_ms())
         except OSError as error:
             self.fail_dir(directory, error)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory.path}: {error}") from error
 
-    def _choose(self, directory_id: Uuid | None) -> LogDir:
+    def _make(
+        self,
+        directory: LogDir,
+        name: str,
+        topic_partition: TopicPartition,
+        topic_id: Uuid | None,
+        config: LogConfig,
+        now_ms: int,
+    ) -> Log:
+        return Log.open(
+            directory.disk,
+            f"{directory.path}/{name}",
+            config,
+            topic_partition=topic_partition,
+            topic_id=topic_id,
+            now_ms=now_ms,
+            clean=True,
+            producer_expiration_ms=self.config.producer_expiration_ms,
+            verify_transactions=self.config.verify_transactions,
+            hooks=self,
+            jitter=self._jitter,
+        )
+
+    def _choose(self, directory_id: Uuid | None, planned: Mapping[str, int] = MappingProxyType({})) -> LogDir:
         online = [directory for directory in self.dirs if directory.online]
         if directory_id is not None and int.from_bytes(directory_id, "big") >= _RESERVED_IDS:
             for directory in online:
@@ -280,7 +343,7 @@ class LogManager:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory with id {directory_id.hex()} is online")
         if not online:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "every log directory is offline")
-        return min(online, key=lambda directory: len(directory.logs))
+        return min(online, key=lambda directory: len(directory.logs) + planned.get(directory.path, 0))
 
     def _add(self, directory: LogDir, log: Log) -> None:
         self._logs[log.topic_partition] = log

@@ -15,6 +15,8 @@ from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
 from kalda.protocol.messages.metadata_records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kalda.storage.config import LogConfig
+from kalda.storage.job import Job
+from kalda.storage.log_manager import NewLog
 
 MANY = 100
 OLD, NEW = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
@@ -71,6 +73,14 @@ class FakeLogs:
         assert self.logs.setdefault(topic_partition, topic_id) == topic_id
         return self.get(topic_partition)
 
+    def make_logs_job(self, wanted: Iterable[NewLog]) -> Job[None]:
+        def finish(made: list[NewLog]) -> None:
+            for new in made:
+                assert new.topic_id is not None
+                self.logs[new.topic_partition] = new.topic_id
+
+        return Job("make logs", lambda: list(wanted), finish)
+
     def delete_log(self, topic_partition: TopicPartition) -> None:
         self.logs.pop(topic_partition, None)
 
@@ -95,8 +105,17 @@ class World:
             lambda: 0,
             nothing,
             self.timers,
+            self,
         )
+        self.hold_jobs = False
+        self.held: list[Callable[[], None]] = []
         self.image = EMPTY
+
+    def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
+        if self.hold_jobs:
+            self.held.append(lambda: finish(job(), None))
+        else:
+            finish(job(), None)
 
     def update(self, *records: Any) -> None:
         delta = MetadataDelta(self.image)
@@ -164,6 +183,21 @@ def test_a_topic_deleted_while_it_is_opened_is_gone_in_the_end(world: World) -> 
     world.finish()
     assert not world.replicas.served
     assert not world.logs.logs
+
+
+def test_a_topic_deleted_while_its_logs_are_made_is_gone_in_the_end(world: World) -> None:
+    world.hold_jobs = True
+    world.update(*topic(OLD))
+    assert not world.replicas.served
+    world.update(RemoveTopicRecord(topic_id=OLD), *topic(NEW))
+    assert not world.timers.due, "the first update goes on when its logs are there"
+    while world.held or world.timers.due:
+        held, world.held = world.held, []
+        for finish in held:
+            finish()
+        world.finish()
+    assert world.replicas.ids() == {NEW}
+    assert set(world.logs.logs.values()) == {NEW}
 
 
 def test_nothing_is_opened_after_the_end(world: World) -> None:
