@@ -75,8 +75,7 @@ class Ward:
         network = self.world.network
         for port in (PORT, CONTROLLER_PORT):
             network.listeners[Address(victim.name, port)].backlog = -1
-        for transport in [each for each in network.connections if victim.name in (each.local.host, each.remote.host)]:
-            transport.abort()
+        network.reset_all(victim.name)
 
 
 def run(seed: int, scenario: Callable[[Ward], Coroutine[Any, Any, float]], **settings: str) -> float:

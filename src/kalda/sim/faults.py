@@ -21,12 +21,13 @@ from collections.abc import Callable
 from kalda.sim import losses
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.losses import Losses
+from kalda.sim.network import BACKLOG
 
 Mend = Callable[[], None]
 
 KILLS = ("kill", "stop", "pause")
 POWER = ("power", "fuse")
-NETWORK = ("cut", "cut-one-way", "slow", "loss", "reset")
+NETWORK = ("cut", "cut-one-way", "slow", "loss", "reset", "backlog")
 MACHINE = ("skew", "slow-disk")
 DISK = ("disk", "full")
 CLIENTS = ("pause-client",)
@@ -251,3 +252,17 @@ class Faults:
         if broken is not None:
             self._world.tell("network", f"breaks the connection of {broken}")
         return None
+
+    def _backlog(self, node: SimNode) -> Mend | None:
+        """Nobody gets in any more, and who was in is thrown out."""
+        listeners = [each for each in self._world.network.listeners.values() if each.address.host == node.name]
+        for listener in listeners:
+            listener.backlog = -1
+        self._world.network.reset_all(node.name)
+        self._world.tell("network", f"breaks the connections of {node.name}, whose backlogs are full")
+
+        def mend() -> None:
+            for listener in listeners:
+                listener.backlog = BACKLOG
+
+        return mend

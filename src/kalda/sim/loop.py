@@ -14,7 +14,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any
 
-from kalda.sim.network import SimNetwork, SimServer
+from kalda.sim.network import BACKLOG, SimNetwork, SimServer
 from kalda.sim.process import BOOT, Boot
 
 _MAX_TURNS_AT_ONE_TIME = 200_000
@@ -108,7 +108,12 @@ class SimLoop(asyncio.BaseEventLoop):
     # The network.
 
     async def create_server(  # type: ignore[override]
-        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int = 100, **_: Any
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        backlog: int = BACKLOG,
+        **_: Any,
     ) -> SimServer:
         return self.network.listen(protocol_factory, host, port, backlog)
 

@@ -32,6 +32,7 @@ _RETRANSMIT_S = 0.2
 _MAX_RETRANSMIT_S = 3.0
 _SPLIT = 0.1
 _EPHEMERAL = 40_000
+BACKLOG = 100
 _DYING_S = 0.02
 _PROBE_S = PROBE_TIMEOUT_MS / 1000
 
@@ -323,7 +324,7 @@ class SimNetwork:
     # Connections.
 
     def listen(
-        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int = 100
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int = BACKLOG
     ) -> SimServer:
         address = Address(host, port)
         if address in self.listeners:
@@ -410,6 +411,11 @@ class SimNetwork:
             assert transport.out is not None
             transport.out.waiting.clear()
             transport.vanish()
+
+    def reset_all(self, host: str) -> None:
+        """Something in between ends every connection to and from a host."""
+        for transport in [each for each in self.connections if host in (each.local.host, each.remote.host)]:
+            transport.abort()
 
     def reset_one(self) -> str | None:
         """A connection breaks, for both ends; which one, in words."""
