@@ -9,7 +9,7 @@ It knows how to ask and how to show; what is asked is the business of the client
 - `topics.py`, `configs.py`, `groups.py`: what clients see, and its settings
 - `cluster.py`, `features.py`, `quorum.py`: the nodes and what they have agreed on
 - `elect.py`, and `reassign.py` over `reassignment`: who leads partitions, and who has them
-- `cluster_local.py` over `local`: a cluster of processes on this host
+- `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py`, `consume.py`: lines to records, and records to lines
 - `dump_log.py`: files of a log directory, without a node
 - `sim.py`: seeds of the simulator

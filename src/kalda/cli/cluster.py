@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.base.errors import ErrorCode
-from kalda.cli.cluster_local import down_command, logs_command, status_command, up_command
+from kalda.cli.cluster_local import down_command, logs_command, status_command
+from kalda.cli.cluster_up import up_command
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 

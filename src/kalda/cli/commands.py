@@ -31,9 +31,7 @@ NOUNS = {
     "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
     "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
     "consume": _Noun("consume", "consume", "Read records of topics."),
-    "cluster": _Noun(
-        "cluster", "cluster", "Start and stop clusters on this host; a cluster's brokers, log directories."
-    ),
+    "cluster": _Noun("cluster", "cluster", "Clusters of processes; a cluster's id, brokers, log directories."),
     "features": _Noun("features", "features", "Feature levels, metadata.version among them."),
     "quorum": _Noun("quorum", "quorum", "The metadata quorum: leader, voters, observers."),
     "reassign": _Noun("reassign", "reassign", "Move replicas between brokers: plan, run, status, cancel."),

@@ -1,14 +1,8 @@
-"""Where the nodes of a test cluster live: ports on loopback, properties, formatted log directories.
-
-Ports are fixed when the cluster is laid out, for a node that comes back must be found where it was. They are taken
-from below the range that the kernel gives to outgoing connections, so that nothing takes one while its node is down.
-"""
+"""Where the nodes of a test cluster live: ports on loopback, properties, formatted log directories."""
 
 from __future__ import annotations
 
 import os
-import random
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +11,12 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.disk import Disk
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
+from kalda.network.free_ports import LOOPBACK, free_ports
 from kalda.raft.values import Endpoint
 
-HOST = "127.0.0.1"
+HOST = LOOPBACK
 CONTROLLER = "CONTROLLER"
 CLIENTS = "PLAINTEXT"
-_PORTS = (15_000, 32_000)
-_ATTEMPTS = 1_000
 _REPLICAS = 3
 
 
@@ -41,29 +34,6 @@ class Place:
 def new_id() -> Uuid:
     """A fresh id."""
     return random_uuid(os.urandom)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on. Raises `OSError` where none are found."""
-    held: dict[int, socket.socket] = {}
-    try:
-        for _ in range(_ATTEMPTS):
-            if len(held) == count:
-                return list(held)
-            port = random.randrange(*_PORTS)
-            if port in held:
-                continue
-            attempt = socket.socket()
-            try:
-                attempt.bind((HOST, port))
-            except OSError:
-                attempt.close()
-            else:
-                held[port] = attempt
-        raise OSError(f"no {count} free ports between {_PORTS[0]} and {_PORTS[1]}")
-    finally:
-        for each in held.values():
-            each.close()
 
 
 def lay_out(brokers: int, directory: Path) -> list[Place]:

@@ -365,7 +365,7 @@ def test_what_was_started_is_stopped_when_up_is_interrupted(
     directory = tmp_path / "c"
     result = run("cluster", "up", "--dir", directory, "--nodes", 2)
     assert result.exit_code == 130
-    assert sorted(result.stderr.splitlines()) == ["Interrupted: stopped node 1.", "Interrupted: stopped node 2."]
+    assert sorted(result.stderr.splitlines()) == ["Interrupted.", "Stopped node 1.", "Stopped node 2."]
     (first, second) = json.loads(run("cluster", "status", "--dir", directory, "--json").stdout)["nodes"]
     assert (first["state"], second["state"]) == ("stopped", "stopped")
 

@@ -9,7 +9,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.reassignment import throttles
 from kalda.cli.reassignment.documents import ANY, DocumentError, Target
 from kalda.cli.reassignment.progress import partitions_of
-from kalda.client.admin.nodes import describe_cluster
+from kalda.client.admin.nodes import describe_cluster, describe_log_dirs
 from kalda.client.admin.reassignments import alter_reassignments, alter_replica_log_dirs, list_reassignments
 from kalda.client.cluster import Cluster
 from kalda.client.metadata import Partition
@@ -29,12 +29,18 @@ def check(cluster: Cluster, targets: Targets, *, additional: bool) -> dict[Topic
     strange = sorted({replica for target in targets.values() for replica in target.replicas} - known)
     if strange:
         raise DocumentError(f"the plan names brokers that do not exist: {', '.join(map(str, strange))}")
-    for node_id in sorted(_dirs_by_broker(targets)):
+    for node_id, paths in sorted(_dirs_by_broker(targets).items()):
         if ApiKey.ALTER_REPLICA_LOG_DIRS not in cluster.versions(node_id):
             raise DocumentError(
                 f"the plan chooses directories on broker {node_id}, which cannot move replicas between directories: "
                 f"let it choose, with {ANY!r} in log_dirs"
             )
+        known_dirs = {log_dir.path for log_dir in describe_log_dirs(cluster, node_id, [])}
+        for at, path in paths.items():
+            if path not in known_dirs:
+                raise DocumentError(
+                    f"the plan puts {at} into {path} on broker {node_id}, which has {', '.join(sorted(known_dirs))}"
+                )
     if not additional:
         ongoing = list_reassignments(cluster)
         if ongoing:
