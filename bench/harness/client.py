@@ -29,6 +29,15 @@ _WINDOW = 50
 
 def produce(port: int, topic: str, count: int, size: int) -> Figures:
     """Records a second, from the first call until all are acknowledged by all in-sync replicas."""
+    return _produce(port, topic, count, size, partitions=1)
+
+
+def produce_spread(port: int, topic: str, count: int, size: int) -> Figures:
+    """`produce` to three partitions in turn, a chunk each."""
+    return _produce(port, topic, count, size, partitions=3)
+
+
+def _produce(port: int, topic: str, count: int, size: int, *, partitions: int) -> Figures:
     producer = Producer(
         {
             "bootstrap.servers": f"127.0.0.1:{port}",
@@ -41,10 +50,12 @@ def produce(port: int, topic: str, count: int, size: int) -> Figures:
     )
     producer.list_topics(topic)
     value = bytes(size)
-    chunk: list[dict[str, object]] = [{"value": value, "partition": 0} for _ in range(_CHUNK)]
+    chunks: list[list[dict[str, object]]] = [
+        [{"value": value, "partition": partition} for _ in range(_CHUNK)] for partition in range(partitions)
+    ]
     began = time.perf_counter()
-    for _ in range(count // _CHUNK):
-        left = chunk
+    for number in range(count // _CHUNK):
+        left = chunks[number % partitions]
         while producer.produce_batch(topic, left) < len(left):
             # Those that did not fit into the queue are marked; wait a little and hand them in again.
             left = [message for message in left if message.pop("_error", None) is not None]
@@ -192,7 +203,8 @@ def end_to_end(port: int, topic: str, count: int, size: int) -> Figures:
 
 
 WORKLOADS: dict[str, Callable[[int, str, int, int], Figures]] = {
-    work.__name__: work for work in (produce, consume, requests, fetches, round_trip, metadata, end_to_end)
+    work.__name__: work
+    for work in (produce, produce_spread, consume, requests, fetches, round_trip, metadata, end_to_end)
 }
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.nodes import CLUSTER_ID, java
 from kalda.base.errors import ApiError
 from kalda.network.blocking import BlockingConnection
@@ -133,6 +135,20 @@ class Cluster:
             member.end(signal.SIGKILL)
         if kind is None:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def port(self) -> int:
+        """Of any node that runs: clients find the others."""
+        return next(member.port for member in self.members.values() if member.process is not None)
+
+    def cpu_s(self) -> dict[int, float]:
+        """CPU seconds that each node has used since it was started."""
+        used = {}
+        for member in self.members.values():
+            if member.process is not None:
+                times = psutil.Process(member.process.pid).cpu_times()
+                used[member.id] = float(times.user + times.system)
+        return used
 
     @property
     def bootstrap(self) -> str:

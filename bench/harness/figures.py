@@ -14,11 +14,24 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
-
-from harness.nodes import Node
+from typing import NamedTuple, Protocol, TypeVar
 
 HERE = Path(__file__).parents[1]
+
+
+class Measured(Protocol):
+    """A node, or a cluster of them."""
+
+    name: str
+    directory: Path
+
+    @property
+    def port(self) -> int:
+        """Where clients begin."""
+        ...
+
+
+M = TypeVar("M", bound=Measured)
 
 
 class Figure(NamedTuple):
@@ -68,14 +81,14 @@ class Figures:
         return path
 
 
-def in_turn(nodes: Sequence[Node], rounds: int, work: Callable[[Node, int], None]) -> None:
+def in_turn(nodes: Sequence[M], rounds: int, work: Callable[[M, int], None]) -> None:
     """Do `work(node, round)` for all nodes in each round, the first one last in every other round."""
     for number in range(rounds):
         for node in nodes if number % 2 == 0 else reversed(nodes):
             work(node, number)
 
 
-def run_client(workload: str, node: Node, topic: str, count: int, size: int) -> dict[str, float]:
+def run_client(workload: str, node: Measured, topic: str, count: int, size: int) -> dict[str, float]:
     """Run a workload of `harness.client` against a node, in a process of its own."""
     command = [sys.executable, "-m", "harness.client", workload, str(node.port), topic, str(count), str(size)]
     done = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, text=True)

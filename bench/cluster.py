@@ -1,0 +1,232 @@
+"""Three Kalda nodes beside three of Apache Kafka: replicated rates and latencies, and what many partitions cost.
+
+    python bench/cluster.py [--quick] [--rounds 5] [--only throughput|latency|scale] [--alone] [--topics 1000] [--json]
+
+Every node is broker and controller; topics have three partitions, each with a replica on every node, and
+min.insync.replicas 2. For rates and latencies both clusters are up at once and asked in turn. For `scale` one is up at
+a time: topics are made, idle CPU is taken, a broker that leads a third is killed and comes back, then is stopped
+(SIGSTOP) past its session and goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from harness.clusters import SIZE, Cluster, KafkaCluster, KaldaCluster
+from harness.figures import Figure, Figures, in_turn, run_client
+from harness.nodes import kafka_jars
+
+from kalda.base.errors import ApiError
+from kalda.network.blocking import BlockingConnection
+from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, ElectLeadersRequest
+
+_TOPICS_A_REQUEST = 100
+_IDLE_S = 15
+_SESSION_S = 9
+_LIMIT_S = 180
+
+
+class Rates:
+    """Both clusters at once."""
+
+    def __init__(self, clusters: Sequence[Cluster], rounds: int, share: float, figures: Figures) -> None:
+        self._clusters = clusters
+        self._rounds = rounds
+        self._share = share
+        self._figures = figures
+
+    def throughput(self) -> None:
+        """Produce through librdkafka, acknowledged by all in-sync replicas, at 100 B and at 1 KB."""
+        for size, label, count, unit, scale in (
+            (100, "100 B", 600_000, "M records/s", 1e-6),
+            (1024, "1 KB", 120_000, "MB/s", 1024e-6),
+        ):
+            counted = max(30_000, int(count * self._share) // 30_000 * 30_000)
+
+            def work(
+                cluster: Cluster, number: int, size: int = size, label: str = label, counted: int = counted,
+                unit: str = unit, scale: float = scale,
+            ) -> None:  # fmt: skip
+                topic = f"records-{size}-{number}"
+                cluster.create(topic)
+                before = cluster.cpu_s()
+                rate = run_client("produce_spread", cluster, topic, counted, size)["per_s"]
+                used = sum(after - before[node_id] for node_id, after in cluster.cpu_s().items())
+                self._figures.add(Figure(f"produce {label}, RF 3, acks=all", unit, scale=scale), cluster.name, rate)
+                cpu = Figure(f"  CPU of all nodes, {label}", "ms/MB", True, 1e3)
+                self._figures.add(cpu, cluster.name, used / (counted * size / 1e6))
+
+            in_turn(self._clusters, self._rounds, work)
+
+    def latency(self) -> None:
+        """From produce to consume, one record at a time, and the round trip of a produce alone."""
+        count = max(500, int(5_000 * self._share))
+        for cluster in self._clusters:  # a JVM is slow until it has seen a request some thousand times
+            cluster.create("warm-up")
+            run_client("end_to_end", cluster, "warm-up", 2_000, 100)
+
+        def work(cluster: Cluster, number: int) -> None:
+            topic = f"latency-{number}"
+            cluster.create(topic)
+            taken = run_client("end_to_end", cluster, topic, count, 100)
+            for key, percentile in (("p50_us", "p50"), ("p99_us", "p99")):
+                self._figures.add(
+                    Figure(f"produce to consume, RF 3, {percentile}", "ms", True, 1e-3), cluster.name, taken[key]
+                )
+
+        in_turn(self._clusters, self._rounds, work)
+
+
+class Scale:
+    """One cluster with many topics."""
+
+    def __init__(self, cluster: Cluster, topics: int, figures: Figures) -> None:
+        self._cluster = cluster
+        self._topics = topics
+        self._figures = figures
+        self._partitions = topics * SIZE
+
+    def run(self) -> None:
+        cluster = self._cluster
+        cluster.wait(lambda: len(cluster.brokers()) == SIZE, "all brokers are there")
+        cluster.wait(lambda: cluster.controller() is not None, "there is an active controller")
+        self._create()
+        time.sleep(10)
+        self._idle()
+        self._lead_as_preferred()
+        victim = min(node_id for node_id in cluster.members if node_id != cluster.controller())
+        self._fail(victim, "kill -9")
+        self._come_back(victim, "kill -9")
+        self._lead_as_preferred()
+        self._fail(victim, "SIGSTOP")
+        self._come_back(victim, "SIGSTOP")
+
+    def _note(self, title: str, unit: str, value: float) -> None:
+        print(f"  {self._cluster.name}: {title}: {value:.2f} {unit}", flush=True)
+        self._figures.add(Figure(title, unit, True), self._cluster.name, value)
+
+    def _create(self) -> None:
+        before, began = self._cluster.cpu_s(), time.perf_counter()
+        with BlockingConnection("127.0.0.1", self._cluster.port, timeout_ms=120_000) as connection:
+            for start in range(0, self._topics, _TOPICS_A_REQUEST):
+                names = range(start, min(self._topics, start + _TOPICS_A_REQUEST))
+                topics = [CreatableTopic(name=f"t{n}", num_partitions=SIZE, replication_factor=SIZE) for n in names]
+                for made in connection.request(CreateTopicsRequest(topics=topics, timeout_ms=120_000)).topics:
+                    if made.error_code:
+                        raise SystemExit(f"{self._cluster.name}: {made.name}: {made.error_message or made.error_code}")
+        self._until(lambda: all(self._whole(node_id) for node_id in self._cluster.members), "every topic is whole")
+        self._note(f"{self._topics:,} topics of {SIZE} partitions made", "s", time.perf_counter() - began)
+        used = sum(after - before[node_id] for node_id, after in self._cluster.cpu_s().items())
+        self._note("  CPU of all nodes", "s", used)
+
+    def _idle(self) -> None:
+        before, began = self._cluster.cpu_s(), time.perf_counter()
+        time.sleep(_IDLE_S)
+        took = time.perf_counter() - began
+        used = [(after - before[node_id]) / took for node_id, after in self._cluster.cpu_s().items()]
+        self._note(f"idle CPU of a node, {self._partitions:,} partitions", "%", 100 * sum(used) / SIZE)
+
+    def _fail(self, victim: int, how: str) -> None:
+        """Until every other node says of every partition that another leads it."""
+        others = [node_id for node_id in self._cluster.members if node_id != victim]
+        led = self._led_by(others[0], victim)
+        began = time.perf_counter()
+        if how == "SIGSTOP":
+            self._cluster.members[victim].signal(signal.SIGSTOP)
+        else:
+            self._cluster.members[victim].end(signal.SIGKILL)
+        self._until(lambda: all(self._led_by(node_id, victim) == 0 for node_id in others), "others lead")
+        title = f"{led:,} partitions led by others, {how}"
+        if how == "SIGSTOP":
+            self._note(f"{title}, after its session", "s", time.perf_counter() - began - _SESSION_S)
+        else:
+            self._note(title, "s", time.perf_counter() - began)
+
+    def _come_back(self, victim: int, how: str) -> None:
+        """Until every replica is in sync again, as every node says."""
+        began = time.perf_counter()
+        if how == "SIGSTOP":
+            self._cluster.members[victim].signal(signal.SIGCONT)
+        else:
+            self._cluster.members[victim].start()
+        self._until(lambda: all(self._whole(node_id) for node_id in self._cluster.members), "all are in sync")
+        self._note(f"all replicas in sync again, {how}", "s", time.perf_counter() - began)
+
+    def _lead_as_preferred(self) -> None:
+        self._cluster.ask(ElectLeadersRequest(election_type=0, topic_partitions=None, timeout_ms=60_000))
+        self._until(lambda: self._led_by(1, 1) == self._topics, "the first replicas lead")
+
+    # What a node says.
+
+    def _partitions_of(self, node_id: int) -> list[Any]:
+        try:
+            with BlockingConnection("127.0.0.1", self._cluster.members[node_id].port, timeout_ms=60_000) as connection:
+                topics = connection.request(MetadataRequest(topics=None)).topics
+        except ApiError:
+            return []
+        return [partition for topic in topics if not topic.is_internal for partition in topic.partitions]
+
+    def _whole(self, node_id: int) -> bool:
+        found = self._partitions_of(node_id)
+        return len(found) == self._partitions and all(p.leader_id >= 0 and len(p.isr_nodes) == SIZE for p in found)
+
+    def _led_by(self, node_id: int, leader_id: int) -> int:
+        """-1 while the node does not say."""
+        found = self._partitions_of(node_id)
+        return sum(p.leader_id == leader_id for p in found) if len(found) == self._partitions else -1
+
+    def _until(self, holds: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + _LIMIT_S
+        while not holds():
+            if time.monotonic() > until:
+                raise SystemExit(
+                    f"{self._cluster.name}: waited in vain until {what}; the logs are in {self._cluster.directory}"
+                )
+            time.sleep(0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two rounds of a tenth of the work")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds over both clusters (5; quick: 2)")
+    parser.add_argument("--only", choices=("throughput", "latency", "scale"), help="one part")
+    parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
+    parser.add_argument("--topics", type=int, default=1_000, help="of three partitions each, for scale")
+    parser.add_argument("--json", action="store_true", help="keep every sample in bench/results")
+    arguments = parser.parse_args()
+
+    kinds: list[type[Cluster]] = [KaldaCluster]
+    if not arguments.alone:
+        if kafka_jars() is None:
+            print("Apache Kafka is not measured: it needs Java and Maven, or KALDA_KAFKA_JARS", file=sys.stderr)
+        else:
+            kinds.append(KafkaCluster)
+    rounds = arguments.rounds or (2 if arguments.quick else 5)
+    figures = Figures()
+    settings = {"broker.session.timeout.ms": _SESSION_S * 1000}
+    if arguments.only != "scale":
+        with ExitStack() as stack:
+            clusters = [stack.enter_context(kind(settings)) for kind in kinds]
+            rates = Rates(clusters, rounds, 0.1 if arguments.quick else 1.0, figures)
+            for part in (rates.throughput, rates.latency):
+                if arguments.only in (None, part.__name__):
+                    part()
+    if arguments.only in (None, "scale"):
+        for number in range(max(1, rounds // 2)):
+            for kind in kinds if number % 2 == 0 else reversed(kinds):
+                with kind(settings) as cluster:
+                    Scale(cluster, arguments.topics, figures).run()
+    figures.show([kind.name for kind in kinds])
+    if arguments.json:
+        print(f"\nsamples: {figures.save('cluster')}")
+
+
+if __name__ == "__main__":
+    main()
