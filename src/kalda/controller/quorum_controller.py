@@ -146,6 +146,7 @@ class QuorumController:
         self._quorum = quorum
         self._bootstrap = tuple(bootstrap)
         self._leader_id: int | None = None
+        self._suspects: Suspects | None = None
         self._awaits_first_poll = False
         registry = SnapshotRegistry()
         self.runtime: ReplicatedRuntime[VersionedRecord] = ReplicatedRuntime(
@@ -156,11 +157,7 @@ class QuorumController:
             max_records_per_batch=config.max_records_per_batch,
         )
         self.features = FeatureControl(
-            registry,
-            config.node_id,
-            config.supported_features,
-            voters=voters,
-            kraft_version=kraft_version,
+            registry, config.node_id, config.supported_features, voters=voters, kraft_version=kraft_version
         )
         self.cluster = ClusterControl(registry, config.cluster_id, self.features, config.incarnation_id)
         self.features.attach_nodes(
@@ -195,7 +192,6 @@ class QuorumController:
         self.client_quotas = ClientQuotaControl(registry)
         self.scram = ScramControl(registry)
         self.acls = AclControl(registry, new_id)
-        self._suspects: Suspects | None = None
         self._replays = self._replay_table()
         self._periodic = self._periodic_tasks()
 
