@@ -246,6 +246,7 @@ class BrokerSide:
             log.warning("a dynamic config is left out: %s", fault.message)
         self._defaults = self._topic_defaults(current)
         self.replicas.fetch_max_bytes = current["fetch.max.bytes"]
+        self._fetchers.resize(current["num.replica.fetchers"])
         _limit_moves(self.moves, current)
         self.on_config(current)
 

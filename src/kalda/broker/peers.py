@@ -126,6 +126,10 @@ class FetcherShell:
             self._start,
         )
 
+    def resize(self, fetchers_a_leader: int) -> None:
+        """Have so many fetchers for each leader."""
+        self._fetchers.resize(fetchers_a_leader)
+
     def follow(self, partition: Partition) -> None:
         """Copy a partition from its leader."""
         self._fetchers.follow(partition)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from kalda.base.ids import TopicPartition
 from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
@@ -39,6 +40,13 @@ class ReplicaFetchers:
         self.stop(partition)
         self._fetched_by[partition.topic_partition] = fetcher, partition
         fetcher.add(partition)
+
+    def resize(self, fetchers_a_leader: int) -> None:
+        """`num.replica.fetchers` is another: partitions move to the fetchers that they belong to now."""
+        if fetchers_a_leader != self._config.fetchers_a_leader:
+            self._config = replace(self._config, fetchers_a_leader=fetchers_a_leader)
+            for _, partition in list(self._fetched_by.values()):
+                self.follow(partition)
 
     def stop(self, partition: Partition) -> None:
         """Fetch it no longer."""

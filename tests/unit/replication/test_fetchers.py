@@ -1,0 +1,45 @@
+"""Which fetcher fetches which partition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
+from kalda.replication.fetchers import ReplicaFetchers
+
+
+def partition(index: int, leader_id: int = 1) -> Any:
+    return SimpleNamespace(
+        topic_partition=TopicPartition("t", index),
+        topic_id=Uuid(bytes(16)),
+        leader_id=leader_id,
+        leader_epoch=0,
+        on_caught_up_with_disk=None,
+    )
+
+
+def test_more_and_fewer_fetchers_share_what_is_followed() -> None:
+    started: list[ReplicaFetcher] = []
+    fetchers = ReplicaFetchers(FetcherConfig(7, "cluster"), lambda: 1, started.append)
+    followed = [partition(index) for index in range(12)]
+    for each in followed:
+        fetchers.follow(each)
+    assert [len(fetcher) for fetcher in started] == [12]
+    fetchers.resize(3)
+    assert Counter(len(fetcher) for fetcher in started) == {4: 3}
+    fetchers.resize(1)
+    assert sorted(len(fetcher) for fetcher in started) == [0, 0, 12]
+    for each in followed:
+        fetchers.stop(each)
+    assert sum(len(fetcher) for fetcher in started) == 0
+
+
+def test_the_same_number_moves_nothing() -> None:
+    started: list[ReplicaFetcher] = []
+    fetchers = ReplicaFetchers(FetcherConfig(7, "cluster", fetchers_a_leader=2), lambda: 1, started.append)
+    fetchers.follow(partition(0))
+    fetchers.resize(2)
+    assert sum(len(fetcher) for fetcher in started) == 1
