@@ -119,6 +119,12 @@ def _keep_what_a_snapshot_lacks(switch: Switch) -> None:
     switch.set(TopicsDelta, "finish_snapshot", lambda self: None)
 
 
+def _trust_any_broker_epoch(switch: Switch) -> None:
+    from kalda.controller.alter_partition import AlterPartitionControl
+
+    switch.set(AlterPartitionControl, "_is_eligible", lambda self, replica: self._cluster.is_active(replica.broker_id))
+
+
 def _forget_votes(switch: Switch) -> None:
     from kalda.raft.machine import RaftMachine
 
@@ -170,6 +176,7 @@ ABLATIONS = {
         Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way")),
         Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("pause", "cut", "kill")),
         Ablation("leaders' epochs", _trust_any_leader_epoch, 3, ("kill", "pause", "cut-one-way")),
+        Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("stale",)),
         Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
     )
 }

@@ -38,7 +38,8 @@ KINDS = ("unsynced", "lie", "rot", "misdirect", "stale")
 _UNCOVERED = 17
 """Bytes of a batch before its checksum."""
 _POLL_S = 0.05
-_GIVE_UP_S = 15.0
+_SESSION_S = 3.0
+"""So long does a broker live for the controller, without a heartbeat."""
 _MAX_PIECE = 512
 
 
@@ -81,6 +82,8 @@ class Losses:
     def befall(self, kind: str, node: SimNode) -> bool:
         """Let it happen, where the cluster can bear it."""
         if self.victim is not None or self._healing or not self._spares(node):
+            return False
+        if kind == "stale" and self._follower(node) is None:
             return False
         case: Callable[[SimNode], Coroutine[Any, Any, None]] = getattr(self, f"_{kind}")
         self.victim = node
@@ -211,36 +214,41 @@ class Losses:
     async def _stale(self, node: SimNode) -> None:
         """It falls behind, catches up, and loses power when its leader has told the controller so; and the controller
         hears of it when the replica, back again without what it had, is not yet able to fetch it. Who leads then, ends.
+
+        It is not heard of by the controller from when it is paused, so that its session has ended when it is back, and
+        the leader's has not when its news arrive. Replicas must be out of sync sooner than sessions end.
         """
         found = self._follower(node)
-        if found is None:
-            return
+        assert found is not None
         partition, leader, controller = found
         cut = self._world.network.cut
-        away = {(leader.name, controller.name)}
+        told = {(leader.name, controller.name)}
+        alive = {(node.name, controller.name)}
         apart = {(leader.name, node.name), (node.name, leader.name)}
         try:
             self._world.tell(node.name, "is paused until it is not in sync")
             node.machine.pause()
-            fell = await self._until(lambda: not self._in_sync(partition, node), _GIVE_UP_S)
-            self._world.tell("network", f"what {leader.name} tells {controller.name} is held up")
-            cut |= away
+            if not await self._until(lambda: not self._in_sync(partition, node), _SESSION_S):
+                return
+            self._world.tell("network", f"what {leader.name} and {node.name} tell {controller.name} is held up")
+            cut |= told | alive
             node.machine.resume()
-            if not fell or not await self._until(lambda: self._caught_up(partition, node, leader), 1.5):
+            if not await self._until(lambda: self._caught_up(partition, node, leader), 0.5):
                 return
             await asyncio.sleep(0.2)
             cut |= apart
             node.lose_power()
+            cut -= alive
             node.start()
-            if not await self._until(lambda: node.serving, 2):
+            if not await self._until(lambda: node.serving, _SESSION_S):
                 return
-            cut -= away
+            cut -= told
             if await self._until(lambda: self._in_sync(partition, node), 1) and self._leads(partition, leader):
                 leader.kill()
                 await self._until(lambda: self._leads(partition, node), 8)
         finally:
             node.machine.resume()
-            cut -= away | apart
+            cut -= told | alive | apart
         await self._restart(leader)
 
     def _follower(self, node: SimNode) -> tuple[TopicPartition, SimNode, SimNode] | None:

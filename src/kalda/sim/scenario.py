@@ -91,9 +91,11 @@ class _Run:
         }
         if set(plan.kinds) & set(losses.KINDS):
             overrides |= {"log.dirs": losses.DATA_DIR, "metadata.log.dir": "/metadata"}
+        if "stale" in plan.kinds:
+            overrides["replica.lag.time.max.ms"] = "1500"
         if plan.loads:
             overrides |= _group_configs(plan, self.durable)
-        self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes) if plan.loads else None)
+        self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes))
         self.history = History(world)
         self.observer = Observer(self.cluster)
         self.topics = {"alpha": rng.randint(1, 3), "beta": 1}
