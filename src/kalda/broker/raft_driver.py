@@ -17,6 +17,7 @@ No asyncio here: time, threads and the network are handed in, so a simulator can
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -39,6 +40,8 @@ from kalda.raft.snapshots import SnapshotReader
 from kalda.raft.values import BOOTSTRAP_SNAPSHOT, Destination, OffsetAndEpoch
 from kalda.raft.voters import VoterSet
 from kalda.records.control import control_batch, read_control_batch
+
+_LOG = logging.getLogger("kalda.raft")
 
 MAX_UNCOMMITTED_BYTES = 80 * 1024 * 1024
 MAX_BATCHES_A_TURN = 256
@@ -123,6 +126,7 @@ class RaftDriver:
         self._send = send
         self._on_fatal = on_fatal
         self.machine = RaftMachine(config, log.state(), log.history(static_voters), log.read_election(), below)
+        self._role = self.machine.role
         self._effects: deque[fx.Effect] = deque()
         self._running = False
         self._scheduled = False
@@ -305,6 +309,7 @@ class RaftDriver:
 
     def _run(self) -> None:
         """Carry out what is queued. An effect may bring events, whose effects then queue behind."""
+        self._note_transition()
         if self._running or self._failed:
             return
         self._running = True
@@ -318,6 +323,21 @@ class RaftDriver:
         if not self._failed:
             self._deliver()
             self._set_timer()
+
+    def _note_transition(self) -> None:
+        now, before = self.machine.role, self._role
+        if now is not before:
+            self._role = now
+            _LOG.info(
+                "[RaftManager id=%s] Completed transition to %s(epoch=%d, leaderId=%s) from %s(epoch=%d, leaderId=%s)",
+                self.config.local.id,
+                type(now).__name__,
+                now.epoch,
+                now.leader_id,
+                type(before).__name__,
+                before.epoch,
+                before.leader_id,
+            )
 
     def _fail(self, error: BaseException) -> None:
         """This replica cannot go on: what it would say or write from here on is not to be trusted."""
