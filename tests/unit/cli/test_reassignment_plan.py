@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kalda.base.ids import TopicPartition
@@ -91,6 +91,7 @@ def test_the_smallest_move() -> None:
     st.sets(st.integers(0, 8), min_size=2).map(sorted),
     st.lists(st.sampled_from("abc"), min_size=9, max_size=9),
 )
+@example([[(0, 1)] * 8, [(0, 1)], [(0, 1)]], list(range(9)), list("ababbcaaa"))  # evening all out unbalanced a topic
 def test_every_plan_is_a_plan(topics: list[list[tuple[int, ...]]], ids: list[int], racks: list[str]) -> None:
     """Right brokers, no one twice, racks as even as can be, nothing left to do, no replica copied in vain."""
     current = {TopicPartition(f"t{i}", p): r for i, each in enumerate(topics) for p, r in enumerate(each)}

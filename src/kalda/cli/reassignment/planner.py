@@ -48,8 +48,8 @@ def plan(
         board.fill(at, replication_factor or len(current[at]))
     for at in board.replicas:
         board.spread_over_racks(at)
-    board.balance_topics()
-    board.balance_all()
+    while board.balance():
+        pass
     return _Leaders(board.replicas).balanced()
 
 
@@ -129,6 +129,8 @@ class _Board:
         while True:
             replicas = self.replicas[at]
             before = self._unevenness(replicas)
+            if before == len(replicas):
+                return  # each in a rack of its own
             moves = [
                 (self._unevenness([target if r == source else r for r in replicas]), source, target)
                 for source in replicas
@@ -146,16 +148,14 @@ class _Board:
 
     # -- partitions among each other
 
-    def balance_topics(self) -> None:
-        """Even out each topic. Every move makes the sum of squares of its loads smaller, so there is an end."""
-        for topic, loads in self._of_topic.items():
+    def balance(self) -> bool:
+        """Even out each topic, then all together without making one worse; whether anything moved. Every move makes
+        the sum of squares of the topics' loads smaller, or leaves it and that of the total smaller: there is an end."""
+        moved = False
+        for topic, loads in (*self._of_topic.items(), (None, self._total)):
             while self._improve(topic, loads):
-                pass
-
-    def balance_all(self) -> None:
-        """Even out all topics together, none for the worse."""
-        while self._improve(None, self._total):
-            pass
+                moved = True
+        return moved
 
     def _improve(self, topic: str | None, loads: Counter[int]) -> bool:
         """One move from a broker that has at least two more than the other; false where there is none."""
