@@ -421,6 +421,18 @@ def _append(
     return _copy(out, at, data, start, length)
 
 
+def to_micros(millis: cython.const[cython.longlong][::1], micros: cython.longlong[::1]) -> cython.bint:
+    """Timestamps in microseconds, as many as there are; False where one is too far from 1970 for that."""
+    i: cython.Py_ssize_t
+    fits: cython.bint = len(micros) >= len(millis)
+    for i in range(len(millis) if fits else 0):
+        if millis[i] > 9223372036854775 or millis[i] < -9223372036854775:
+            fits = False
+            break
+        micros[i] = millis[i] * 1000
+    return fits
+
+
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)

@@ -22,6 +22,7 @@ def decode_columns(
     value_valid: Buffer,
     header_ends: Ints,
 ) -> tuple[int, int, int, int]: ...
+def to_micros(millis: Ints, micros: Ints) -> bool: ...
 def decode_header_columns(
     sections: Sequence[Section],
     name_ends: Ints,

@@ -100,14 +100,14 @@ class TopicReader(DataSourceReader):
             return [RangePartition(one) for one in plan(cluster, self.options, self.narrowing)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from kalda.spark.columns import to_spark
+        from kalda.spark.columns import SparkColumns
 
         if partition.value is None:  # Spark's own stand-in where nothing was planned
             return
         offsets = OffsetRange(*partition.value)
-        schema = arrow_schema(self.columns)
+        columns = SparkColumns(arrow_schema(self.columns))
         for fetched in fetch(self.options, offsets):
-            yield from to_spark(fetched, schema)
+            yield from columns.of(fetched)
 
 
 class FilteringReader(TopicReader):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +15,7 @@ from kalda.client.fetcher import Fetched
 from kalda.records.batch import TimestampType, stamp
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
-from kalda.spark.columns import TYPES, to_spark
+from kalda.spark.columns import TYPES, SparkColumns
 from kalda.spark.source import ALL_COLUMNS, arrow_schema
 
 SCHEMA = arrow_schema([(one.name, one.nullable) for one in ALL_COLUMNS])
@@ -24,7 +26,7 @@ def fetched(*batches: bytearray, start: int = 0, end: int | None = None, keep: A
 
 
 def rows(source: Fetched, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
-    batches = list(to_spark(source, schema))
+    batches = list(SparkColumns(schema).of(source))
     for batch in batches:
         batch.validate(full=True)
         assert batch.num_rows
@@ -63,6 +65,35 @@ def test_every_column() -> None:
         }
         for index, (timestamp, key, value, headers) in enumerate(records)
     ]
+
+
+def test_batches_of_any_size_in_turn() -> None:
+    """Columns of one value are parts of one that was made for an earlier batch, or are made anew."""
+    columns = SparkColumns(SCHEMA)
+    for count in (2, 1, 3, 3):
+        values = [b"x"] * count
+        (batch,) = columns.of(fetched(batch_at(0, *values)))
+        batch.validate(full=True)
+        assert batch.select(["topic", "partition", "timestampType"]).to_pylist() == [
+            {"topic": "logs", "partition": 3, "timestampType": 0} for _ in values
+        ]
+
+
+def test_a_worker_without_pandas() -> None:
+    """It would cost each of Spark's workers half a second and 50 MB, for nothing."""
+    program = """
+import sys
+import pyarrow as pa
+from kalda.client.fetcher import Fetched
+from kalda.records.builder import build_batch
+from kalda.spark.columns import TYPES, SparkColumns
+batch = memoryview(build_batch([(1000, b"k", b"v", ())] * 3))
+columns = SparkColumns(pa.schema(list(TYPES.items())))
+assert [batch.num_rows for batch in columns.of(Fetched("logs", 3, batch, 1, 3, 3, 3))] == [2]
+print(sorted({"pandas", "pyarrow.compute"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 
 def test_no_record_has_headers() -> None:
