@@ -24,7 +24,7 @@ def failure_response(request: Request, version: int, error: ApiError) -> Respons
         response.error_code = error.code  # type: ignore[attr-defined]
         if "error_message" in declared:
             response.error_message = error.message or None  # type: ignore[attr-defined]
-        if request.API_KEY not in _FAIL_TWICE:
+        if request.API_KEY not in _FAIL_TWICE and not (request.API_KEY == ApiKey.FETCH and version <= _LAST_BY_NAME):
             return response
     fill = _FILLERS.get(ApiKey(request.API_KEY))
     if fill is not None:
@@ -51,6 +51,8 @@ def _by_topic_and_partition(
                 index = each if isinstance(each, int) else getattr(each, _index_name(each))
                 result = getattr(messages, partition_cls)(error_code=error.code)
                 setattr(result, _index_name(result), index)
+                if "records" in type(result).declared:
+                    result.records = b""
                 for name in _OFFSETS:
                     if name in type(result).declared:
                         setattr(result, name, -1)
@@ -203,6 +205,9 @@ def _scram(request: Any, response: Any, error: ApiError) -> None:
             AlterUserScramCredentialsResult(user=user, error_code=error.code, error_message=error.message or None)
         )
 
+
+_LAST_BY_NAME = 12
+"""The last version of Fetch that names topics: it tells of a failure on top, and again of each partition."""
 
 _FAIL_TWICE = frozenset((ApiKey.METADATA, ApiKey.ELECT_LEADERS, ApiKey.ALTER_PARTITION_REASSIGNMENTS))
 """APIs that say it on top, and again of each thing that was asked for."""

@@ -58,8 +58,8 @@ class ClientQuotaControl:
                     error_code=ErrorCode.NONE if error is None else error.code,
                     error_message=None if error is None else error.message,
                     entity=[
-                        AlterClientQuotasResponseEntityData(entity_type=part.entity_type, entity_name=part.entity_name)
-                        for part in entry.entity
+                        AlterClientQuotasResponseEntityData(entity_type=kind, entity_name=name)
+                        for kind, name in _parts(entry).items()
                     ],
                 )
             )
@@ -101,21 +101,22 @@ class ClientQuotaControl:
 
 def _named(entry: AlterClientQuotasRequestEntryData) -> tuple[tuple[str, str | None], ...]:
     """The entity as the request names it, right or wrong."""
-    return tuple(sorted(((part.entity_type, part.entity_name) for part in entry.entity), key=repr))
+    return tuple(sorted(_parts(entry).items(), key=repr))
+
+
+def _parts(entry: AlterClientQuotasRequestEntryData) -> dict[str, str | None]:
+    """Of a type that is given twice the last holds, as in Kafka."""
+    return {part.entity_type: part.entity_name for part in entry.entity}
 
 
 def _validated_entity(entry: AlterClientQuotasRequestEntryData) -> tuple[QuotaEntity, Mapping[str, str]]:
     """The entity, and the type of each key that it may have. Raises `ApiError` INVALID_REQUEST."""
-    parts: dict[str, str | None] = {}
-    for part in entry.entity:
-        kind, name = part.entity_type, part.entity_name
-        if kind in parts:
-            raise _invalid(f"Invalid client quota entity, {kind} is given twice")
+    parts = _parts(entry)
+    for kind, name in parts.items():
         if kind not in (USER, CLIENT_ID, IP):
             raise _invalid(f"Unhandled client quota entity type: {kind}")
         if name == "":
             raise _invalid(f"Empty {kind} not supported")
-        parts[kind] = name
     if not parts:
         raise _invalid("Invalid empty client quota entity")
     if IP not in parts:

@@ -245,7 +245,22 @@ def refusal_of(request: Request, error: ErrorCode) -> Response:
     if isinstance(request, f.FetchRequest):
         return f.FetchResponse(error_code=error)
     if isinstance(request, q.DescribeQuorumRequest):
-        return _describe_refusal(error, "")
+        return q.DescribeQuorumResponse(
+            topics=[
+                q.DescribeQuorumResponseTopicData(
+                    topic_name=topic.topic_name,
+                    partitions=[
+                        q.DescribeQuorumResponsePartitionData(
+                            partition_index=partition.partition_index,
+                            error_code=error,
+                            error_message=error.name,
+                        )
+                        for partition in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
     for asked, response in _RESPONSES:
         if isinstance(request, asked):
             return response(error_code=error)

@@ -170,6 +170,9 @@ class Fetch:
                     settled = True
                     continue
                 allowed = asked.partition_max_bytes if asked.partition_max_bytes < remaining else remaining
+                if allowed < 0:
+                    remaining = max(0, remaining)
+                    raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{allowed} is no number of bytes")
                 info = self._read_one(partition, asked.fetch_offset, allowed)
                 if note_follower:
                     self._note_follower(partition, asked)

@@ -13,6 +13,7 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.dispatch import RequestContext
+from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponseNodeEndpoint
 from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse, ProduceResponseNodeEndpoint
@@ -110,6 +111,7 @@ class DataHandlers:
 
     def fetch(self, context: RequestContext, request: FetchRequest) -> FetchResponse | Pending[FetchResponse]:
         """Read what is there, or wait for it."""
+        check_isolation(request.isolation_level)
         try:
             fetch_context = self._sessions.context(
                 request,

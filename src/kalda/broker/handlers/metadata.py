@@ -69,6 +69,8 @@ class MetadataHandlers:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST, f"Topic ids are not supported in requests of version {context.api_version}"
             )
+        if not by_id and any(topic.name is None for topic in request.topics or ()):
+            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is asked for by neither name nor id")
         if context.connection.unanswered:
             return Encoded(AtTurn(lambda: self._encoded(context, request)))
         return Encoded(self._encoded(context, request))

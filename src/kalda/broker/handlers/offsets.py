@@ -69,6 +69,12 @@ class _Search:
         return Found(found.timestamp, found.offset, found.leader_epoch)
 
 
+def check_isolation(level: int) -> None:
+    """Raises `ApiError` for a level that is none, with Kafka's code for what it did not expect."""
+    if not 0 <= level <= READ_COMMITTED:
+        raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"Unknown isolation level {level}")
+
+
 class OffsetHandlers:
     """Offsets of the partitions that this broker leads."""
 
@@ -81,6 +87,7 @@ class OffsetHandlers:
         self, context: RequestContext, request: ListOffsetsRequest
     ) -> ListOffsetsResponse | Pending[ListOffsetsResponse]:
         """Offsets by special value at once; by time in a job, because the search may have to read the disk."""
+        check_isolation(request.isolation_level)
         answers: dict[str, ListOffsetsTopicResponse] = {}
         results: dict[tuple[str, int], ListOffsetsPartitionResponse] = {}
         searches: dict[tuple[str, int], tuple[ListOffsetsPartitionResponse, _Search]] = {}
