@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 PROBE_TIMEOUT_MS = 500
 """Shorter than the second after which a kernel sends its first packet again: what has not answered by then may have
@@ -22,7 +23,7 @@ async def is_refused(host: str, port: int, timeout_ms: int = PROBE_TIMEOUT_MS) -
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = _numeric(host, port) or await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             if not 0 < len(addresses) <= _MAX_ADDRESSES:
                 return False
             for family, kind, protocol, _, address in addresses:
@@ -31,6 +32,14 @@ async def is_refused(host: str, port: int, timeout_ms: int = PROBE_TIMEOUT_MS) -
     except (OSError, TimeoutError):
         return False
     return True
+
+
+def _numeric(host: str, port: int) -> list[Any]:
+    """An address that is one already needs no thread to be looked up."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        return []
 
 
 async def _refuses(loop: asyncio.AbstractEventLoop, probe: socket.socket, address: tuple[object, ...]) -> bool:

@@ -168,6 +168,8 @@ def answer_vote(machine: RaftMachine, ask: rpc.VoteAsk, now: int) -> rpc.VoteAns
     if error is not None:
         return rpc.VoteAnswer(machine.standing(error))
     granted = _grants(machine, ask)
+    if granted and ask.pre_vote and isinstance(machine.role, Prospective) and now < machine.hasty_from:
+        _let_stand(machine, machine.role, ask.candidate, now)
     if granted and not ask.pre_vote and isinstance(machine.role, Unattached | Prospective):
         if machine.role.voted is None:
             machine.vote_in_place(ask.candidate)
@@ -198,6 +200,13 @@ def _grants(machine: RaftMachine, ask: rpc.VoteAsk) -> bool:
             return ask.pre_vote and up_to_date
         case LeaderRole():
             return False
+
+
+def _let_stand(machine: RaftMachine, role: Prospective, candidate: ReplicaKey, now: int) -> None:
+    """Of two that stand because the leader is gone, the one whose turn is later makes way for the other, lest each
+    win a pre-vote, vote for itself, and neither be elected."""
+    if candidate.id < machine.local.id:
+        machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
 
 
 def _same_candidate(voted: ReplicaKey, candidate: ReplicaKey) -> bool:

@@ -228,10 +228,12 @@ def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
         return
     if machine.is_voter and machine.log.flushed_offset < machine.log.end_offset:
         return
-    change = reconfiguration.own_change(machine, role, now)
-    if change is not None:
-        machine.send(role.leader, change, now)
-        return
+    if machine.high_watermark == machine.log.end_offset:
+        # Not sooner: the next fetch may be what a new leader's first commit waits for.
+        change = reconfiguration.own_change(machine, role, now)
+        if change is not None:
+            machine.send(role.leader, change, now)
+            return
     machine.send(role.leader, elections.fetch_ask(machine), now, machine.config.fetch_max_wait_ms)
 
 
