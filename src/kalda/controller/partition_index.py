@@ -29,16 +29,15 @@ class _ByMember(Generic[K]):
         self._partitions: dict[K, TimelineSet[TopicIdPartition]] = {}
 
     def update(self, partition: TopicIdPartition, old: Sequence[K], new: Sequence[K]) -> None:
-        if old == new:
-            return
-        before, after = set(old), set(new)
-        for member in before - after:
-            self._partitions[member].discard(partition)
-        for member in after - before:
-            members = self._partitions.get(member)
-            if members is None:
-                members = self._partitions[member] = TimelineSet(self._registry)
-            members.add(partition)
+        for member in old:
+            if member not in new:
+                self._partitions[member].discard(partition)
+        for member in new:
+            if member not in old:
+                members = self._partitions.get(member)
+                if members is None:
+                    members = self._partitions[member] = TimelineSet(self._registry)
+                members.add(partition)
 
     def of(self, member: K) -> Iterator[TopicIdPartition]:
         return iter(self._partitions.get(member, ()))
@@ -71,22 +70,25 @@ class PartitionIndex:
     def update(
         self, at: TopicIdPartition, old: PartitionRegistration | None, new: PartitionRegistration | None
     ) -> None:
-        """`old` became `new`; None for a partition that was not there, or is not any more."""
-        self._isr.update(at, old.isr if old else (), new.isr if new else ())
-        self._elr.update(at, old.elr if old else (), new.elr if new else ())
-        self._directories.update(at, old.directories if old else (), new.directories if new else ())
-        before, after = old.leader if old else NO_LEADER, new.leader if new else NO_LEADER
-        if before != after:
-            self._count_leader(before, -1)
-            self._count_leader(after, +1)
-        for members, is_member in (
-            (self.leaderless, _is_leaderless),
-            (self.imbalanced, _is_imbalanced),
-            (self.reassigning, _is_reassigning),
-        ):
-            wanted = new is not None and is_member(new)
-            if wanted != (old is not None and is_member(old)):
-                (members.add if wanted else members.discard)(at)
+        """`old` became `new`; None for a partition that was not there, or is not any more.
+
+        A node that starts does this for every record, so what is as it was costs a comparison."""
+        before, after = old or _NOTHING, new or _NOTHING
+        if before.isr != after.isr:
+            self._isr.update(at, before.isr, after.isr)
+        if before.elr != after.elr:
+            self._elr.update(at, before.elr, after.elr)
+        if before.directories != after.directories:
+            self._directories.update(at, before.directories, after.directories)
+        elected = before.leader != after.leader
+        if elected:
+            self._count_leader(before.leader, -1)
+            self._count_leader(after.leader, +1)
+        if elected or before.replicas != after.replicas:
+            _keep(self.leaderless, at, old is not None and not old.has_leader, new is not None and not new.has_leader)
+            _keep(self.imbalanced, at, not before.has_preferred_leader, not after.has_preferred_leader)
+        if before.adding_replicas != after.adding_replicas or before.removing_replicas != after.removing_replicas:
+            _keep(self.reassigning, at, before.is_reassigning, after.is_reassigning)
 
     def _count_leader(self, leader: int, change: int) -> None:
         if leader == NO_LEADER:
@@ -99,13 +101,10 @@ class PartitionIndex:
             self._leaderships.pop(leader, None)
 
 
-def _is_leaderless(partition: PartitionRegistration) -> bool:
-    return not partition.has_leader
+def _keep(members: TimelineSet[TopicIdPartition], at: TopicIdPartition, was: bool, is_now: bool) -> None:
+    if was != is_now:
+        (members.add if is_now else members.discard)(at)
 
 
-def _is_imbalanced(partition: PartitionRegistration) -> bool:
-    return not partition.has_preferred_leader
-
-
-def _is_reassigning(partition: PartitionRegistration) -> bool:
-    return partition.is_reassigning
+_NOTHING = PartitionRegistration((), (), (), NO_LEADER, 0, 0)
+"""No partition: nobody's, and where it should be."""
