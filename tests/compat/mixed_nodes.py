@@ -10,7 +10,6 @@ import re
 import signal
 import struct
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ USUAL = (
     r"|NotControllerException|Performing controller activation|Renouncing the leadership"
     r"|Nobody listens at \S+ any more"
     # A broker comes back before the session of its former life is over.
-    r"|DuplicateBrokerRegistrationException|registration of broker \d+ failed"
+    r"|DuplicateBrokerRegistrationException|(registration|heartbeat) of broker \d+ failed"
     # A follower heard of a new epoch after its leader did, and takes the partition up again when it hears of it.
     r"|marked as failed"
     # Said of every replica that is added to a topic that there was before.
@@ -267,8 +266,8 @@ class MixedCluster:
         """For clients' `bootstrap.servers`."""
         return ",".join(node.address for node in self.brokers)
 
-    @cached_property
-    def admin(self) -> AdminClient:
+    def new_admin(self) -> AdminClient:
+        """A client that knows no former leaders: some of its requests are not tried again."""
         return AdminClient({"bootstrap.servers": self.addresses, "log_level": 0})
 
     @property

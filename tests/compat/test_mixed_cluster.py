@@ -1,7 +1,7 @@
 """Kalda and Apache Kafka as nodes of one cluster: what the one decides, writes and keeps, the other takes as its own.
 
 Where both have a replica, their files hold the same bytes. At the end no node may have complained of anything that
-nodes of one kind would not complain of. `KALDA_MIXED_ROUNDS` sets how often the quorum's leader is killed.
+nodes of one kind would not complain of. `KALDA_MIXED_ROUNDS` sets how often leaders are killed, and adds mixtures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from apache_kafka import kafka_jars
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from mixed_nodes import KAFKA, KALDA, METADATA, MixedCluster, MixedNode
 from node_cluster import wait_until
+from watched_clients import PARTITIONS, TOPIC, Writer, check, read_all
 
+from kalda.base.errors import ErrorCode
 from kalda.coordinator.routing import coordinator_partition
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
@@ -62,7 +64,9 @@ def jars() -> Path:
 
 
 def create(cluster: MixedCluster, topic: str, *assignments: list[int], **configs: str) -> None:
-    """A topic with these replicas, the first of each preferred; all brokers know it then."""
+    """A topic with these replicas, the first of each preferred; all brokers know it then.
+
+    A broker asks again where the controller goes before it has answered, so a topic may be there already."""
     wanted = CreatableTopic(
         name=topic,
         num_partitions=-1,
@@ -75,7 +79,7 @@ def create(cluster: MixedCluster, topic: str, *assignments: list[int], **configs
     )
     with cluster.up[0].client() as client:
         made = client.request(CreateTopicsRequest(topics=[wanted], timeout_ms=TIMEOUT_MS), timeout_ms=TIMEOUT_MS)
-        assert made.topics[0].error_code == 0, made
+        assert made.topics[0].error_code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS), made
     for index, replicas in enumerate(assignments):
         cluster.wait_placed(topic, index, replicas[0], sorted(replicas))
 
@@ -276,7 +280,8 @@ def change_and_move(cluster: MixedCluster, topic: str) -> None:
     for node, value in zip(cluster.brokers, ("1000001", "1000002"), strict=True):
         set_config(node, topic, value)
         wait_config(cluster, topic, value)
-    deleted = cluster.admin.delete_records([TopicPartition(topic, index, 30) for index in (0, 1)])
+    admin = cluster.new_admin()
+    deleted = admin.delete_records([TopicPartition(topic, index, 30) for index in (0, 1)])
     assert [each.result(60).low_watermark for each in deleted.values()] == [30, 30]
     create(cluster, "movers", [1], [2])
     before = []
@@ -294,7 +299,7 @@ def change_and_move(cluster: MixedCluster, topic: str) -> None:
         elect_preferred(cluster, topic, index)
         cluster.wait_placed(topic, index, new.node_id, BOTH)
         assert earliest(new, topic, index) == 30
-    cluster.admin.delete_topics(["movers"])["movers"].result(60)
+    admin.delete_topics(["movers"])["movers"].result(60)
     for index, node in enumerate(cluster.brokers[::-1]):
         wait_gone(node, f"movers-{index}")
 
@@ -462,12 +467,12 @@ def test_a_quorum_of_both_kinds(tmp_path: Path, jars: Path, first: str, second: 
         metadata_log_max_record_bytes_between_snapshots=1_000,
         broker_session_timeout_ms=4_000,
     ) as cluster:
-        # The second votes, and seldom stands itself: so a leader is followed by one of the other kind.
-        cluster.nodes[2].properties |= {
-            "controller.quorum.election.timeout.ms": 5_000,
-            "controller.quorum.fetch.timeout.ms": 10_000,
-            "kalda.dead.process.detection.enable": "false",
-        }
+        # A follower refuses pre-votes as long as it may still hear from its leader: so the slowest to give a leader up
+        # is elected. Here it is the only one of its kind.
+        for node in cluster.nodes.values():
+            if [first, second, third].count(node.kind) == 1:
+                node.properties["controller.quorum.fetch.timeout.ms"] = 2_500
+                node.properties["kalda.dead.process.detection.enable"] = "false"
         cluster.start()
         changes = 0
         followed: list[tuple[str, str]] = []
@@ -481,9 +486,37 @@ def test_a_quorum_of_both_kinds(tmp_path: Path, jars: Path, first: str, second: 
             change_metadata(cluster, changes + 1)
             changes += 2
             leader.start()
-            told = cluster.wait_quorum()
-            assert all(any(voter.replica_directory_id) == dynamic for voter in told.current_voters)
+            cluster.wait_quorum()
             cluster.check_same_metadata()
         for number in range(changes):
             cluster.wait_placed(f"topic-{number}", 0)
+        cluster.check_quiet()
+
+
+@pytest.mark.skipif(ROUNDS == 1, reason="for hours: set KALDA_MIXED_ROUNDS to how often a leader is killed")
+@pytest.mark.parametrize("kinds", [(KALDA, KALDA, KAFKA), (KALDA, KAFKA, KAFKA)])
+def test_leaders_of_either_kind_that_are_killed_lose_nothing(
+    tmp_path: Path, jars: Path, kinds: tuple[str, ...]
+) -> None:
+    """Under load, with acks=all and two in-sync replicas at least; every second one is only told to stop."""
+    nodes = {node_id: (kind, "broker,controller") for node_id, kind in enumerate(kinds, 1)}
+    with MixedCluster(tmp_path, jars, nodes, broker_session_timeout_ms=4_000) as cluster:
+        cluster.start()
+        create(cluster, TOPIC, [1, 2, 3], [2, 3, 1], [3, 1, 2], min_insync_replicas="2")
+        writer = Writer(cluster.addresses)
+        writer.start()
+        for round_ in range(ROUNDS):
+            writer.wait_progress()
+            leader, _ = cluster.wait_placed(TOPIC, round_ % PARTITIONS, isr=[1, 2, 3])
+            node = cluster.nodes[leader]
+            (node.kill if round_ % 2 else node.stop)()
+            writer.wait_progress()
+            node.start()
+            for index in range(PARTITIONS):
+                cluster.wait_placed(TOPIC, index, isr=[1, 2, 3])
+            elect_preferred(cluster, TOPIC, *range(PARTITIONS))
+        writer.stop()
+        check(writer, read_all(cluster.addresses))
+        for index in range(PARTITIONS):
+            cluster.wait_same_files(f"{TOPIC}-{index}")
         cluster.check_quiet()
