@@ -72,6 +72,8 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
                     layout.config(place)
                 layout = starting.move_from_taken_ports(layout, lambda text: click.echo(text, err=True))
                 layout.save()
+                if wanted["overrides"]:
+                    _tell_who_keeps_old_properties(layout)
                 starting.start_missing(layout, started)
                 _wait(layout, timeout)
         except KeyboardInterrupt:
@@ -172,6 +174,14 @@ def _changed(
             )
     layout = known.grown(nodes) if nodes is not None else known
     return replace(layout, overrides={**known.overrides, **overrides})
+
+
+def _tell_who_keeps_old_properties(layout: Layout) -> None:
+    from kalda.cli.local.starting import process_of
+
+    running = [str(place.node_id) for place in layout.nodes if process_of(layout, place).pid() is not None]
+    if running:
+        click.echo(f"Nodes that run already take the overrides at their next start: {', '.join(running)}.", err=True)
 
 
 def _wait(layout: Layout, timeout_s: float) -> None:

@@ -337,6 +337,8 @@ def test_a_node_that_never_serves(tmp_path: Path, pretend: Callable[[str], None]
     (node,) = json.loads(run("cluster", "status", "--dir", directory, "--json").stdout)["nodes"]
     assert node["state"] == "starting"
     assert node["pid"] is not None
+    again = run("cluster", "up", "--dir", directory, "--override", "num.partitions=2", "--timeout", 1)
+    assert "Nodes that run already take the overrides at their next start: 1." in again.stderr
     down = run("cluster", "down", "--dir", directory)
     assert (down.exit_code, down.stdout) == (0, "Stopped node 1.\n")
 
