@@ -8,6 +8,7 @@ It knows no socket, file, clock or random source; it only names their interfaces
 - `clock`: the clock's interface
 - `scheduling`: the interfaces of timers and of jobs that may block
 - `disk`: the disk's interface
+- `file_slice`: a part of a file that is read as it is sent
 - `properties`: the text format of properties files
 - `configs`: Kafka's config keys, types, defaults and synonyms
 """

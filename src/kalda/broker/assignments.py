@@ -65,9 +65,7 @@ class DirectoryAssignments:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._under_way)
 
-    def placed(
-        self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None] | None = None
-    ) -> None:
+    def placed(self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None] | None = None) -> None:
         """A replica is in that directory, or is to be: `agreed` is called once the controller knows, unless it is told
         of another directory first."""
         key = topic_id, partition

@@ -20,13 +20,27 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", None)
 _MAX_VECTORS = 512
 
 
+class _Descriptor:
+    """A file descriptor, closed with the last handle that refers to it."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+
 class RealFile:
-    """A file descriptor with positional reads and writes."""
+    """A handle on a file descriptor, with positional reads and writes."""
 
-    __slots__ = ("_fd", "_nowait")
+    __slots__ = ("_descriptor", "_fd", "_nowait")
 
-    def __init__(self, fd: int, nowait: bool = _NOWAIT is not None) -> None:
-        self._fd = fd
+    def __init__(self, descriptor: _Descriptor, nowait: bool = _NOWAIT is not None) -> None:
+        self._descriptor: _Descriptor | None = descriptor
+        self._fd = descriptor.fd
         self._nowait = nowait
 
     def read(self, position: int, size: int) -> Buffer:
@@ -92,16 +106,12 @@ class RealFile:
         os.fsync(self._fd)
 
     def share(self) -> RealFile:
-        return RealFile(os.dup(self._fd), self._nowait)
+        if self._descriptor is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return RealFile(self._descriptor, self._nowait)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.close()
+        self._descriptor, self._fd = None, -1
 
 
 class RealDisk:
@@ -111,7 +121,7 @@ class RealDisk:
         flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        return RealFile(os.open(path, flags, 0o644))
+        return RealFile(_Descriptor(os.open(path, flags, 0o644)))
 
     def read_file(self, path: str, max_bytes: int = 64 * 1024 * 1024) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -179,4 +189,4 @@ class RealDisk:
         except (BlockingIOError, PermissionError):
             os.close(fd)
             return None
-        return RealFile(fd)
+        return RealFile(_Descriptor(fd))

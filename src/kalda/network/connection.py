@@ -7,12 +7,12 @@ one they wait in slots, so that they leave in request order. All answers of one 
 
 Reading stops while any hold is set (see `Hold`): that is how a slow reader, a throttled client or one with too many
 unanswered requests is slowed down, without harming anybody else. What such a peer can make the node keep is bounded:
-one read, `write_high_bytes` and one answer over it, and the answers of `max_unanswered` parked requests, or of one
-where its handler says that it is large (`Connection.answer_alone`). Requests that are pending when the connection ends
-are abandoned; a peer that goes while nothing is read from it is missed by the sweep.
+one read, `write_high_bytes` and one answer over it (of slices of files, a piece), and the answers of `max_unanswered`
+parked requests, or of one where its handler says that it is large (`Connection.answer_alone`). Requests that are
+pending when the connection ends are abandoned; a peer that goes while nothing is read from it is missed by the sweep.
 
-Invariants: slots are in request order; `_out` holds only answers that come before all slots; while a hold is set no
-frame is handed out.
+Invariants: slots are in request order; `_out` holds only answers that come before all slots, and `_sending` what comes
+before `_out`; while a hold is set no frame is handed out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from enum import IntFlag
 from struct import Struct
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kalda.base.errors import ApiError, InvalidRequest
+from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
 from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
@@ -58,8 +58,8 @@ _LARGE = 16 * 1024
 """Buffers from this size on go to the transport as they are; smaller neighbours are joined."""
 
 
-class Hold(IntFlag):
-    """Why a connection's next request has to wait."""
+class Hold:
+    """Why a connection's next request has to wait: bits, and plain numbers, since every read looks at them."""
 
     ADMISSION = 1
     """not admitted yet"""
@@ -80,11 +80,15 @@ class Hold(IntFlag):
     """as draining, and closes with the last answer"""
     ALONE = 512
     """a request whose answer may be large is waiting; see `answer_alone`"""
+    SENDING = 1024
+    """slices of files are on their way out, piece by piece"""
 
 
-_WRITE = int(Hold.WRITE)  # plain numbers where every request passes: an operation on flags is a call
-_CLOSED = int(Hold.CLOSED)
-_ALONE = int(Hold.ALONE)
+_WRITE = Hold.WRITE
+_CLOSED = Hold.CLOSED
+_ALONE = Hold.ALONE
+_SENDING = Hold.SENDING
+_PIECE_BYTES = 256 * 1024
 _ENDED = frozenset((7, 8))
 """TCP's states CLOSE and CLOSE_WAIT, as `TCP_INFO` numbers them."""
 _pack_size = Struct(">i").pack
@@ -125,6 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         "_out_bytes",
         "_parked_bytes",
         "_reading",
+        "_sending",
         "_serving",
         "_slots",
         "_swept_requests",
@@ -192,6 +197,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parked_bytes = 0
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        self._sending: deque[Buffer | FileSlice] = deque()
 
     def __str__(self) -> str:
         return f"{self.peer_host}:{self.peer_port} on {self.listener_name}"
@@ -224,8 +230,8 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
         self._holds |= _CLOSED
         self.closing_ms = self._listener.now_ms()
-        if not self._serving and self._transport is not None:
-            self._transport.close()
+        if not self._serving:
+            self._hang_up()
 
     def answer_alone(self) -> None:
         """Serve no further request until all that were taken are answered.
@@ -293,13 +299,16 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """The peer has caught up."""
         self.active = True
-        self._release(Hold.WRITE)
+        self._release(_WRITE)
+        if self._sending:
+            self._send()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The end, whoever brought it about."""
         self._holds |= _CLOSED
         self._transport = None
         self._out.clear()
+        self._sending.clear()
         for slot in self._slots:
             self._listener.unqueue(slot.frame_bytes)
             if slot.pending is not None:
@@ -355,8 +364,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._holds & _ALONE and not self._slots:
             self._release(_ALONE)
         if self._holds & _CLOSED:
-            if self._transport is not None:
-                self._transport.close()
+            self._hang_up()
         else:
             self._steer_reading()
 
@@ -453,10 +461,10 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def _flush(self) -> None:
-        """Write the output: small buffers joined, large ones as they are."""
+        """Write the output: small buffers joined, large ones as they are, slices of files piece by piece."""
         out = self._out
         transport = self._transport
-        if not out or transport is None:
+        if not out or transport is None or self._sending:
             return
         self._out = []
         size = self._out_bytes
@@ -465,17 +473,57 @@ class Connection(asyncio.BufferedProtocol):
         if size < 4 * _LARGE:
             transport.write(b"".join(out))
             return
+        sending = self._sending
         run: list[Buffer] = []
         for buffer in out:
             if len(buffer) < _LARGE:
                 run.append(buffer)
                 continue
             if run:
-                transport.write(b"".join(run))
+                sending.append(b"".join(run))
                 run = []
-            transport.write(buffer)
+            sending.append(buffer)
         if run:
-            transport.write(b"".join(run))
+            sending.append(b"".join(run))
+        self._send()
+
+    def _send(self) -> None:
+        """Write on, until all is written, the peer has enough, or a piece of a slice has to be waited for.
+
+        Buffers are in memory already, and go at once. Slices go as the peer takes them: what it has to wait for is
+        read when there is room for it.
+        """
+        sending, transport = self._sending, self._transport
+        while sending and transport is not None:
+            buffer = sending[0]
+            if isinstance(buffer, FileSlice):
+                self._hold(_SENDING)
+                if self._holds & _WRITE:
+                    return
+                try:
+                    piece = buffer.read(_PIECE_BYTES, self._send)
+                except OSError as error:
+                    log.error("closing %s: what it asked for cannot be read: %s", self, error)
+                    self._fail()
+                    transport.abort()
+                    return
+                if piece is None:
+                    return
+                if len(piece):
+                    transport.write(piece)
+                    continue
+            else:
+                transport.write(buffer)
+            sending.popleft()
+        self._release(_SENDING)
+        self._flush()
+        if self._holds & _CLOSED and not self._serving:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close the transport, behind what is still to be sent."""
+        if self._transport is not None and not self._sending:
+            self._transport.close()
 
     # -- holds
 
@@ -537,10 +585,12 @@ class Connection(asyncio.BufferedProtocol):
         if self.active:
             self.active = False
             self.active_ms = now_ms
-        if self._holds & ~_WRITE:
+        if self._holds & ~(_WRITE | _SENDING):
             self.frame_since_ms = -1
-            return "its peer is gone" if _peer_is_gone(self._transport) else None
-        if 0 <= limits.idle_ms <= now_ms - self.active_ms and (not self._slots or self._holds & _WRITE):
+            if _peer_is_gone(self._transport):
+                self.close()
+            return None
+        if 0 <= limits.idle_ms <= now_ms - self.active_ms and (not self._slots or self._holds & (_WRITE | _SENDING)):
             return f"idle for {limits.idle_ms} ms"
         if self._holds or not self._frames.waiting_bytes:
             self.frame_since_ms = -1

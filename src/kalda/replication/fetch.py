@@ -223,6 +223,11 @@ class Fetch:
         if max_bytes <= 0 and self._read_bytes:
             partition.check_range(offset)
             return FetchInfo.EMPTY
+        if self._follower_id < 0:
+            # What a follower may read, a new leader may truncate: it gets a copy.
+            whole = partition.log.slice_nowait(offset, max_bytes, end_offset, self._manager.jobs)
+            if whole is not None:
+                return whole
         return partition.read(offset, max_bytes, end_offset, self._read_bytes == 0)
 
     def _fill(self, answer: FetchResponsePartitionData, partition: Partition, info: FetchInfo) -> None:

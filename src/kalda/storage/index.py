@@ -144,20 +144,21 @@ class Index:
                 self.open().truncate(count * width)
                 self._flushed = count
 
-    def page_below(self, key: int, read: Reader) -> tuple[int, Buffer, int]:
+    def page_below(self, key: int, read: Reader, at: int = 0) -> tuple[int, Buffer, int]:
         """The number of entries whose key is at most `key`; with a page of entries around there and its first one's.
 
-        The page holds entry `number - 1` where `number` is not 0, and entry `number` where there is one.
+        `at` is where in an entry the key stands: any field does that never falls from one entry to the next. The page
+        holds entry `number - 1` where `number` is not 0, and entry `number` where there is one.
         """
         width, count, entries = self.ENTRY.size, self.count, self._entries
         unpack = self.KEY.unpack_from
         low, high = 0, count
         if entries is not None:
-            if count and unpack(entries, (count - 1) * width)[0] <= key:
+            if count and unpack(entries, (count - 1) * width + at)[0] <= key:
                 low = count  # readers are at the end mostly
             while low < high:
                 middle = (low + high) // 2
-                if unpack(entries, middle * width)[0] <= key:
+                if unpack(entries, middle * width + at)[0] <= key:
                     low = middle + 1
                 else:
                     high = middle
@@ -168,7 +169,7 @@ class Index:
         file = self.open()
         while high - low > _PAGE_ENTRIES:
             middle = (low + high) // 2
-            if unpack(_whole(read(file, middle * width, width), width), 0)[0] <= key:
+            if unpack(_whole(read(file, middle * width, width), width), at)[0] <= key:
                 low = middle + 1
             else:
                 high = middle
@@ -177,7 +178,7 @@ class Index:
         page = _whole(read(file, first * width, (upto - first) * width), (upto - first) * width)
         while low < high:
             middle = (low + high) // 2
-            if unpack(page, (middle - first) * width)[0] <= key:
+            if unpack(page, (middle - first) * width + at)[0] <= key:
                 low = middle + 1
             else:
                 high = middle
@@ -236,6 +237,16 @@ class OffsetIndex(Index):
             return None
         position: int = self.ENTRY.unpack_from(page, (number - first) * 8)[1]
         return position
+
+    def last_within(self, position: int, offset: int, read: Reader = read_waiting) -> tuple[int, int] | None:
+        """Offset and position of the last entry at most at both; None where there is none."""
+        number = min(
+            self.page_below(position, read, at=self.KEY.size)[0], self.page_below(offset - self.base_offset, read)[0]
+        )
+        if not number:
+            return None
+        relative, found = self.raw(number - 1, read)
+        return self.base_offset + relative, found
 
     def last(self, read: Reader = read_waiting) -> tuple[int, int]:
         """Offset and position of the last entry; the segment's start where there is none."""

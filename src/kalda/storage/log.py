@@ -19,10 +19,13 @@ told to the hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from kalda.base.disk import Buffer, Disk
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.scheduling import Jobs
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader, check_crc, iter_batches, stamp
 from kalda.records.validate import validate_produced
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
@@ -35,12 +38,12 @@ from kalda.storage.loading import Loaded, Loading
 from kalda.storage.naming import DELETED_SUFFIX, SWAP_SUFFIX
 from kalda.storage.producer_state import Marker, ProducerState, Verification, read_marker
 from kalda.storage.reading import (
+    SLICED_BYTES,
     ColdRead,
     Places,
     Search,
     collect_aborted,
     max_timestamp_search,
-    read_segments,
     timestamp_search,
 )
 from kalda.storage.segment import Placed, Segment
@@ -122,7 +125,7 @@ class Log:
         self._hooks = hooks
         self._jitter = jitter
         self._unsynced = Unsynced(disk, directory, loaded.changed)
-        self._places = Places()
+        self._places = Places(self.segments)
         self._first_unstable: int | None = None
         self._latest_epoch = -1
         self._refresh()
@@ -446,29 +449,38 @@ class Log:
         end_offset = min(end_offset, log_end)
         if offset >= end_offset:
             return FetchInfo(offset, offset, b"")
-        place = self._places.known.get(offset)
         try:
-            if place is not None:
-                segment, position = place
-                if position < segment.size:
-                    if position >= segment.hot_from and position >= segment.size - _HOT_BYTES:
-                        read = read_waiting
-                    if end_offset < log_end:
-                        max_bytes = segment.bound(position, end_offset, max_bytes, read)
-                    found = segment.read_slice(position, max_bytes, end_offset, min_one, read)
-                    if found.next_offset >= 0:
-                        self._places.note(found.next_offset, segment, found.end_position)
-                        return FetchInfo(offset, found.next_offset, found.data)
-                    return FetchInfo(offset, offset, b"", found.incomplete)
-            info, segment_found, position = read_segments(self.segments, offset, max_bytes, end_offset, min_one, read)
+            place = self._places.find(offset, read)
+            if place is None:
+                return FetchInfo(offset, offset, b"")
+            segment, position = place
+            if position >= segment.hot_from and position >= segment.size - _HOT_BYTES:
+                read = read_waiting
+            if end_offset < log_end:
+                max_bytes = segment.bound(position, end_offset, max_bytes, read)
+            found = segment.read_slice(position, max_bytes, end_offset, min_one, read)
         except OSError as error:
             raise self._failed(error) from error
-        if segment_found is not None:
-            self._places.note(offset, segment_found, position - info.size_bytes)
-            self._places.note(info.next_offset, segment_found, position)
-            if segment_found is not self.segments.active:
-                self._places.keep_open(segment_found)
-        return info
+        if found.next_offset >= 0:
+            self._places.note(found.next_offset, segment, found.end_position)
+        return found.info(offset)
+
+    def slice_nowait(self, offset: int, max_bytes: int, end_offset: int, jobs: Jobs) -> FetchInfo | None:
+        """As `read_nowait`, of much: a part of the file that is read as it is sent, by `jobs` where it is not in the
+        page cache. None where there is too little to gain, or the index cannot say where it ends. What is sliced must
+        not be truncated: a consumer's part of the log."""
+        if max_bytes < SLICED_BYTES or self.offline or not self.log_start_offset <= offset < end_offset:
+            return None
+        try:
+            found = self._places.slice(offset, max_bytes, end_offset)
+        except WouldWait:
+            return None
+        except OSError as error:
+            raise self._failed(error) from error
+        if found is None:
+            return None
+        file, position, size, next_offset = found
+        return FetchInfo(offset, next_offset, cast(Buffer, FileSlice(file, position, size, jobs, self.on_io_error)))
 
     def _in_range(self, offset: int) -> None:
         self._online()

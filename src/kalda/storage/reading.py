@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kalda.base.disk import File
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.records.batch import TimestampType
 from kalda.records.builder import Record, read_records
-from kalda.storage.index import Reader, read_waiting
+from kalda.storage.index import Reader, read_nowait, read_waiting
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo, TimestampOffset
 
+SLICED_BYTES = 128 * 1024
+"""What is less goes out in one write anyway."""
 _REMEMBERED = 32
 _OPEN_SEGMENTS = 4
 
@@ -23,12 +26,40 @@ class Places:
     """Where a log's readers began and will go on, so that the next one there needs no index; and the old segments that
     were read last, whose files stay open for it."""
 
-    __slots__ = ("_opened", "known")
+    __slots__ = ("_opened", "_segments", "known")
 
-    def __init__(self) -> None:
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
         self.known: dict[int, tuple[Segment, int]] = {}
         """Segment and position of the batch that holds an offset, or of the first one after it."""
         self._opened: list[Segment] = []
+
+    def find(self, offset: int, read: Reader) -> tuple[Segment, int] | None:
+        """Where a reader at `offset` begins; None where there is nothing for it."""
+        place = self.known.get(offset)
+        if place is None or place[1] >= place[0].size:
+            place = find_place(self._segments, offset, read)
+            if place is not None:
+                self.note(offset, *place)
+                if place[0] is not self._segments.active:
+                    self.keep_open(place[0])
+        return place
+
+    def slice(self, offset: int, max_bytes: int, end_offset: int) -> tuple[File, int, int, int] | None:
+        """A large part for a reader at `offset`, cut by the index: a handle of its own on the file, position and size,
+        and the offset after it. None where it would not be large. Raises `WouldWait`."""
+        place = self.find(offset, read_nowait)
+        if place is None:
+            return None
+        segment, position = place
+        if segment.size - position < SLICED_BYTES:
+            return None
+        cut = segment.cut(position, max_bytes, end_offset, read_nowait)
+        if cut is None or cut[0] - position < SLICED_BYTES:
+            return None
+        end, next_offset = cut
+        self.note(next_offset, segment, end)
+        return segment.file().share(), position, end - position, next_offset
 
     def note(self, offset: int, segment: Segment, position: int) -> None:
         """That is where a reader at `offset` begins."""
@@ -50,25 +81,19 @@ class Places:
         self._opened.clear()
 
 
-def read_segments(
-    segments: Segments, offset: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader
-) -> tuple[FetchInfo, Segment | None, int]:
-    """Whole batches from the one that holds `offset` or the first after it; with the segment and end position.
+def find_place(segments: Segments, offset: int, read: Reader) -> tuple[Segment, int] | None:
+    """Segment and position of the batch that holds `offset`, or of the first one after it; None where there is none.
 
-    Batches of one segment only. A compacted segment may have nothing at or after `offset`: then the next is tried.
+    A compacted segment may have nothing at or after `offset`: then the next is tried.
     """
     segment = segments.floor(offset) or segments.first
     position = segment.locate(offset, read) if segment.size else None
     while position is None:
         following = segments.after(segment)
         if following is None:
-            return FetchInfo(offset, offset, b""), None, 0
+            return None
         segment, position = following, 0 if following.size else None
-    bounded = segment.bound(position, end_offset, max_bytes, read)
-    found = segment.read_slice(position, bounded, end_offset, min_one, read)
-    if found.next_offset < 0:
-        return FetchInfo(offset, offset, b"", found.incomplete), None, 0
-    return FetchInfo(offset, found.next_offset, found.data), segment, found.end_position
+    return segment, position
 
 
 class ColdRead:
@@ -89,7 +114,12 @@ class ColdRead:
         if offset >= end_offset:
             return FetchInfo(offset, offset, b"")
         try:
-            return read_segments(self._views, offset, max_bytes, end_offset, min_one_message, read_waiting)[0]
+            place = find_place(self._views, offset, read_waiting)
+            if place is None:
+                return FetchInfo(offset, offset, b"")
+            segment, position = place
+            max_bytes = segment.bound(position, end_offset, max_bytes, read_waiting)
+            return segment.read_slice(position, max_bytes, end_offset, min_one_message, read_waiting).info(offset)
         except OSError as error:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._topic_partition}: {error}") from error
         finally:

@@ -27,6 +27,7 @@ from kalda.storage.naming import (
     file_name,
 )
 from kalda.storage.txn_index import TxnIndex
+from kalda.storage.values import FetchInfo
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _SCAN_BYTES = 8 * 1024  # more than what lies between two index entries, by default
@@ -50,6 +51,12 @@ class Slice(NamedTuple):
     next_offset: int  # of the last batch read; -1 where there is none
     end_position: int
     incomplete: bool  # there was a batch, but `max_bytes` did not hold it
+
+    def info(self, offset: int) -> FetchInfo:
+        """For a reader at `offset`."""
+        if self.next_offset < 0:
+            return FetchInfo(offset, offset, b"", self.incomplete)
+        return FetchInfo(offset, self.next_offset, self.data)
 
 
 class Segment:
@@ -306,6 +313,15 @@ class Segment:
         """`max_bytes` cut to where the index knows that batches at or beyond `end_offset` begin."""
         beyond = self.offset_index.position_after(end_offset - 1, read)
         return max_bytes if beyond is None else min(max_bytes, max(0, beyond - position))
+
+    def cut(self, position: int, max_bytes: int, end_offset: int, read: Reader) -> tuple[int, int] | None:
+        """Where a slice from `position` on may end, between batches, and the offset there: within `max_bytes` and
+        `end_offset`, by the index and without a look at what lies between. None where the index knows no place."""
+        found = self.offset_index.last_within(position + max_bytes, end_offset, read)
+        if found is None or found[1] <= position:
+            return None
+        header = self.header_at(found[1], read)
+        return (found[1], header.base_offset) if header is not None and header.last_offset == found[0] else None
 
     def next_offset(self, read: Reader = read_waiting) -> int:
         """The offset after the last batch, found from the last index entry on. Raises `CorruptRecord`."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
+from typing import cast
 
 import pytest
+from paper_files import HandJobs, PaperFile
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
 from kalda.network.connection import Answer, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
@@ -418,6 +422,101 @@ def test_what_is_pending_is_abandoned_with_the_connection() -> None:
     assert abandoned == [body("w", 1), body("w", 3)]
     bench.settle(body("w", 1))
     assert bench.listener.queued == 0
+
+
+class Sliced:
+    """A bench whose frames are answered by slices of a file, and one that waits behind; the peer takes a little."""
+
+    def __init__(self, size: int = 1_000_000, cached: int | None = None) -> None:
+        self.data = random.Random(1).randbytes(size)
+        self.jobs = HandJobs()
+        self.bench = Bench()
+        self.file = PaperFile(self.data, size if cached is None else cached)
+        self.bench.connection._handler = self.handle
+        self.transport = self.bench.transport
+        self.connection = self.bench.connection
+
+    def handle(self, connection: Connection, frame: memoryview) -> Answer:
+        if frame[0] != ord("s"):
+            return self.bench.handle(connection, frame)
+        half = len(self.data) // 2
+        parts = [FileSlice(self.file, at, half, self.jobs, lambda _: None) for at in (0, half)]
+        return [b"head", cast(Buffer, parts[0]), b"between", cast(Buffer, parts[1]), b"tail"]
+
+    @property
+    def answer(self) -> bytes:
+        half = len(self.data) // 2
+        return b"head" + self.data[:half] + b"between" + self.data[half:] + b"tail"
+
+
+def test_slices_of_files_leave_in_their_place() -> None:
+    sliced = Sliced()
+    sliced.bench.send(body("a", 1), body("s"), body("a", 2))
+    sliced.bench.listener.run()
+    assert sliced.transport.answers() == [b"re:" + body("a", 1), sliced.answer, b"re:" + body("a", 2)]
+    assert max(map(len, sliced.transport.writes)) <= 256 * 1024
+    assert sliced.connection.bytes_out == len(b"".join(sliced.transport.written))
+
+
+def test_a_slow_reader_has_nothing_read_for_it() -> None:
+    sliced = Sliced()
+    write = sliced.transport.write
+
+    def full(data: Buffer) -> None:
+        write(data)
+        if len(data) > 100_000:
+            sliced.connection.pause_writing()
+
+    sliced.transport.write = full  # type: ignore[method-assign]
+    sliced.bench.send(body("s"), body("a", 2))
+    written = 0
+    while len(sliced.bench.seen) < 1:
+        assert len(sliced.transport.writes) > written, "every turn writes"
+        assert sum(map(len, sliced.transport.writes[written:])) < 300_000, "and no more than a piece"
+        assert not sliced.transport.reading
+        written = len(sliced.transport.writes)
+        sliced.connection.resume_writing()
+        sliced.bench.listener.run()
+    assert sliced.transport.answers() == [sliced.answer, b"re:" + body("a", 2)]
+    assert sliced.transport.reading
+
+
+def test_what_is_not_in_memory_is_waited_for() -> None:
+    sliced = Sliced(cached=600_000)
+    sliced.bench.send(body("s"), body("a", 2))
+    while sliced.jobs.waiting:
+        assert not sliced.transport.reading
+        sliced.jobs.waiting.pop()()
+        sliced.bench.listener.run()
+    assert sliced.transport.answers() == [sliced.answer, b"re:" + body("a", 2)]
+
+
+def test_closing_sends_what_is_answered_first() -> None:
+    sliced = Sliced(cached=0)
+    sliced.bench.send(body("s"))
+    sliced.connection.close()
+    assert not sliced.transport.closed
+    while sliced.jobs.waiting:
+        sliced.jobs.waiting.pop()()
+    assert sliced.transport.closed
+    assert sliced.transport.answers() == [sliced.answer]
+
+
+def test_a_slice_that_cannot_be_read_ends_the_connection() -> None:
+    sliced = Sliced()
+    sliced.file.data = sliced.data[:-1]
+    sliced.bench.send(body("s"))
+    assert sliced.transport.aborted
+    assert sliced.connection.closed
+
+
+def test_a_connection_lost_while_a_slice_is_read() -> None:
+    sliced = Sliced(cached=0)
+    sliced.bench.send(body("s"))
+    sliced.connection.connection_lost(None)
+    sliced.jobs.waiting.pop()()
+    assert not sliced.jobs.waiting
+    assert len(sliced.transport.writes) <= 1
 
 
 def test_closing_after_a_delay() -> None:

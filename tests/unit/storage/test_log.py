@@ -11,8 +11,9 @@ import pytest
 
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.records.batch import read_header
+from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
@@ -499,3 +500,41 @@ def test_nothing_is_synced_unless_asked(disk: SimDisk) -> None:
     assert log.flush_due
     log.flush()
     assert not log.flush_due
+
+
+class NoJobs:
+    def run(self, job: object, finish: object) -> None:
+        raise AssertionError("a simulated disk has everything in memory")
+
+
+def test_slices_are_what_is_read(disk: SimDisk) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=900_000))
+    rng = random.Random(5)
+    while log.log_end_offset < 3_000:
+        append(log, rng.randrange(1, 20), size=rng.choice((10, 100, 3_000)))
+    sliced = 0
+    for offset in sorted(rng.randrange(3_000) for _ in range(60)):
+        end, max_bytes = (
+            rng.choice((log.log_end_offset, rng.randrange(offset + 1, 3_001))),
+            rng.choice((400_000, 1 << 22)),
+        )
+        found = log.slice_nowait(offset, max_bytes, end, NoJobs())
+        if found is None:
+            continue
+        sliced += 1
+        assert isinstance(found.records, FileSlice)
+        data = found.records.read(1 << 22, lambda: None)
+        read = log.read(offset, max_bytes, end)
+        assert data
+        assert bytes(read.records).startswith(bytes(data))
+        assert 128 * 1024 <= len(data) == found.size_bytes <= max_bytes
+        headers = [header for _, header in iter_batches(data)]
+        assert headers[0].base_offset <= offset < headers[0].next_offset
+        assert headers[-1].next_offset == found.next_offset <= end
+        assert sum(header.size_bytes for header in headers) == len(data)
+        assert read.size_bytes - len(data) < 80_000, "the index knows a place near the end"
+    assert sliced > 20
+    assert log.slice_nowait(10, 100_000, log.log_end_offset, NoJobs()) is None, "too little"
+    assert log.slice_nowait(log.log_end_offset, 1 << 20, log.log_end_offset, NoJobs()) is None
+    log.close()
+    assert log.slice_nowait(10, 1 << 20, log.log_end_offset, NoJobs()) is None, "whoever reads is told why"
