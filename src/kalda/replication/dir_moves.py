@@ -317,15 +317,30 @@ class DirMoves:
                 self._fail(move, failure)
                 self._go_on()
                 return
-            if self._is_under_way(move):
+            if not self._is_under_way(move):
+                self._end(move)
+                self._go_on()
+            elif not info.size_bytes:
+                self._skip(move, end)
+            else:
                 if info.next_offset >= end:
                     self._try_tail(move)
                 self._soon(move)
-            else:
-                self._end(move)
-                self._go_on()
 
         self._jobs.run(lambda: read(offset, _BATCH_BYTES, end, True), finish)
+
+    def _skip(self, move: _Move, end_offset: int) -> None:
+        """Compaction has left no record up to the end: an empty copy begins there, any other waits for the next one."""
+        current, future = move.partition.log, move.future
+        if not future.size_bytes and current.log_end_offset == end_offset:
+            try:
+                future.truncate_fully_and_start_at(end_offset, current.log_start_offset)
+            except ApiError as error:
+                self._fail(move, error)
+                return
+            self._soon(move)
+        else:
+            self._later(move)
 
     def _append(self, move: _Move, info: FetchInfo) -> None:
         future = move.future

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from kalda.base.configs.server import ServerConfig
-from kalda.broker.node import _warn_of_properties
+from kalda.base.ids import uuid_to_text
+from kalda.broker.dir_locks import DirLocks
+from kalda.broker.disk import RealDisk
+from kalda.broker.node import Node, _warn_of_properties
+from kalda.broker.shell import ThreadJobs
+from kalda.storage.log import Log
+from kalda.storage.log_manager import LogManager
+from kalda.testing import layout
 
 MINIMAL = {
     "process.roles": "broker,controller",
@@ -33,3 +45,50 @@ def test_an_unknown_property_is_named(caplog: pytest.LogCaptureFixture) -> None:
 def test_nobody_is_left_to_believe_that_acls_are_enforced(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = warnings(caplog, authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer")
     assert "enforces no ACLs" in line
+
+
+def test_the_directories_stay_locked_until_the_last_recovery_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start is given up in the middle of a recovery: another process must not have the log meanwhile."""
+    (place,) = places = layout.lay_out(1, tmp_path)
+    config, disk = layout.config_of(place, places, {}), RealDisk()
+    layout.format_place(place, places, config, uuid_to_text(layout.new_id()), disk)
+    disk.make_dirs(f"{place.directory}/t-0")
+    entered, may_end, closing = threading.Event(), threading.Event(), threading.Event()
+    open_log, close_jobs, release = LogManager._open, ThreadJobs.close, DirLocks.release
+    done: list[str] = []
+
+    def slow_open(self: LogManager, *arguments: Any) -> Log:
+        entered.set()
+        assert may_end.wait(60)
+        done.append("recovered")
+        return open_log(self, *arguments)
+
+    def close(self: ThreadJobs) -> None:
+        closing.set()
+        close_jobs(self)
+
+    monkeypatch.setattr(LogManager, "_open", slow_open)
+
+    def let_go(self: DirLocks) -> None:
+        done.append("unlocked")
+        release(self)
+
+    monkeypatch.setattr(ThreadJobs, "close", close)
+    monkeypatch.setattr(DirLocks, "release", let_go)
+
+    async def start_and_give_up() -> None:
+        node = Node(config)
+        starting = asyncio.ensure_future(node.start())
+        assert await asyncio.to_thread(entered.wait, 60)
+        starting.cancel()
+        await asyncio.wait((starting,))
+        await node.stop()
+
+    thread = threading.Thread(target=lambda: asyncio.run(start_and_give_up()))
+    thread.start()
+    assert closing.wait(60)
+    may_end.set()
+    thread.join(60)
+    assert done == ["recovered", "unlocked"]

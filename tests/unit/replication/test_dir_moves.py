@@ -249,6 +249,25 @@ def test_deleted_records_are_not_copied(world: World) -> None:
     assert (partition.log.log_start_offset, partition.log.segments.first.base_offset) == (45, 45)
 
 
+@pytest.mark.parametrize("kept", [0, 5])
+def test_a_log_whose_last_records_were_compacted_away(world: World, kept: int) -> None:
+    partition = world.lead()
+    write(partition, kept)
+    partition.log.roll(1_000_000)
+    write(partition, 7)
+    emptied = partition.log.segments.active
+    partition.log.roll(1_000_000)
+    partition.log.delete_segments([emptied])
+    world.moves.alter(TP, "/d1")
+    if kept:
+        assert not world.told, "nothing tells the copy where the log ends"
+        write(partition)
+        world.advance(100)
+    world.agree()
+    assert world.home == "/d1"
+    assert (partition.log.log_start_offset, partition.log.log_end_offset) == (0, kept + 7 + bool(kept))
+
+
 def test_orders_that_cannot_be_followed(world: World) -> None:
     world.lead()
     world.known.add("elsewhere")
