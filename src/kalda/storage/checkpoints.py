@@ -50,17 +50,20 @@ def replace_file(disk: Disk, path: str, data: bytes, *, durable: bool = True) ->
 def read_lines(disk: Disk, path: str) -> list[str] | None:
     """The entries of a checkpoint; None where there is no such file. Raises `ValueError` on a malformed one."""
     try:
-        lines = disk.read_file(path, _MAX_BYTES).decode("utf-8").splitlines()
+        text = disk.read_file(path, _MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text") from error
+    lines = text.splitlines()
     if not lines:
         return []  # Kafka makes the file empty, and fills it with the first entry
     if len(lines) < 2 or lines[0].strip() != _CHECKPOINT_VERSION:
         raise ValueError(f"{path} does not begin with version {_CHECKPOINT_VERSION} and a count")
     if not lines[1].strip().isdigit() or int(lines[1]) != len(lines) - 2:
         raise ValueError(f"{path} announces {lines[1]!r} entries and holds {len(lines) - 2}")
+    if not text.endswith("\n"):
+        raise ValueError(f"{path} ends within its last line")  # which may be a number that lacks digits
     return lines[2:]
 
 

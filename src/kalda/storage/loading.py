@@ -209,18 +209,21 @@ class Loading:
 
     def _load_epochs(self, segments: Segments) -> LeaderEpochs:
         try:
-            return LeaderEpochs.load(self._disk, self._directory)
+            epochs = LeaderEpochs.load(self._disk, self._directory)
+            if epochs.entries or not segments.size_bytes:
+                return epochs
         except ValueError:
-            # Torn by a loss of power. Every batch carries its epoch.
-            epochs = LeaderEpochs(self._disk, self._directory)
-            for segment in segments:
-                try:
-                    for _, header in segment.headers():
-                        _note_epoch(epochs, header)
-                except CorruptRecord:
-                    break
-            epochs.write()
-            return epochs
+            pass
+        # Torn by a loss of power, perhaps to nothing. Every batch carries its epoch.
+        epochs = LeaderEpochs(self._disk, self._directory)
+        for segment in segments:
+            try:
+                for _, header in segment.headers():
+                    _note_epoch(epochs, header)
+            except CorruptRecord:
+                break
+        epochs.write()
+        return epochs
 
     def _drop(self, segments: Segments, segment: Segment) -> None:
         segments.remove(segment)

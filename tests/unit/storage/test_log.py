@@ -538,3 +538,16 @@ def test_slices_are_what_is_read(disk: SimDisk) -> None:
     assert log.slice_nowait(log.log_end_offset, 1 << 20, log.log_end_offset, NoJobs()) is None
     log.close()
     assert log.slice_nowait(10, 1 << 20, log.log_end_offset, NoJobs()) is None, "whoever reads is told why"
+
+
+@pytest.mark.parametrize("torn", [b"", b"0\n2\n1 0\n3 1"], ids=["to nothing", "within its last number"])
+def test_leader_epochs_whose_file_is_torn_are_read_from_the_batches(disk: SimDisk, torn: bytes) -> None:
+    """The file is written without a sync: after a loss of power it may be there in part."""
+    log = open_log(disk)
+    for epoch in (1, 1, 3):
+        append(log, 5, epoch=epoch)
+    log.flush()
+    log.close()
+    disk.open("/d/t-0/leader-epoch-checkpoint").truncate(0)
+    disk.open("/d/t-0/leader-epoch-checkpoint").write(0, torn)
+    assert open_log(disk).leader_epochs.entries == [(1, 0), (3, 10)]

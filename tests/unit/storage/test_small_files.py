@@ -47,7 +47,9 @@ def test_offset_checkpoints(disk: SimDisk) -> None:
     assert read_offsets(disk, "/d/missing") == {}
 
 
-@pytest.mark.parametrize("text", [b"1\n0\n", b"0\n", b"0\n2\na 0 1\n", b"0\n1\na 0\n", b"0\nx\n", b"\xff\n0\n"])
+@pytest.mark.parametrize(
+    "text", [b"1\n0\n", b"0\n", b"0\n2\na 0 1\n", b"0\n1\na 0\n", b"0\nx\n", b"\xff\n0\n", b"0\n1\na 0 6"]
+)
 def test_malformed_checkpoints(disk: SimDisk, text: bytes) -> None:
     replace_file(disk, "/d/f", text)
     with pytest.raises(ValueError, match="/d/f"):
