@@ -5,6 +5,12 @@ either source, first one then the other: into an aggregate, into an aggregate wi
 Where Maven cannot bring the other source's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), Kalda's
 figures stand alone.
 
+Beside them stands the ceiling: a Python data source that makes one such record batch in memory and yields it again and
+again, without a broker. What it needs is what Spark needs to take columns from Python and make rows of them, and no
+Python reader can be faster. Spark does not prune the columns of a Python data source, so a query pays for all that
+the schema has; a schema given to `read` is the way to pay for less, which the second figure does. CPU is that of all
+processes on the two cores together, so 2 divided by the sum of both lines bounds the rate on an idle machine.
+
     python bench/spark.py [--rows 8000000] [--partitions 4] [--rounds 3]
 """
 
@@ -17,24 +23,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
 from harness.figures import Figure, Figures
 from harness.nodes import HERE, KaldaNode, Node
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from kalda.client.cluster import Cluster
 from kalda.client.sender import Sender
 from kalda.records.arrow import build_batches
 from kalda.records.batch import NO_LEADER_EPOCH, stamp
 from kalda.spark import register
+from kalda.spark.source import COLUMNS
 
 TOPIC = "rows"
 VALUE_BYTES = 100
-KALDA, SPARK = "kalda.spark", "Spark's own"
+KALDA, SPARK, CEILING = "kalda.spark", "Spark's own", "no broker"
+FORMATS = {KALDA: "kalda", SPARK: "kafka", CEILING: "ceiling"}
 PYSPARK = "4.2.0"
 _CHUNK = 100_000
 
@@ -70,6 +81,49 @@ def fill(node: Node, rows: int, partitions: int) -> None:
     print(f"wrote {rows:,} rows of {VALUE_BYTES} B at {rows / (time.perf_counter() - began) / 1e6:.2f} M rows/s")
 
 
+class CeilingSource(DataSource):
+    """Rows as `fill` writes them, out of nowhere, in record batches as large as the reader's."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ceiling"
+
+    def schema(self) -> StructType:
+        return COLUMNS
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return CeilingReader(schema.names, int(self.options["rows"]), int(self.options["partitions"]))
+
+
+class CeilingReader(DataSourceReader):
+    def __init__(self, columns: list[str], rows: int, partitions: int) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.count = partitions
+
+    def partitions(self) -> Sequence[InputPartition]:
+        edges = [self.rows * index // self.count for index in range(self.count + 1)]
+        return [InputPartition(edges[index + 1] - edges[index]) for index in range(self.count)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        from kalda.client.fetcher import Fetched
+        from kalda.records.builder import build_batch
+        from kalda.spark.columns import TYPES, SparkColumns
+
+        values = os.urandom(VALUE_BYTES * 10_000)
+        rows = [
+            (1_700_000_000_000, None, values[at : at + VALUE_BYTES], ()) for at in range(0, len(values), VALUE_BYTES)
+        ]
+        buffer = b"".join(build_batch(rows, base_offset=10_000 * index) for index in range(3))
+        columns = SparkColumns(pa.schema([(name, TYPES[name]) for name in self.columns]))
+        fetched = Fetched(TOPIC, 0, memoryview(buffer), 0, None, 30_000, 30_000)
+        (batch,) = columns.of(fetched)
+        left = partition.value
+        while left > 0:
+            yield batch.slice(0, min(left, batch.num_rows))
+            left -= batch.num_rows
+
+
 def session(jars: list[Path]) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName("bench")
@@ -86,23 +140,28 @@ def session(jars: list[Path]) -> SparkSession:
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     register(spark)
+    spark.dataSource.register(CeilingSource)
     return spark
 
 
 class Work:
     """One topic, read by either source."""
 
-    def __init__(self, spark: SparkSession, node: Node, rows: int) -> None:
+    def __init__(self, spark: SparkSession, node: Node, rows: int, partitions: int) -> None:
         self.spark = spark
         self.node = node
         self.rows = rows
+        self.partitions = partitions
 
     def frame(self, source: str, schema: str | None = None) -> DataFrame:
-        reader = self.spark.read.format("kalda" if source == KALDA else "kafka")
-        if schema is not None and source == KALDA:
+        reader = self.spark.read.format(FORMATS[source])
+        if schema is not None and source != SPARK:
             reader = reader.schema(schema)
-        reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}")
-        frame: DataFrame = reader.option("subscribe", TOPIC).load()
+        if source == CEILING:
+            reader = reader.option("rows", self.rows).option("partitions", self.partitions)
+        else:
+            reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}").option("subscribe", TOPIC)
+        frame: DataFrame = reader.load()
         return frame
 
     def _aggregate(self, frame: DataFrame) -> None:
@@ -158,23 +217,23 @@ def main() -> None:
     try:
         node.start()
         fill(node, rows, options.partitions)
-        work = Work(session(jars), node, rows)
+        work = Work(session(jars), node, rows, options.partitions)
         figures = Figures()
         tasks = [
-            (work.aggregate, "into an aggregate"),
-            (work.aggregate_value, "only values, into an aggregate"),
-            (work.parquet, "into Parquet"),
+            (work.aggregate, "into an aggregate", [*sources, CEILING]),
+            (work.aggregate_value, "only values, into an aggregate", [*sources, CEILING]),
+            (work.parquet, "into Parquet", sources),
         ]
         for number in range(-1, options.rounds):
-            for do, title in tasks:
-                for source in sources if number % 2 == 0 else reversed(sources):
+            for do, title, of in tasks:
+                for source in of if number % 2 == 0 else reversed(of):
                     seconds, of_spark, of_node = measure(do, source, node)
                     if number < 0:  # warms the JVM up
                         continue
                     figures.add(Figure(title, "M rows/s"), source, rows / seconds / 1e6)
                     for part, used in (("Spark", of_spark), ("the node", of_node)):
                         figures.add(Figure(f"  CPU of {part}, {title}", "µs/row", True), source, used / rows * 1e6)
-        figures.show(sources)
+        figures.show([*sources, CEILING])
         print(f"\nsaved to {figures.save('spark')}")
         work.spark.stop()
     finally:

@@ -66,7 +66,7 @@ class Figures:
                 else:
                     cells += f"{'–':>34}"
             ratio = ""
-            if len(medians) == 2:
+            if len(medians) >= 2:
                 better = medians[1] / medians[0] if figure.less_is_better else medians[0] / medians[1]
                 ratio = f"{better:>8.2f}×"
             print(f"{f'{figure.title}, {figure.unit}':<42}{cells}{ratio}")
