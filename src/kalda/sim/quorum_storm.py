@@ -24,6 +24,7 @@ def storm(seed: int, steps: int = 60) -> Cluster:
     cluster = Cluster(voters, observers=(9,), joiners=joiners, dynamic=dynamic, seed=seed)
     cluster.delay = rng.choice(((1, 5), (1, 50), (1, 300)))
     cluster.flush_delay = rng.choice(((1, 5), (5, 100)))
+    cluster.refusal = rng.choice((0.0, 0.5, 1.0))
     cluster.start()
     written = 0
     for _ in range(steps):
@@ -37,7 +38,9 @@ def storm(seed: int, steps: int = 60) -> Cluster:
                     written += 3
         elif roll < 0.6:
             victim = rng.choice(ids)
-            if cluster.nodes[victim].up:
+            if rng.random() < 0.4:
+                written += black_out(cluster, rng, f"{seed}.{written}")
+            elif cluster.nodes[victim].up:
                 cluster.crash(victim, lose_unflushed=rng.random() < 0.7)
         elif roll < 0.75:
             for node_id in ids:
@@ -59,6 +62,18 @@ def storm(seed: int, steps: int = 60) -> Cluster:
     return cluster
 
 
+def black_out(cluster: Cluster, rng: random.Random, value: str) -> int:
+    """All nodes lose their power, and what they have not flushed, while something is being written. How much is."""
+    leader = cluster.leader
+    if leader is not None:
+        cluster.append(value)
+        cluster.run(rng.randint(2, 20))
+    for node in cluster.nodes.values():
+        if node.up:
+            cluster.crash(node.id)
+    return 1 if leader is not None else 0
+
+
 def hinder(cluster: Cluster, rng: random.Random) -> None:
     """Something that does not stop a node, but is in its way."""
     ids = list(cluster.nodes)
@@ -74,7 +89,6 @@ def hinder(cluster: Cluster, rng: random.Random) -> None:
             cluster.slow[node_id] = rng.choice(((50, 200), (100, 2_000)))
         case 3:
             cluster.walls |= {(node_id, other) for other in rng.sample(ids, rng.randint(1, len(ids)))}
-            cluster.refusal = rng.choice((0.0, 0.5, 1.0))
         case _:
             cluster.nodes[node_id].flush_delay = rng.choice(((20, 500), (500, 3_000)))
 
@@ -83,7 +97,7 @@ def mend(cluster: Cluster) -> None:
     """Nothing is in anybody's way."""
     cluster.cut, cluster.cut_one_way = set(), set()
     cluster.loss = cluster.repeat = 0.0
-    cluster.walls, cluster.refusal = set(), 1.0
+    cluster.walls = set()
     cluster.slow.clear()
     for node in cluster.nodes.values():
         node.flush_delay = None
