@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from data_path_world import World, offsets, told
+from data_path_world import SELF, Assigned, World, offsets, told
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.protocol.messages.fetch import FetchResponse
+from kalda.replication.partition import Partition
+from kalda.storage.log import FetchInfo
 
 A, B = ("a", 0, 0), ("b", 0, 0)
 
@@ -127,3 +129,33 @@ def test_a_full_cache_keeps_whom_it_has_until_they_are_stale() -> None:
     with pytest.raises(ApiError) as refused:
         world.fetch(session=(session, 1))
     assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_partitions_read_to_their_end_are_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.produce("a", 3)
+    world.produce("b", 2)
+    session = opened(world, ("a", 0, 3), ("b", 0, 2))
+    read: list[str] = []
+    original = Partition.read
+
+    def counted(partition: Partition, offset: int, max_bytes: int, end: int, min_one: bool) -> FetchInfo | None:
+        read.append(partition.topic_partition.topic)
+        return original(partition, offset, max_bytes, end, min_one)
+
+    monkeypatch.setattr(Partition, "read", counted)
+    waiting = world.fetch(session=(session, 1))
+    assert isinstance(waiting, Pending)
+    assert read == []
+    world.produce("b")
+    assert {key: offsets(answer) for key, answer in told(waiting).items()} == {("b", 0): [2]}
+    assert read == ["b"]
+    world.replicas.get("a", 0).delete_records(1)
+    assert list(told(world.fetch(("b", 0, 3), session=(session, 2), max_wait_ms=0))) == [("a", 0)], "its start moved"
+
+
+def test_a_lost_leader_is_told_to_those_at_the_end(world: World) -> None:
+    session = opened(world, A, B)
+    waiting = world.fetch(session=(session, 1))
+    world.assign("a", assigned=Assigned(SELF + 1, 1, (SELF, SELF + 1), (SELF + 1,)))
+    answers = told(waiting)
+    assert {key: answer.error_code for key, answer in answers.items()} == {("a", 0): ErrorCode.NOT_LEADER_OR_FOLLOWER}

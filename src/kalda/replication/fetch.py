@@ -139,6 +139,7 @@ class Fetch:
         find = self._manager.find
         follower_id = self._follower_id
         may_rest = follower_id >= 0 and self._context.incremental
+        may_be_read = follower_id < 0 and self._context.incremental and self._prefer is None
         note_ms = self._manager.now_ms() if may_rest and note_follower else None
         for entry in self._context.entries:
             asked = entry.asked
@@ -148,6 +149,9 @@ class Fetch:
                     self.answers.append(None)
                     continue
                 entry.resting = None
+            elif may_be_read and partition is not None and self._is_read(entry, partition):
+                self.answers.append(None)
+                continue
             answer = FetchResponsePartitionData(partition_index=entry.index, records=_NO_BYTES)
             self.answers.append(answer)
             try:
@@ -201,6 +205,23 @@ class Fetch:
             and partition.rests_for(
                 self._follower_id, self._follower_epoch, resting.asked.fetch_offset, resting.leader_epoch, note_ms
             )
+        )
+
+    def _is_read(self, entry: FetchEntry, partition: Partition) -> bool:
+        """Whether a consumer is at the end of a partition, and its session knows all that there is to say of it. Where
+        it has many, most are so, each time one of them moves."""
+        asked, log = entry.asked, partition.log
+        epoch = asked.current_leader_epoch
+        return (
+            entry.high_watermark == log.high_watermark
+            and entry.log_start_offset == log.log_start_offset
+            and partition.readable_end(self.read_committed) <= asked.fetch_offset <= log.log_end_offset
+            and partition.is_leader
+            and (epoch < 0 or epoch == partition.leader_epoch)
+            and asked.last_fetched_epoch < 0
+            and asked.partition_max_bytes >= 0
+            and (entry.topic_id == partition.topic_id or entry.topic_id == _ZERO)
+            and not log.offline
         )
 
     def _missing(self, entry: FetchEntry) -> ErrorCode:
