@@ -424,13 +424,15 @@ def _append(
 def to_micros(millis: cython.const[cython.longlong][::1], micros: cython.longlong[::1]) -> cython.bint:
     """Timestamps in microseconds, as many as there are; False where one is too far from 1970 for that."""
     i: cython.Py_ssize_t
-    fits: cython.bint = len(micros) >= len(millis)
-    for i in range(len(millis) if fits else 0):
-        if millis[i] > 9223372036854775 or millis[i] < -9223372036854775:
-            fits = False
-            break
+    count: cython.Py_ssize_t = len(millis)
+    limit: cython.longlong = 9223372036854775  # a literal of this size would be a Python object in the comparison
+    if len(micros) < count:
+        return False
+    for i in range(count):
+        if millis[i] > limit or millis[i] < -limit:
+            return False
         micros[i] = millis[i] * 1000
-    return fits
+    return True
 
 
 @cython.cfunc
