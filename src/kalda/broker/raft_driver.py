@@ -45,6 +45,8 @@ _LOG = logging.getLogger("kalda.raft")
 
 MAX_UNCOMMITTED_BYTES = 80 * 1024 * 1024
 MAX_BATCHES_A_TURN = 256
+MAX_BYTES_A_TURN = 512 * 1024
+"""To replay so much takes some 0.2 s, in which this node answers nobody."""
 CLEAN_INTERVAL_MS = 60_000
 
 
@@ -600,21 +602,17 @@ class RaftDriver:
         return registration.next_offset < self._high_watermark
 
     def _committed_from(self, offset: int) -> list[CommittedBatch]:
-        """Up to `MAX_BATCHES_A_TURN` batches that are committed, from `offset` on."""
+        """Up to `MAX_BATCHES_A_TURN` batches that are committed, from `offset` on, of some `MAX_BYTES_A_TURN`."""
         limit = self._high_watermark
         if offset >= limit:
             return []
         batches: list[CommittedBatch] = []
-        if self._kept and self._kept[0].base_offset <= offset:
-            for batch in self._kept:
-                if batch.last_offset >= limit or len(batches) == MAX_BATCHES_A_TURN:
-                    break
-                if batch.base_offset >= offset:
-                    batches.append(batch)
-            return batches
-        for batch in self.log.read_batches(offset, limit):
-            if batch.last_offset >= limit or len(batches) == MAX_BATCHES_A_TURN:
+        kept = bool(self._kept) and self._kept[0].base_offset <= offset
+        size = 0
+        for batch in self._kept if kept else self.log.read_batches(offset, limit):
+            if batch.last_offset >= limit or len(batches) == MAX_BATCHES_A_TURN or size >= MAX_BYTES_A_TURN:
                 break
             if batch.base_offset >= offset:
                 batches.append(batch)
+                size += batch.size_bytes
         return batches

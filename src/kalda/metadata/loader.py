@@ -57,6 +57,11 @@ class TransactionState(Enum):
         return self in (TransactionState.STARTED, TransactionState.CONTINUED)
 
 
+_TRANSACTION_RECORDS: frozenset[type[Struct]] = frozenset(
+    (BeginTransactionRecord, EndTransactionRecord, AbortTransactionRecord)
+)
+
+
 class BatchLoader:
     """Folds batches into one delta over `image`, and hands over (delta, image, manifest) when there is one to show.
 
@@ -81,6 +86,9 @@ class BatchLoader:
 
     def load(self, batch: CommittedBatch) -> None:
         for index, (record, _) in enumerate(batch.records):
+            if self.transaction is TransactionState.NONE and type(record) not in _TRANSACTION_RECORDS:
+                self._replay_plain(record, batch.base_offset + index)
+                continue
             begins = isinstance(record, BeginTransactionRecord) and not self.transaction.is_open
             if begins and (index > 0 or self._num_batches > 0):
                 # What came before the transaction is shown without waiting for its end.
@@ -95,6 +103,14 @@ class BatchLoader:
         self._mark_end(batch, batch.last_offset, aligned=True)
         self._num_batches += 1
         self._num_bytes += batch.size_bytes
+
+    def _replay_plain(self, record: Struct, offset: int) -> None:
+        """What nearly every record is: in no transaction. A node that starts may have a million to replay."""
+        try:
+            self.delta.replay(record)
+        except (ValueError, AssertionError) as error:
+            self._on_fault(f"Error loading metadata log record from offset {offset}", error)
+        self.has_seen_record = True
 
     def flush(self) -> None:
         """After the last batch of a commit: hand over what there is, unless a transaction is open."""
