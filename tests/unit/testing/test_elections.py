@@ -1,0 +1,96 @@
+"""Elections in a running cluster, when those who have everything are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kalda.base.errors import ErrorCode
+from kalda.metadata.partition import LeaderRecoveryState, PartitionRegistration
+from kalda.network.blocking import BlockingConnection
+from kalda.protocol.messages.configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
+from kalda.protocol.messages.topics import (
+    ElectLeadersRequest,
+    ElectLeadersRequestTopicPartitions,
+)
+from kalda.protocol.notation import Request
+from kalda.testing.cluster import Cluster
+
+DEADLINE_S = 60.0
+
+
+def wait(holds: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < until, f"waited in vain until {what}"
+        time.sleep(0.02)
+
+
+def state(cluster: Cluster, node_id: int, topic: str) -> PartitionRegistration:
+    return cluster.nodes[node_id].image.topics.by_name[topic].partitions[0]
+
+
+def ask(cluster: Cluster, node_id: int, request: Request) -> Any:
+    host, _, port = cluster.address(node_id).partition(":")
+    with BlockingConnection(host, int(port), timeout_ms=30_000) as connection:
+        return connection.request(request)
+
+
+def test_only_an_unclean_election_gives_a_leader_to_what_lost_its_last_member() -> None:
+    elect = ElectLeadersRequest(
+        election_type=1,
+        topic_partitions=[ElectLeadersRequestTopicPartitions(topic="orders", partitions=[0])],
+        timeout_ms=20_000,
+    )
+    with Cluster(brokers=3) as cluster:
+        cluster.create_topic("orders", assignment=[[1, 2]])
+        cluster.kill_node(2)
+        wait(lambda: state(cluster, 3, "orders").isr == (1,), "2 is out of the ISR")
+        cluster.kill_node(1)  # and with it the quorum's majority, until 2 is back
+        cluster.start_node(2)
+        wait(lambda: state(cluster, 3, "orders").leader == -1, "1 is fenced")
+        found = state(cluster, 3, "orders")
+        assert (found.isr, found.elr) == ((), (1,)), "1 has everything, and 2 stopped uncleanly"
+        answer = ask(cluster, 3, elect)
+        assert answer.replica_election_results[0].partition_result[0].error_code == ErrorCode.NONE
+        wait(lambda: state(cluster, 3, "orders").leader == 2, "2 leads")
+        found = state(cluster, 3, "orders")
+        assert (found.isr, found.elr) == ((2,), ())
+        assert found.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        cluster.start_node(1)
+        wait(lambda: sorted(state(cluster, 3, "orders").isr) == [1, 2], "1 has given up what 2 has not, and is back")
+        assert state(cluster, 3, "orders").leader_recovery_state is LeaderRecoveryState.RECOVERED
+
+
+def test_a_topic_that_takes_data_loss_for_it_is_led_by_whoever_comes() -> None:
+    with Cluster(brokers=3, config={"unclean.leader.election.interval.ms": 200}) as cluster:
+        cluster.create_topic("orders", assignment=[[1, 2]])
+        cluster.kill_node(2)
+        wait(lambda: state(cluster, 3, "orders").isr == (1,), "2 is out of the ISR")
+        cluster.kill_node(1)
+        cluster.start_node(2)
+        wait(lambda: state(cluster, 3, "orders").leader == -1, "1 is fenced")
+        config = IncrementalAlterConfigsRequestAlterableConfig(name="unclean.leader.election.enable", value="true")
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+            resource_type=2, resource_name="orders", configs=[config]
+        )
+        answer = ask(cluster, 3, IncrementalAlterConfigsRequest(resources=[resource]))
+        assert answer.responses[0].error_code == ErrorCode.NONE
+        wait(lambda: state(cluster, 3, "orders").leader == 2, "2 leads")
+
+
+def test_eligible_replicas_lead_again_without_loss() -> None:
+    with Cluster(brokers=3, config={"min.insync.replicas": 2}) as cluster:
+        cluster.create_topic("orders", assignment=[[1, 2]])
+        cluster.stop_node(2)
+        wait(lambda: state(cluster, 3, "orders").isr == (1,), "2 has left the ISR")
+        assert state(cluster, 3, "orders").elr == (2,), "it stays eligible: nothing is committed without it"
+        cluster.kill_node(1)
+        cluster.start_node(2)
+        wait(lambda: state(cluster, 3, "orders").leader == 2, "2, which stopped cleanly, leads what it has all of")
+        assert state(cluster, 3, "orders").leader_recovery_state is LeaderRecoveryState.RECOVERED
