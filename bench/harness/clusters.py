@@ -33,7 +33,7 @@ from kalda.protocol.messages.topics import (
 )
 
 SIZE = 3
-_START_S = 90.0
+_START_S = 240.0
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id={node_id}

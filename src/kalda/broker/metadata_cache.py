@@ -189,7 +189,7 @@ class MetadataCache:
                 error = ErrorCode.REPLICA_NOT_AVAILABLE
         if leader not in alive:
             registered = self.image.cluster.brokers.get(leader)
-            missing_listener = registered is not None and not registered.fenced
+            missing_listener = registered is not None and not registered.fenced and listener not in registered.listeners
             error = (
                 ErrorCode.LISTENER_NOT_FOUND if missing_listener and version >= 6 else ErrorCode.LEADER_NOT_AVAILABLE
             )

@@ -451,6 +451,8 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.unqueue(slot.frame_bytes)
             if slot.buffers:
                 self._put_made(slot.buffers)
+                if self._holds & _CLOSED:
+                    return
         if not self._serving:
             self._flush()
         if self._holds & Hold.UNANSWERED:

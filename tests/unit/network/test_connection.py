@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from paper_files import HandJobs, PaperFile
@@ -13,7 +13,7 @@ from paper_files import HandJobs, PaperFile
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
-from kalda.network.connection import Answer, Buffer, Connection, FrameHandler
+from kalda.network.connection import Answer, AtTurn, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import Limits
 
@@ -208,6 +208,49 @@ def test_pending_that_is_done_already_needs_no_slot() -> None:
     bench.connection._handler = lambda connection, frame: done
     bench.send(body("a"))
     assert bench.transport.answers() == [b"done"]
+
+
+def test_an_answer_at_its_turn_is_made_when_those_before_it_are_there() -> None:
+    bench = Bench()
+    news = b"old"
+
+    def handle(connection: Connection, frame: memoryview) -> Answer:
+        return AtTurn(lambda: [news]) if frame[:1] == b"t" else bench.handle(connection, frame)
+
+    bench.connection._handler = handle
+    bench.send(body("t"))
+    assert bench.transport.answers() == [b"old"], "nothing is before it"
+    bench.send(body("w"), body("t"), body("a"))
+    news = b"new"
+    bench.settle(body("w"))
+    assert bench.transport.answers() == [b"old", b"late:" + body("w"), b"new", b"re:" + body("a")]
+    assert bench.connection.unanswered == 0
+    assert bench.listener.queued == 0
+
+
+def test_an_answer_at_its_turn_that_comes_late_itself() -> None:
+    """As of a request that waited for the node to start."""
+    bench = Bench()
+    late: Pending[Any] = Pending()
+    bench.connection._handler = lambda connection, frame: late
+    bench.send(body("t"))
+    late.complete(AtTurn(lambda: [b"made"]))
+    assert bench.transport.answers() == [b"made"]
+
+
+def test_an_answer_that_cannot_be_made_at_its_turn_closes(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+
+    def handle(connection: Connection, frame: memoryview) -> Answer:
+        return AtTurn(lambda: [][0]) if frame[:1] == b"t" else bench.handle(connection, frame)
+
+    bench.connection._handler = handle
+    bench.send(body("w"), body("t"), body("a"))
+    with caplog.at_level(logging.ERROR, "kalda.network"):
+        bench.settle(body("w"))
+    assert bench.transport.closed
+    assert bench.transport.answers()[:1] == [b"late:" + body("w")]
+    assert "IndexError" in caplog.text
 
 
 def test_own_earlier_request_settled_by_a_later_one() -> None:

@@ -1,0 +1,163 @@
+"""What clients are told while a broker dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import Uuid
+from kalda.broker.metadata_cache import LISTED_MS, MISSING_MS, MetadataCache
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import EMPTY
+from kalda.metadata.manifest import Provenance
+from kalda.protocol.messages.metadata_records import (
+    BrokerEndpoint,
+    BrokerRegistrationChangeRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    TopicRecord,
+)
+
+TOPIC_ID = Uuid(bytes(15) + b"\x07")
+LISTENER = "PLAINTEXT"
+KEY = (12, LISTENER, b"all")
+
+
+class Alarm:
+    def __init__(self, due: int, ring: Callable[[], None]) -> None:
+        self.due, self.ring = due, ring
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class HandTimers:
+    """Time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.alarms: list[Alarm] = []
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> Alarm:
+        self.alarms.append(Alarm(self.now + delay_ms, callback))
+        return self.alarms[-1]
+
+    def pass_ms(self, ms: int) -> None:
+        self.now += ms
+        for alarm in [each for each in self.alarms if each.due <= self.now]:
+            self.alarms.remove(alarm)
+            if not alarm.cancelled:
+                alarm.ring()
+
+
+class World:
+    """Brokers 1 and 2, of which 1 leads the only partition."""
+
+    def __init__(self) -> None:
+        self.timers = HandTimers()
+        self.cache = MetadataCache(self.timers)
+        self.image = EMPTY
+        self.update(
+            *(
+                RegisterBrokerRecord(
+                    broker_id=broker_id,
+                    broker_epoch=broker_id,
+                    incarnation_id=Uuid(bytes([broker_id]) * 16),
+                    end_points=[BrokerEndpoint(name=LISTENER, host="h", port=9092)],
+                    fenced=False,
+                )
+                for broker_id in (1, 2)
+            ),
+            TopicRecord(name="t", topic_id=TOPIC_ID),
+            PartitionRecord(partition_id=0, topic_id=TOPIC_ID, replicas=[1, 2], isr=[1, 2], leader=1),
+        )
+
+    def update(self, *records: object) -> None:
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)  # type: ignore[arg-type]
+        self.image = delta.apply(Provenance(self.image.offset + 1, 1, 0))
+        self.cache.set_image(self.image)
+
+    def fence(self) -> None:
+        """Broker 1 is fenced, and 2 leads."""
+        self.update(
+            BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, fenced=1),
+            PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID, isr=[2], leader=2),
+        )
+
+    @property
+    def listed(self) -> list[int]:
+        return [entry.node_id for entry in self.cache.broker_entries(LISTENER)]
+
+    @property
+    def leader(self) -> tuple[int, int]:
+        topic = self.cache.topic("t")
+        assert topic is not None
+        (entry,) = self.cache.partition_entries(topic, LISTENER, 12)
+        return entry.leader_id, entry.error_code
+
+
+def test_a_fenced_broker_leads_nothing_but_is_listed_for_a_while() -> None:
+    world = World()
+    world.fence()
+    assert world.leader == (2, ErrorCode.NONE)
+    assert world.listed == [1, 2]
+    world.cache.keep(KEY, [b"with both"])
+    world.timers.pass_ms(LISTED_MS)
+    assert world.listed == [2]
+    assert world.cache.kept(KEY) is None
+
+
+def test_one_that_is_fenced_again_is_listed_from_then_on() -> None:
+    world = World()
+    world.fence()
+    world.timers.pass_ms(LISTED_MS - 1)
+    world.update(BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, fenced=-1))
+    world.fence()
+    world.timers.pass_ms(2)
+    assert world.listed == [1, 2]
+    world.timers.pass_ms(LISTED_MS)
+    assert world.listed == [2]
+
+
+def test_one_that_was_fenced_from_the_beginning_is_not_listed() -> None:
+    world = World()
+    world.update(
+        RegisterBrokerRecord(
+            broker_id=3,
+            broker_epoch=30,
+            incarnation_id=Uuid(bytes([3]) * 16),
+            end_points=[BrokerEndpoint(name=LISTENER, host="h", port=9092)],
+        )
+    )
+    assert world.listed == [1, 2]
+
+
+def test_a_missing_broker_leads_nothing_until_the_controller_knows_better() -> None:
+    world = World()
+    world.cache.keep(KEY, [b"led by 1"])
+    world.cache.miss(1, 1)
+    assert world.cache.kept(KEY) is None
+    assert world.leader == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+    assert world.listed == [1, 2]
+    assert [broker.id for broker in world.cache.alive_brokers(LISTENER)] == [2]
+    world.fence()
+    assert world.leader == (2, ErrorCode.NONE)
+
+
+def test_a_broker_that_only_this_node_misses_is_there_again_soon() -> None:
+    world = World()
+    world.cache.miss(1, 1)
+    assert world.cache.is_missing(1)
+    world.timers.pass_ms(MISSING_MS)
+    assert world.leader == (1, ErrorCode.NONE)
+    assert not world.cache.is_missing(1)
+
+
+def test_only_the_epoch_that_was_missed_is_missing() -> None:
+    world = World()
+    world.cache.miss(1, 0)
+    assert world.leader == (1, ErrorCode.NONE)
