@@ -47,6 +47,8 @@ USUAL = (
     r"|DuplicateBrokerRegistrationException|(registration|heartbeat) of broker \d+ failed"
     # A follower heard of a new epoch after its leader did, and takes the partition up again when it hears of it.
     r"|marked as failed"
+    # A new leader has heard less of the high watermark than another of the old one's followers.
+    r"|Non-monotonic update of high watermark"
     # Said of every replica that is added to a topic that there was before.
     r"|to exist, but it was missing\. Creating"
     # A topic is created by two clients' questions, or deleted while it is fetched.
@@ -57,7 +59,7 @@ USUAL = (
 )
 """What three nodes of Apache Kafka among themselves say as well, when they are treated like this."""
 
-_NOT_ACTIVE = re.compile(r"org\.apache\.kafka\.common\.errors\.NotControllerException")
+_NOT_ACTIVE = re.compile(r"([\w.]+CompletionException: )?org\.apache\.kafka\.common\.errors\.NotControllerException")
 _TROUBLE = re.compile(r"\] (WARN|ERROR|FATAL|WARNING|CRITICAL) |^Traceback")
 _USUAL = re.compile(USUAL)
 

@@ -493,7 +493,7 @@ def test_a_quorum_of_both_kinds(tmp_path: Path, jars: Path, first: str, second: 
         cluster.check_quiet()
 
 
-@pytest.mark.skipif(ROUNDS == 1, reason="for hours: set KALDA_MIXED_ROUNDS to how often a leader is killed")
+@pytest.mark.skipif(ROUNDS == 1, reason="takes minutes: set KALDA_MIXED_ROUNDS to how often a leader is killed")
 @pytest.mark.parametrize("kinds", [(KALDA, KALDA, KAFKA), (KALDA, KAFKA, KAFKA)])
 def test_leaders_of_either_kind_that_are_killed_lose_nothing(
     tmp_path: Path, jars: Path, kinds: tuple[str, ...]
