@@ -122,6 +122,9 @@ class Scale:
                     if made.error_code:
                         raise SystemExit(f"{self._cluster.name}: {made.name}: {made.error_message or made.error_code}")
         self._until(lambda: all(self._whole(node_id) for node_id in self._cluster.members), "every topic is whole")
+        self._until(
+            lambda: all(self._logs_of(node_id) == self._partitions for node_id in self._cluster.members), "logs"
+        )
         self._note(f"{self._topics:,} topics of {SIZE} partitions made", "s", time.perf_counter() - began)
         used = sum(after - before[node_id] for node_id, after in self._cluster.cpu_s().items())
         self._note("  CPU of all nodes", "s", used)
@@ -176,6 +179,11 @@ class Scale:
     def _whole(self, node_id: int) -> bool:
         found = self._partitions_of(node_id)
         return len(found) == self._partitions and all(p.leader_id >= 0 and len(p.isr_nodes) == SIZE for p in found)
+
+    def _logs_of(self, node_id: int) -> int:
+        """How many replicas have a log: the metadata says that they are in sync from the moment they are thought of."""
+        data = self._cluster.members[node_id].directory / "data"
+        return sum(1 for path in data.glob("t*-*/00000000000000000000.log"))
 
     def _led_by(self, node_id: int, leader_id: int) -> int:
         """-1 while the node does not say."""
