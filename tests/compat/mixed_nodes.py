@@ -54,8 +54,8 @@ USUAL = (
     # A topic is created by two clients' questions, or deleted while it is fetched.
     r"|TOPIC_ALREADY_EXISTS|Received UNKNOWN_TOPIC_OR_PARTITION|Received UNKNOWN_TOPIC_ID"
     # A machine that is busy.
-    r"|controller event queue overloaded|unable to start processing because of TimeoutException"
-    r"|received error REQUEST_TIMED_OUT|event (queue|thread).*(slow|took)|exceeded .*timeout"
+    r"|Exceptionally slow controller event|controller event queue overloaded|received error REQUEST_TIMED_OUT"
+    r"|unable to start processing because of TimeoutException"
 )
 """What three nodes of Apache Kafka among themselves say as well, when they are treated like this."""
 
