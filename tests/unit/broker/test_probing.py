@@ -1,0 +1,119 @@
+"""Who carries out probes: of brokers for the controller, of replicas where the quorum's connections break."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.broker.prober import Prober
+from kalda.broker.raft_channel import RaftChannel
+from kalda.broker.raft_driver import ReplicaGone
+from kalda.controller.suspects import Probe
+from kalda.network.client import RpcClient
+from kalda.network.free_ports import free_ports
+from kalda.network.probe import is_refused
+from kalda.protocol.messages.quorum import VoteRequest
+from kalda.raft.values import Destination
+
+HOST = "127.0.0.1"
+
+
+def probed(answers: dict[int, bool], *ports: int) -> list[tuple[Probe, bool]]:
+    """What a prober tells of a broker with these ports, of which those refuse that `answers` says."""
+    told: list[tuple[Probe, bool]] = []
+
+    async def answer(host: str, port: int) -> bool:
+        await asyncio.sleep(0)
+        return answers[port]
+
+    async def run() -> None:
+        prober = Prober(answer, lambda probe, refused: told.append((probe, refused)))
+        prober.start(Probe(1, 5, tuple((HOST, port) for port in ports)))
+        await asyncio.gather(*prober._tasks)
+
+    asyncio.run(run())
+    return told
+
+
+def test_all_addresses_must_refuse() -> None:
+    assert [refused for _, refused in probed({1: True, 2: True}, 1, 2)] == [True]
+    assert [refused for _, refused in probed({1: True, 2: False}, 1, 2)] == [False]
+    assert [refused for _, refused in probed({1: False}, 1)] == [False]
+
+
+def test_a_node_that_goes_down_says_nothing_of_others() -> None:
+    told: list[object] = []
+    may_answer = asyncio.Event()
+
+    async def answer(host: str, port: int) -> bool:
+        await may_answer.wait()
+        return True
+
+    async def run() -> None:
+        prober = Prober(answer, lambda *of: told.append(of))
+        prober.start(Probe(1, 5, ((HOST, 1),)))
+        under_way = list(prober._tasks)
+        await asyncio.sleep(0)
+        prober.close()
+        may_answer.set()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        prober.start(Probe(2, 5, ((HOST, 1),)))
+        assert not prober._tasks
+
+    asyncio.run(run())
+    assert told == []
+
+
+def failure_at(port: int, probing: bool = True) -> ApiError:
+    """How a request of the quorum to that port fails."""
+
+    async def run() -> ApiError:
+        channel = RaftChannel(
+            lambda host, port: RpcClient(host, port, rng=lambda: 0.5, connect_timeout_ms=5_000),
+            is_refused if probing else None,
+        )
+        pending: Pending[Any] = channel.send(Destination(2, HOST, port), VoteRequest(), 20_000)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        pending.then(lambda _, __: done.set_result(None))
+        await done
+        await channel.close()
+        assert pending.error is not None
+        return pending.error
+
+    return asyncio.run(run())
+
+
+def test_a_replica_where_nobody_listens_is_gone() -> None:
+    error = failure_at(free_ports(1)[0])
+    assert isinstance(error, ReplicaGone)
+    assert error.code is ErrorCode.NETWORK_EXCEPTION
+
+
+def test_without_a_probe_none_is() -> None:
+    assert not isinstance(failure_at(free_ports(1)[0], probing=False), ReplicaGone)
+
+
+def test_a_replica_that_hangs_up_but_listens_is_not_gone() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(hang_up, HOST, 0)
+        port = server.sockets[0].getsockname()[1]
+        error = await asyncio.to_thread(failure_at, port)
+        assert error.code is ErrorCode.NETWORK_EXCEPTION
+        assert not isinstance(error, ReplicaGone)
+        server.close()
+
+    asyncio.run(run())
+
+
+def test_a_closed_channel_takes_nothing() -> None:
+    async def run() -> None:
+        channel = RaftChannel(lambda host, port: RpcClient(host, port, rng=lambda: 0.5), is_refused)
+        await channel.close()
+        assert channel.send(Destination(2, HOST, 1), VoteRequest(), 100).error is not None
+
+    asyncio.run(run())
