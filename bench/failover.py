@@ -10,7 +10,9 @@ everything is read back: a record that was acknowledged and is lost, doubled or 
 - `kill`: kill -9 of a node that leads a partition and is not the active controller. `kill, led`: its own partition's
   wait; `kill, followed`: the longest wait of those of which it was a follower.
 - `controller`: kill -9 of the active controller, which leads a partition too.
-- `hang`: SIGSTOP of a node that leads, for its session and 4 s more; then SIGCONT.
+- `hang`: SIGSTOP of a node that leads, for its session and 4 s more; then SIGCONT. Its kernel keeps the producer's
+  connection, so that the producer hears of a new leader when its requests time out, or when it asks by itself: `hang,
+  led` depends on `--client request.timeout.ms=2000 socket.timeout.ms=2000 topic.metadata.refresh.interval.ms=500`.
 - `rolling`: SIGTERM and restart of all, one after another.
 """
 
@@ -41,8 +43,8 @@ Samples = dict[tuple[str, str], list[float]]
 class Writer:
     """The producer's process (`harness.steady`)."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        arguments = [cluster.bootstrap, TOPIC, str(SIZE), str(INTERVAL_MS)]
+    def __init__(self, cluster: Cluster, settings: list[str]) -> None:
+        arguments = [cluster.bootstrap, TOPIC, str(SIZE), str(INTERVAL_MS), *settings]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "harness.steady", *arguments],
             cwd=HERE,
@@ -85,9 +87,9 @@ class Writer:
 
 
 @contextmanager
-def writing(cluster: Cluster) -> Iterator[Writer]:
+def writing(cluster: Cluster, settings: list[str]) -> Iterator[Writer]:
     """A producer at work."""
-    writer = Writer(cluster)
+    writer = Writer(cluster, settings)
     try:
         writer.wait_flowing()
         yield writer
@@ -109,9 +111,9 @@ class Bench:
         self._samples[case, self._name].append(seconds)
         print(f"  {case}: {seconds:.2f} s", flush=True)
 
-    def run(self, cases: list[str], rounds: int) -> None:
+    def run(self, cases: list[str], rounds: int, client: list[str]) -> None:
         self._cluster.create(TOPIC)
-        with writing(self._cluster) as writer:
+        with writing(self._cluster, client) as writer:
             for _ in range(rounds):
                 for case in cases:
                     writer.wait_flowing()
@@ -178,6 +180,7 @@ def main() -> None:
     parser.add_argument("--session", type=int, nargs="+", default=[3_000, 9_000], help="of Kalda, in ms")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further properties of all nodes")
+    parser.add_argument("--client", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the producer")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.only, arguments.session = 1, "Kalda", [9_000]
@@ -199,7 +202,7 @@ def main() -> None:
         if session_ms < 6_000:
             settings["broker.heartbeat.interval.ms"] = 1_000
         with kind(settings) as cluster:
-            Bench(samples, name, cluster, session_ms).run(arguments.cases, arguments.rounds)
+            Bench(samples, name, cluster, session_ms).run(arguments.cases, arguments.rounds, arguments.client)
     show(samples)
 
 

@@ -1,8 +1,8 @@
-"""One producer that never pauses: `python -m harness.steady BOOTSTRAP TOPIC PARTITIONS INTERVAL_MS`.
+"""One producer that never pauses: `python -m harness.steady BOOTSTRAP TOPIC PARTITIONS INTERVAL_MS [KEY=VALUE]...`.
 
-Idempotent, acks=all, librdkafka's defaults. Each partition gets a record every INTERVAL_MS, whatever happens. On stdin
-it is told `mark` to begin a new window, `report` to print that window's figures as a line of JSON, `end` to flush, to
-read the topic back, and to print what was lost, doubled or out of order.
+Idempotent, acks=all, librdkafka's defaults but for the settings given. Each partition gets a record every INTERVAL_MS,
+whatever happens. On stdin it is told `mark` to begin a new window, `report` to print that window's figures as a line of
+JSON, `end` to flush, to read the topic back, and to print what was lost, doubled or out of order.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
@@ -20,7 +21,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Pro
 class Steady:
     """Writes, and keeps when each partition was acknowledged."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, interval_s: float) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, partitions: int, interval_s: float, settings: Mapping[str, str]
+    ) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._interval_s = interval_s
@@ -31,6 +34,7 @@ class Steady:
                 "acks": "all",
                 "queue.buffering.max.messages": 1_000_000,
                 "log_level": 2,
+                **settings,
             }
         )
         self.acked: list[list[int]] = [[] for _ in range(partitions)]
@@ -138,8 +142,9 @@ def _listen(orders: queue.Queue[str]) -> None:
 
 
 def main() -> None:
-    bootstrap, topic, partitions, interval_ms = sys.argv[1:]
-    steady = Steady(bootstrap, topic, int(partitions), float(interval_ms) / 1000)
+    bootstrap, topic, partitions, interval_ms, *settings = sys.argv[1:]
+    further = dict(each.split("=", 1) for each in settings)
+    steady = Steady(bootstrap, topic, int(partitions), float(interval_ms) / 1000, further)
     orders: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     steady.run(orders)
