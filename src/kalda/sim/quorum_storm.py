@@ -110,8 +110,9 @@ def change(cluster: Cluster, rng: random.Random) -> None:
     if leader is None or leader.machine is None:
         return
     if rng.random() < 0.5:
-        node = rng.choice([node for node in cluster.nodes.values() if node.up and not node.paused])
-        if node.high_watermark > node.start_offset:
+        awake = [node for node in cluster.nodes.values() if node.up and not node.paused]
+        node = rng.choice(awake) if awake else leader
+        if awake and node.high_watermark > node.start_offset:
             cluster.take_snapshot(node.id, rng.randint(node.start_offset + 1, node.high_watermark))
     elif cluster.dynamic:
         voters = leader.machine.voters.ids
