@@ -105,6 +105,7 @@ def test_moves_under_load(node: LoneNode) -> None:
 
 def test_kafkas_own_tool_moves_a_replica(node: LoneNode, kafka_tools: KafkaTools, tmp_path: Path) -> None:
     create(node, "orders")
+    wait_until(lambda: len(placed(node, "orders")) == PARTITIONS, "the broker has made the logs")
     home = {index: path for path, index, _ in placed(node, "orders")}
     target = next(path for path in dirs(node) if path != home[0])
     plan = {

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from lone_node import LoneNode
 
+from kalda.protocol.messages.admin import DescribeLogDirsRequest
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 
@@ -42,6 +43,18 @@ def is_fit(node: LoneNode) -> None:
     assert node.descriptors() < MAX_FILES
 
 
+def wait_for_logs(node: LoneNode) -> None:
+    """The controller answers before the broker has made the files."""
+    deadline = time.monotonic() + 60
+    with node.client() as client:
+        while True:
+            (found,) = client.request(DescribeLogDirsRequest(topics=None)).results
+            if sum(len(topic.partitions) for topic in found.topics) == PARTITIONS:
+                return
+            assert time.monotonic() < deadline, "the logs are not there"
+            time.sleep(0.1)
+
+
 def test_a_thousand_partitions(node: LoneNode) -> None:
     took = {"first start": node.start()}
     began = time.monotonic()
@@ -51,6 +64,7 @@ def test_a_thousand_partitions(node: LoneNode) -> None:
             answer = client.request(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), timeout_ms=60_000)
             assert answer.topics[0].error_code == 0
     took["creation"] = time.monotonic() - began
+    wait_for_logs(node)
     is_fit(node)
     took["clean stop"] = node.stop()
     took["clean start"] = node.start()
