@@ -76,8 +76,11 @@ class Followed:
         self.fenced = False
 
     def pause(self, now_ms: int, longest_ms: int) -> None:
+        """For about as long as its backoff, until a multiple of it: thousands of partitions that their leader has not
+        made yet are asked for again together, and not each in a fetch of its own."""
         self.backoff_ms = _next_backoff(self.backoff_ms, longest_ms)
-        self.not_before_ms = now_ms + self.backoff_ms
+        grid_ms = max(1, self.backoff_ms)
+        self.not_before_ms = ((now_ms + grid_ms // 2) // grid_ms + 1) * grid_ms
 
     def is_ready(self, now_ms: int) -> bool:
         return not self.fenced and self.not_before_ms <= now_ms and self.partition.may_fetch_on
