@@ -13,7 +13,10 @@ write down what they were promised. Checkers hold the end against the promises. 
 - `client`: requests to a cluster through all that befalls it
 - `history`: what clients attempted, were promised and have seen
 - `workload`: producers, consumers and administrators
+- `groups`: members of consumer groups, and what groups are promised
+- `admin`: operators of topics, replicas and the quorum
 - `faults`: what befalls a cluster, and when
+- `losses`: faults that take data from one replica, and what may be demanded then
 - `checks`: what must hold, meanwhile and in the end
 - `scenario`: one seed from its first step to its verdict
 - `ablations`: safeguards switched off one by one, each of which some seed must miss

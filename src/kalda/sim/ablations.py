@@ -173,7 +173,7 @@ ABLATIONS = {
         Ablation("checksums at recovery", _recover_without_checksums, 1, (*faults.POWER, "slow-disk")),
         Ablation("producers' sequences", _take_any_sequence, 1, ("reset", "kill")),
         Ablation("all in sync before committing", _commit_without_followers, 3, ("kill", "cut", "slow")),
-        Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way")),
+        Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way"), seeds=80),
         Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("pause", "cut", "kill")),
         Ablation("leaders' epochs", _trust_any_leader_epoch, 3, ("kill", "pause", "cut-one-way")),
         Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("stale",)),
