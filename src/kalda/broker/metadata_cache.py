@@ -11,7 +11,8 @@ Two things are said otherwise than in the image, each for a short time, and for 
   would believe that for long. librdkafka asks again after a tenth of a second in the one case, a second in the other.
 - A broker that was fenced is still *listed* for a while, though it leads nothing. A client whose metadata lose a broker
   and move its partitions in the same answer may put down the broker's partitions with the broker, and find them again
-  with its next look, a second later: so does librdkafka. Listed brokers that do not answer are nothing new to a client.
+  with its next look, a second later: so does librdkafka. Not so one that stops in good order: its partitions have moved
+  before, and a client that has it listed would wait longer with every attempt to connect, and miss its return.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class MetadataCache:
         if image.cluster is not before.cluster:
             for broker_id, broker in image.cluster.brokers.items():
                 was = before.cluster.brokers.get(broker_id)
-                if broker.fenced and was is not None and not was.fenced:
+                died = was is not None and not was.fenced and not was.in_controlled_shutdown
+                if broker.fenced and died:
                     self._list_fenced(broker_id)
 
     def _forget_answers(self) -> None:

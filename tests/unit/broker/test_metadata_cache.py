@@ -123,6 +123,13 @@ def test_one_that_is_fenced_again_is_listed_from_then_on() -> None:
     assert world.listed == [2]
 
 
+def test_one_that_stops_in_good_order_is_forgotten_at_once() -> None:
+    world = World()
+    world.update(BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, in_controlled_shutdown=1))
+    world.fence()
+    assert world.listed == [2]
+
+
 def test_one_that_was_fenced_from_the_beginning_is_not_listed() -> None:
     world = World()
     world.update(
