@@ -303,6 +303,16 @@ def test_a_reassignment_is_cancelled(world: World) -> None:
     assert (partition.replicas, partition.adding_replicas, partition.removing_replicas) == ((1, 0), (), ())
 
 
+def test_a_reassignment_that_takes_another_ones_place_comes_to_its_end(world: World) -> None:
+    """Who was being added and is wanted no more is not waited for; who was being removed and is wanted again stays."""
+    world.create_topic("t", {0: [0, 1]})
+    reassign(world, [2, 1])
+    assert reassign(world, [0, 1]) == ErrorCode.NONE
+    assert ongoing(world) == []
+    partition = world.partition("t")
+    assert (partition.replicas, partition.isr) == ((0, 1), (0, 1))
+
+
 def test_fewer_replicas_need_nobody_to_catch_up(world: World) -> None:
     world.create_topic("t", {0: [0, 1, 2]})
     assert reassign(world, [1, 2], allow_factor_change=False) == ErrorCode.INVALID_REPLICATION_FACTOR

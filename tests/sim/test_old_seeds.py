@@ -17,6 +17,8 @@ SEEDS = {
     "a failed sync of the metadata log was nobody's, and the node went on": Plan(16, 3, FIRST, loads=()),
     "retention met a disk that failed, and nothing was polled any more": Plan(185, 1, FIRST, loads=()),
     "nobody was told of a flush that could not be started": Plan(2173, 3, FIRST, loads=()),
+    "who was added and then removed was waited for in the ISR for ever": Plan(1004, 5),
+    "a torn file of leader epochs was believed": Plan(133, 3),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),
 }
 

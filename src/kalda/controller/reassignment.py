@@ -128,13 +128,13 @@ class ReassignmentControl:
                 f"The replication factor is changed from {settled} to {len(target)}",
             )
         removing = sorted(replica for replica in partition.replicas if replica not in target)
-        adding = sorted(replica for replica in target if replica not in partition.replicas)
+        settled_on = set(partition.replicas) - set(partition.adding_replicas)
         change = self._state.change(at, partition)
         change.replicas = (*target, *removing)
-        if adding:
-            change.adding = tuple(adding)
-        if removing:
-            change.removing = tuple(removing)
+        # Also where another one was under way: who was being added and is not wanted any more, would be waited for in
+        # the ISR and taken out of it, for ever; and who was being removed and is wanted again, must not go.
+        change.adding = tuple(sorted(replica for replica in target if replica not in settled_on))
+        change.removing = tuple(removing)
         return change.build()
 
     def _cancel(self, topic: str, at: TopicIdPartition, partition: PartitionRegistration) -> VersionedRecord | None:
