@@ -104,13 +104,6 @@ def _commit_below_min_isr(switch: Switch) -> None:
     switch.set(Partition, "min_isr", 1)
 
 
-def _trust_any_leader_epoch(switch: Switch) -> None:
-    from kalda.replication.partition import Partition
-
-    checked = Partition.check_leader
-    switch.set(Partition, "check_leader", lambda self, current_leader_epoch: checked(self, -1))
-
-
 def _keep_what_a_snapshot_lacks(switch: Switch) -> None:
     from kalda.broker import raft_driver
     from kalda.metadata.topics import TopicsDelta
@@ -175,7 +168,6 @@ ABLATIONS = {
         Ablation("all in sync before committing", _commit_without_followers, 3, ("kill", "cut", "slow")),
         Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way"), seeds=80),
         Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("pause", "cut", "kill")),
-        Ablation("leaders' epochs", _trust_any_leader_epoch, 3, ("kill", "pause", "cut-one-way")),
         Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("stale",)),
         Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
     )
