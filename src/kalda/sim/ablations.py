@@ -167,7 +167,7 @@ ABLATIONS = {
         Ablation("producers' sequences", _take_any_sequence, 1, ("reset", "kill")),
         Ablation("all in sync before committing", _commit_without_followers, 3, ("kill", "cut", "slow")),
         Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way"), seeds=80),
-        Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("pause", "cut", "kill")),
+        Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("lie", "pause", "cut", "slow")),
         Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("stale",)),
         Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
     )
