@@ -41,9 +41,10 @@ class Bench:
             node.create_topics([topic])
             for workload in ("produce", "consume"):
                 before = node.cpu_s()
-                rate = run_client(workload, node, topic, count, size)["per_s"]
+                seen = run_client(workload, node, topic, count, size)
                 cpu = (node.cpu_s() - before) / (count * size / 1e6)
-                self.figures.add(Figure(f"{workload} {label}", unit, scale=scale), node.name, rate)
+                self.figures.add(Figure(f"{workload} {label}", unit, scale=scale), node.name, seen["per_s"])
+                self.figures.add(Figure(f"  cores of the client, {workload} {label}", ""), node.name, seen["cores"])
                 self.figures.add(Figure(f"  CPU of the node, {workload} {label}", "ms/MB", True, 1e3), node.name, cpu)
 
         in_turn(self.nodes, self.rounds, work)

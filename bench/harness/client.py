@@ -53,7 +53,7 @@ def _produce(port: int, topic: str, count: int, size: int, *, partitions: int) -
     chunks: list[list[dict[str, object]]] = [
         [{"value": value, "partition": partition} for _ in range(_CHUNK)] for partition in range(partitions)
     ]
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     for number in range(count // _CHUNK):
         left = chunks[number % partitions]
         while producer.produce_batch(topic, left) < len(left):
@@ -63,7 +63,13 @@ def _produce(port: int, topic: str, count: int, size: int, *, partitions: int) -
         producer.poll(0)
     if producer.flush(120):
         raise SystemExit("not everything was acknowledged")
-    return {"per_s": count / (time.perf_counter() - began)}
+    return _rate(count, began, worked)
+
+
+def _rate(count: int, began: float, worked: float) -> Figures:
+    """Records a second, and how many cores this process has kept busy with them."""
+    took = time.perf_counter() - began
+    return {"per_s": count / took, "cores": (time.process_time() - worked) / took}
 
 
 def consume(port: int, topic: str, count: int, size: int) -> Figures:
@@ -79,7 +85,7 @@ def consume(port: int, topic: str, count: int, size: int) -> Figures:
         }
     )
     consumer.list_topics(topic)
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     got = 0
     while got < count:
@@ -87,7 +93,7 @@ def consume(port: int, topic: str, count: int, size: int) -> Figures:
         if not messages:
             raise SystemExit(f"only {got} of {count} records came")
         got += len(messages)
-    figures = {"per_s": got / (time.perf_counter() - began)}
+    figures = _rate(got, began, worked)
     consumer.close()
     return figures
 
