@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from kalda.base.errors import ErrorCode
 from kalda.sim import faults
-from kalda.sim.quorum_storm import calm, storm
+from kalda.sim.quorum import Cluster
+from kalda.sim.quorum_storm import calm, storm, usurpations
 from kalda.sim.scenario import Plan, Verdict, simulate
 
 
@@ -136,27 +138,118 @@ def _vote_for_any_log(switch: Switch) -> None:
     switch.set(OffsetAndEpoch, "is_up_to_date", lambda self, other: True)
 
 
-def find_in_quorum(off: Callable[[Switch], None], seeds: int = 60) -> str:
-    """What a storm over the quorum's machines says without a safeguard; empty where its lack does not show."""
-    switch = Switch()
-    try:
-        off(switch)
-        for seed in range(seeds):
-            try:
-                calm(storm(seed))
-            except (AssertionError, IndexError) as error:
-                return f"seed {seed}: {error}"
-    finally:
-        switch.restore()
-    return ""
+def _append_for_any_leader(switch: Switch) -> None:
+    """Three walls stand between a leader whose epoch is over and the log of a replica that knows of a newer one: it
+    does not take up that leader, that leader does not serve it, and it does not read what that leader answers. Any one
+    is enough: with two of them off, whichever, 60 seeds keep every promise. So all three go; and so does the assertion
+    that would stop a replica before it cuts off what is committed, for the promise itself to be seen broken."""
+    _follow_any_leader(switch)
+    _serve_any_epoch(switch)
+    _read_any_epoch(switch)
+    _truncate_what_is_committed(switch)
 
 
-QUORUM_ABLATIONS: dict[str, Callable[[Switch], None]] = {
-    "votes on disk": _forget_votes,
-    "one vote an epoch": _vote_again,
-    "votes only for logs that lack nothing": _vote_for_any_log,
+def _follow_any_leader(switch: Switch) -> None:
+    from kalda.raft import elections, rpc
+    from kalda.raft.machine import RaftMachine
+    from kalda.raft.roles import Follower, Prospective, Unattached
+
+    checked = elections.answer_begin
+
+    def answer_begin(machine: RaftMachine, ask: rpc.BeginAsk, now: int) -> rpc.BeginAnswer:
+        leader = machine.destination_of(ask.leader_id, ask.leader_endpoints)
+        free = isinstance(machine.role, Unattached | Prospective | Follower) and ask.leader_id != machine.leader_id
+        if leader is None or not free or ask.epoch > machine.epoch:
+            return checked(machine, ask, now)
+        machine.become_follower(machine.epoch, ask.leader_id, ask.leader_endpoints, leader, now)
+        return rpc.BeginAnswer(machine.standing())
+
+    switch.set(elections, "answer_begin", answer_begin)
+
+
+def _serve_any_epoch(switch: Switch) -> None:
+    from kalda.raft import replication
+    from kalda.raft.machine import RaftMachine
+
+    checked = replication._leader_refusal
+
+    def refusal(machine: RaftMachine, cluster_id: str | None, _: int) -> ErrorCode | None:
+        return checked(machine, cluster_id, machine.epoch)
+
+    switch.set(replication, "_leader_refusal", refusal)
+
+
+def _read_any_epoch(switch: Switch) -> None:
+    from kalda.raft import rpc
+    from kalda.raft.machine import RaftMachine
+
+    checked = RaftMachine._learn_standing
+
+    def learn_standing(self: RaftMachine, standing: rpc.Standing, now: int) -> bool | None:
+        if standing.epoch < self.epoch and standing.error is ErrorCode.NONE:
+            return None
+        return checked(self, standing, now)
+
+    switch.set(RaftMachine, "_learn_standing", learn_standing)
+
+
+def _truncate_what_is_committed(switch: Switch) -> None:
+    from kalda.raft import replication
+    from kalda.raft.machine import RaftMachine
+    from kalda.raft.values import OffsetAndEpoch
+
+    checked = replication._truncate
+
+    def truncate(machine: RaftMachine, diverging: OffsetAndEpoch) -> None:
+        known, machine.high_watermark = machine.high_watermark, 0
+        checked(machine, diverging)
+        machine.high_watermark = known
+
+    switch.set(replication, "_truncate", truncate)
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumAblation:
+    """A safeguard that the machines alone show soonest, and the weather in which its lack must show."""
+
+    name: str
+    off: Callable[[Switch], None]
+    weather: Callable[[int], Cluster] = storm
+    seeds: int = 60
+
+    def run(self, seed: int) -> str:
+        """Which promise is broken; empty where all are kept."""
+        try:
+            calm(self.weather(seed))
+        except (AssertionError, IndexError) as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    def find(self) -> tuple[int, str] | None:
+        """The first seed in which a promise is broken without the safeguard, and which; None where its lack does not
+        show."""
+        switch = Switch()
+        try:
+            self.off(switch)
+            for seed in range(self.seeds):
+                why = self.run(seed)
+                if why:
+                    return seed, why
+        finally:
+            switch.restore()
+        return None
+
+
+QUORUM_ABLATIONS = {
+    each.name: each
+    for each in (
+        QuorumAblation("votes on disk", _forget_votes),
+        QuorumAblation("one vote an epoch", _vote_again),
+        QuorumAblation("votes only for logs that lack nothing", _vote_for_any_log),
+        QuorumAblation("epoch check on append", _append_for_any_leader, usurpations),
+    )
 }
-"""Safeguards of elections, which the machines alone show soonest."""
+"""Safeguards of the quorum, by name."""
 
 
 ABLATIONS = {

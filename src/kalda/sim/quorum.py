@@ -387,10 +387,11 @@ class Cluster:
 
     # What a client or an operator does.
 
-    def append(self, *values: str) -> None:
-        node = self.leader
+    def append(self, *values: str, by: Node | None = None) -> None:
+        """By the newest leader, or by one that may have been deposed, as long as it does not know."""
+        node = by or self.leader
         assert node is not None
-        if node.paused:
+        if node.paused or not node.leads or node.leader[0] != node.id:
             return
         self.step(node, ev.Append(node.leader[1], len(values), list(values)))
 

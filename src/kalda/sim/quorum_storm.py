@@ -1,7 +1,7 @@
 """Seeded storms over quorums of three and five, without bytes: delays, losses, repetitions, partitions in both
 directions and in one, slow links and disks, pauses, kills, crashes that lose what was not synced, snapshots, changes of
-the voters. The quorum checks Raft's promises after every step; in the end, with the weather good again, everyone must
-agree and a write must go through.
+the voters; and usurpations, of leaders that do not hear of them. The quorum checks Raft's promises after every step; in
+the end, with the weather good again, everyone must agree and a write must go through.
 
 Thousands of times cheaper than whole nodes, and so the place to look for rare interleavings of elections.
 """
@@ -60,6 +60,48 @@ def storm(seed: int, steps: int = 60) -> Cluster:
         cluster.run(rng.choice((5, 50, 400, 1500)))
         cluster.check_logs_match()
     return cluster
+
+
+def usurpations(seed: int, rounds: int = 6) -> Cluster:
+    """A quorum in which leaders were deposed time and again without hearing of it. Raises as `storm` does."""
+    rng = random.Random(seed)
+    size = rng.choice((3, 3, 5))
+    cluster = Cluster(tuple(range(1, size + 1)), observers=(9,), dynamic=rng.random() < 0.7, seed=seed)
+    cluster.flush_delay = rng.choice(((1, 5), (5, 100)))
+    cluster.start()
+    cluster.run(5_000)
+    for at in range(rounds):
+        cluster.delay = rng.choice(((1, 5), (1, 50)))
+        usurp(cluster, rng, f"{seed}.{at}")
+        cluster.check_logs_match()
+        mend(cluster)
+        cluster.run(rng.choice((50, 1_500, 4_000)))
+        cluster.check_logs_match()
+    return cluster
+
+
+def usurp(cluster: Cluster, rng: random.Random, value: str) -> None:
+    """The leader writes, cut off, and sleeps until there is another one. Then both are heard by everybody except each
+    other, and both write: only epochs tell who leads."""
+    old = cluster.leader
+    if old is None:
+        return
+    cluster.cut = {frozenset((old.id, other)) for other in cluster.nodes if other != old.id}
+    cluster.append(f"{value}.alone", by=old)
+    cluster.pause(old.id)
+    until = cluster.now + 3_500
+    while cluster.leader is old and cluster.now < until:
+        cluster.run(100)
+    new = cluster.leader
+    if new is None or new is old:
+        return
+    cluster.slow[new.id] = (50, 200)
+    cluster.cut = {frozenset((old.id, new.id))}
+    cluster.wake(old.id)
+    for turn in range(rng.randint(1, 4)):
+        cluster.append(f"{value}.{turn}.old", by=old)
+        cluster.append(f"{value}.{turn}.new", by=new)
+        cluster.run(rng.choice((50, 400)))
 
 
 def black_out(cluster: Cluster, rng: random.Random, value: str) -> int:
