@@ -23,6 +23,7 @@ import psutil
 import kalda
 from kalda.cli.storage import storage
 from kalda.network.blocking import BlockingConnection
+from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
 CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 SERVES = r"node \d+ of cluster \S+ serves"
@@ -194,3 +195,13 @@ class LoneNode:
     def client(self) -> BlockingConnection:
         """A connection that speaks the protocol."""
         return BlockingConnection("127.0.0.1", self.port)
+
+    def wait_led(self, topic: str, partitions: int = 1, timeout_s: float = 60) -> None:
+        """Until it leads the partitions of a new topic: it makes their logs after the controller has answered."""
+        asked = [ListOffsetsPartition(partition_index=index, timestamp=-1) for index in range(partitions)]
+        request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=topic, partitions=asked)])
+        deadline = time.monotonic() + timeout_s
+        with self.client() as client:
+            while any(each.error_code for each in client.request(request).topics[0].partitions):
+                assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {topic}"
+                time.sleep(0.02)

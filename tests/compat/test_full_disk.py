@@ -108,6 +108,7 @@ def test_one_of_two_disks_is_full(tmp_path: Path, mounted: Callable[[str], Path]
         node.start()
         with node.client() as client:
             create(client, "t", 2)
+            node.wait_led("t", 2)
             on_full = next(index for index in (0, 1) if (full / "logs" / f"t-{index}").exists())
             acknowledged: dict[int, list[bytes]] = {0: [], 1: []}
             for number in range(20):
@@ -150,6 +151,7 @@ def test_the_only_disk_is_full(tmp_path: Path, mounted: Callable[[str], Path]) -
         acknowledged: list[bytes] = []
         with node.client() as client:
             create(client, "t", 1)
+            node.wait_led("t", 1)
             assert produce(client, 0, b"first") is ErrorCode.NONE
             acknowledged.append(b"first")
             filler.fill()
@@ -182,6 +184,7 @@ def test_the_metadata_disk_is_full(tmp_path: Path, mounted: Callable[[str], Path
         created = []
         with node.client() as client:
             create(client, "t", 1)
+            node.wait_led("t", 1)
             created.append("t")
             filler.fill()
             with contextlib.suppress(ApiError, AssertionError):

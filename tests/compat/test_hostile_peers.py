@@ -62,6 +62,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
                 ),
             ]
             assert [each.error_code for each in client.request(CreateTopicsRequest(topics=topics)).topics] == [0, 0]
+            node.wait_led("plain")
+            node.wait_led("compacted")
             for _ in range(40):
                 assert produce(client, build_batch([(NOW_MS, None, bytes(1_000_000), [])])) is ErrorCode.NONE
         yield node
