@@ -149,8 +149,8 @@ class Cluster:
         configs: Mapping[str, object] | None = None,
         assignment: Sequence[Sequence[int]] = (),
     ) -> Uuid:
-        """Create a topic and wait until every node that runs has it; by default with a replica on each of up to three
-        brokers. Raises `ApiError`."""
+        """Create a topic and wait until every node that runs knows it, and leads what it is to lead; by default with a
+        replica on each of up to three brokers. Raises `ApiError`."""
         texts = {key: str(value) for key, value in (configs or {}).items()}
         if assignment:
             topic = NewTopic(name, configs=texts, assignment=assignment)
@@ -158,7 +158,7 @@ class Cluster:
             topic = NewTopic(name, partitions, replication_factor, texts)
         with ClientCluster(self.bootstrap_servers) as client:
             topic_id = create_topics(client, [topic])[0].topic_id
-        self._run(self._until(lambda node: topic_id in node.image.topics.by_id, f"every node has topic {name}"))
+        self._run(self._until(lambda node: _has(node, topic_id), f"every node has topic {name}"))
         return topic_id
 
     # -- on the loop
@@ -237,3 +237,16 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
+
+
+def _has(node: Node, topic_id: Uuid) -> bool:
+    """Whether it knows the topic, and has made the logs of the partitions that it leads."""
+    topic = node.image.topics.by_id.get(topic_id)
+    if topic is None:
+        return False
+    led = [index for index, partition in topic.partitions.items() if partition.leader == node.config.node_id]
+    replicas = node.replicas
+    return not led or (
+        replicas is not None
+        and all((found := replicas.find(topic.name, index)) is not None and found.is_leader for index in led)
+    )
