@@ -11,19 +11,19 @@ import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.groups import CommittedOffset, commit_offsets, committed_offsets, read_assignment
+from kalda.client.admin.groups import CommittedOffset, commit_offsets, committed_offsets
 from kalda.client.cluster import Cluster
 from kalda.client.core.assignors import Subscriber, assign_range
+from kalda.client.core.consumer_protocol import (
+    read_assignment,
+    read_subscription,
+    write_assignment,
+    write_subscription,
+)
 from kalda.client.errors import refused
 from kalda.client.retry import Deadline
-from kalda.protocol.codec import decode, encode
-from kalda.protocol.messages.client_protocol import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolAssignmentTopicPartition,
-    ConsumerProtocolSubscription,
-)
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -34,13 +34,11 @@ from kalda.protocol.messages.groups import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
-from kalda.protocol.notation import Buffer
 
 _LANE = "group"
 _PROTOCOL_TYPE = "consumer"
 _ASSIGNOR = "range"
 _SLACK_MS = 5_000
-_MAX_SUBSCRIPTION = 3
 _REJOIN = frozenset((ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID))
 
 
@@ -151,7 +149,6 @@ class GroupMember:
     # -- one rebalance
 
     def _join(self) -> JoinGroupResponse:
-        subscription = ConsumerProtocolSubscription(topics=list(self._topics))
         request = JoinGroupRequest(
             group_id=self.group_id,
             session_timeout_ms=self._session_timeout_ms,
@@ -159,9 +156,7 @@ class GroupMember:
             member_id=self.member_id,
             group_instance_id=self._instance_id,
             protocol_type=_PROTOCOL_TYPE,
-            protocols=[
-                JoinGroupRequestProtocol(name=_ASSIGNOR, metadata=(1).to_bytes(2, "big") + encode(subscription, 1))
-            ],
+            protocols=[JoinGroupRequestProtocol(name=_ASSIGNOR, metadata=write_subscription(self._topics))],
         )
         timeout_ms = self._rebalance_timeout_ms + _SLACK_MS
         try:
@@ -190,14 +185,14 @@ class GroupMember:
 
     def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
         subscribers = [
-            Subscriber(member.member_id, _read_subscription(member.metadata), member.group_instance_id)
+            Subscriber(member.member_id, read_subscription(member.metadata), member.group_instance_id)
             for member in joined.members
         ]
         wanted = sorted({topic for subscriber in subscribers for topic in subscriber.topics})
         topics = self._cluster.metadata(wanted).topics if wanted else {}
         assigned = assign_range(subscribers, {name: len(topic.partitions) for name, topic in topics.items()})
         return [
-            SyncGroupRequestAssignment(member_id=member_id, assignment=_write_assignment(partitions))
+            SyncGroupRequestAssignment(member_id=member_id, assignment=write_assignment(partitions))
             for member_id, partitions in assigned.items()
         ]
 
@@ -219,26 +214,3 @@ class _MemberIdRequired(Exception):
     def __init__(self, member_id: str) -> None:
         super().__init__(member_id)
         self.member_id = member_id
-
-
-def _read_subscription(data: Buffer) -> tuple[str, ...]:
-    """The topics that a member wants; none in bytes that no consumer wrote."""
-    if len(data) < 2:
-        return ()
-    try:
-        version = min(int.from_bytes(data[:2], "big"), _MAX_SUBSCRIPTION)
-        return tuple(decode(ConsumerProtocolSubscription, data, version, 2).topics)
-    except InvalidRequest:
-        return ()
-
-
-def _write_assignment(partitions: Collection[TopicPartition]) -> bytes:
-    topics: dict[str, list[int]] = {}
-    for partition in partitions:
-        topics.setdefault(partition.topic, []).append(partition.partition)
-    assignment = ConsumerProtocolAssignment(
-        assigned_partitions=[
-            ConsumerProtocolAssignmentTopicPartition(topic=name, partitions=indexes) for name, indexes in topics.items()
-        ]
-    )
-    return (1).to_bytes(2, "big") + encode(assignment, 1)

@@ -14,18 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 from typing import Any
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.ids import TopicPartition as Assigned
 from kalda.client.core.assignors import Subscriber, assign_range
-from kalda.protocol.codec import decode, encode
-from kalda.protocol.messages.client_protocol import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolAssignmentTopicPartition,
-    ConsumerProtocolSubscription,
-)
+from kalda.client.core.consumer_protocol import read_assignment, write_assignment, write_subscription
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -135,27 +128,27 @@ class Member:
             5,
         )
         _check(synced.error_code)
-        self._assigned = _read_assignment(bytes(synced.assignment))
+        self._assigned = [(each.topic, each.partition) for each in read_assignment(synced.assignment)]
         self._uncommitted.clear()
         self._next_heartbeat_s = self._world.now_s + _HEARTBEAT_S
         told = ", ".join(f"{topic}-{index}" for topic, index in self._assigned)
         self._world.tell(self._client.name, f"has {told or 'nothing'} in generation {self._generation}")
 
     def _join_request(self) -> JoinGroupRequest:
-        subscription = ConsumerProtocolSubscription(topics=self._group.topics, user_data=b"%d" % self._joins)
+        subscription = write_subscription(self._group.topics, b"%d" % self._joins)
         return JoinGroupRequest(
             group_id=self._group.name,
             session_timeout_ms=_SESSION_MS,
             rebalance_timeout_ms=_REBALANCE_MS,
             member_id=self._id,
             protocol_type="consumer",
-            protocols=[JoinGroupRequestProtocol(name="range", metadata=b"\0\1" + encode(subscription, 1))],
+            protocols=[JoinGroupRequestProtocol(name="range", metadata=subscription)],
         )
 
     def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
         subscribers = [Subscriber(member.member_id, tuple(self._group.topics), None) for member in joined.members]
         return [
-            SyncGroupRequestAssignment(member_id=member_id, assignment=_write_assignment(partitions))
+            SyncGroupRequestAssignment(member_id=member_id, assignment=write_assignment(partitions))
             for member_id, partitions in assign_range(subscribers, self._group.counts).items()
         ]
 
@@ -295,18 +288,3 @@ def _by_topic(partitions: list[TopicPartition]) -> list[tuple[str, list[int]]]:
     for name, index in partitions:
         topics.setdefault(name, []).append(index)
     return list(topics.items())
-
-
-def _write_assignment(partitions: Iterable[Assigned]) -> bytes:
-    topics = [
-        ConsumerProtocolAssignmentTopicPartition(topic=name, partitions=indexes)
-        for name, indexes in _by_topic([(each.topic, each.partition) for each in partitions])
-    ]
-    return b"\0\1" + encode(ConsumerProtocolAssignment(assigned_partitions=topics), 1)
-
-
-def _read_assignment(data: bytes) -> list[TopicPartition]:
-    if not data:
-        return []
-    assignment = decode(ConsumerProtocolAssignment, data, 1, 2)
-    return [(each.topic, index) for each in assignment.assigned_partitions for index in each.partitions]

@@ -10,8 +10,8 @@ from scripted_broker import ScriptedBroker
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.groups import read_assignment
 from kalda.client.cluster import Cluster
+from kalda.client.core.consumer_protocol import read_assignment
 from kalda.client.group import GroupMember
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.codec import encode

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import Cluster
+from kalda.client.core.consumer_protocol import read_assignment
 from kalda.client.errors import refused
-from kalda.protocol.codec import decode
-from kalda.protocol.messages.client_protocol import ConsumerProtocolAssignment
 from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kalda.protocol.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from kalda.protocol.messages.offsets import (
@@ -27,7 +26,6 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
 )
-from kalda.protocol.notation import Buffer
 
 _MAX_OFFSET_FETCH = 7
 """One group a request, by topic name."""
@@ -144,22 +142,6 @@ def _describe_classic(cluster: Cluster, group_id: str) -> Group:
     )
     coordinator = cluster.coordinator(group_id)
     return Group(group_id, "classic", group.group_state, group.protocol_data, coordinator, members)
-
-
-def read_assignment(data: Buffer) -> tuple[TopicPartition, ...]:
-    """The partitions in a classic member's assignment; none in bytes that no consumer wrote."""
-    if len(data) < 2:
-        return ()
-    version = min(int.from_bytes(data[:2], "big"), 3)
-    try:
-        assignment = decode(ConsumerProtocolAssignment, data, version, 2)
-    except InvalidRequest:
-        return ()
-    return tuple(
-        TopicPartition(topic.topic, partition)
-        for topic in assignment.assigned_partitions
-        for partition in topic.partitions
-    )
 
 
 def delete_group(cluster: Cluster, group_id: str) -> None:

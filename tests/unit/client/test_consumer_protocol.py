@@ -1,0 +1,36 @@
+"""What members of a classic group tell each other: there and back, and nothing from bytes that no consumer wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from kalda.base.ids import TopicPartition
+from kalda.client.core.consumer_protocol import (
+    read_assignment,
+    read_subscription,
+    write_assignment,
+    write_subscription,
+)
+
+PARTITIONS = (TopicPartition("a", 0), TopicPartition("a", 2), TopicPartition("b", 1))
+
+
+def test_there_and_back() -> None:
+    assert read_subscription(write_subscription(["a", "b"], b"extra")) == ("a", "b")
+    assert read_assignment(write_assignment(PARTITIONS)) == PARTITIONS
+
+
+def test_the_bytes_are_kafkas() -> None:
+    assert write_subscription(["a"]).hex() == "000100000001000161ffffffff00000000"
+    assert write_assignment(PARTITIONS[:1]).hex() == "0001000000010001610000000100000000ffffffff"
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0\1", b"\0\1\xff\xff\xff\xff", b"\0\1\x7f\xff\xff\xff", b"nonsense"])
+def test_of_other_bytes_nothing_is_read(data: bytes) -> None:
+    assert read_subscription(data) == ()
+    assert read_assignment(data) == ()
+
+
+def test_a_newer_version_is_read_as_the_newest_known() -> None:
+    of_version_0 = write_assignment(PARTITIONS)[2:]
+    assert read_assignment(b"\0\7" + of_version_0) == PARTITIONS
