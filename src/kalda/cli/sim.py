@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import click
 
 from kalda.sim import faults
-from kalda.sim.quorum_storm import calm, storm
+from kalda.sim.quorum_storm import calm, storm, usurpations
 from kalda.sim.scenario import Plan, Verdict, simulate
+
+Told = TypeVar("Told")
 
 _NONE = "none"
 
@@ -36,6 +43,22 @@ _faults = click.option(
 _duration = click.option(
     "--duration", "duration_s", type=float, default=20.0, show_default=True, help="Virtual seconds of faults."
 )
+_jobs = click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=lambda: len(os.sched_getaffinity(0)),
+    show_default="one a core",
+    help="Processes that share the seeds.",
+)
+
+
+def _each(tell: Callable[[int], Told], seeds: Iterable[int], jobs: int) -> Iterator[Told]:
+    """What `tell` says of every seed, in the seeds' order whatever the number of processes."""
+    if jobs == 1:
+        yield from map(tell, seeds)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(tell, seeds)
 
 
 @click.group()
@@ -57,38 +80,56 @@ def sim() -> None:
 @_nodes
 @_faults
 @_duration
-def run_command(seeds: int, first: int, nodes: int, kinds: str, duration_s: float) -> None:
+@_jobs
+def run_command(seeds: int, first: int, nodes: int, kinds: str, duration_s: float, jobs: int) -> None:
     """Run seeds, print those that break a promise. Exits with 1 if any does."""
     chosen, began = _kinds(kinds), time.monotonic()
+    plans = range(first, first + seeds)
     failed = acked = 0
-    for seed in range(first, first + seeds):
-        verdict = simulate(Plan(seed, nodes, chosen, duration_s))
+    for seed, verdict in zip(plans, _each(partial(_live, nodes, chosen, duration_s), plans, jobs), strict=True):
         acked += verdict.acked
         if not verdict.kept:
             failed += 1
             click.echo(f"seed {seed}: {verdict.why}")
-    rate = seeds / (time.monotonic() - began) * 60
-    click.echo(f"{seeds} seeds, {failed} failed, {acked} records acknowledged, {rate:.0f} seeds/min")
+    click.echo(f"{seeds} seeds, {failed} failed, {acked} records acknowledged, {_rate(seeds, began)}")
     if failed:
         click.echo("kalda sim replay SEED, with the same options, tells what happened.")
         sys.exit(1)
 
 
+def _live(nodes: int, kinds: tuple[str, ...], duration_s: float, seed: int) -> Verdict:
+    return simulate(Plan(seed, nodes, kinds, duration_s))
+
+
+def _rate(seeds: int, began: float) -> str:
+    return f"{seeds / (time.monotonic() - began) * 60:.0f} seeds/min"
+
+
 @sim.command("quorum")
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="How many.")
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
-def quorum_command(seeds: int, first: int) -> None:
+@_jobs
+def quorum_command(seeds: int, first: int, jobs: int) -> None:
     """Storms over the quorum's machines alone, many more a minute. Exits with 1 if a promise is broken."""
     began, failed = time.monotonic(), 0
-    for seed in range(first, first + seeds):
-        try:
-            calm(storm(seed))
-        except AssertionError as error:
+    storms = range(first, first + seeds)
+    for seed, broken in zip(storms, _each(_storm, storms, jobs), strict=True):
+        if broken:
             failed += 1
-            click.echo(f"seed {seed}: {error}")
-    click.echo(f"{seeds} seeds, {failed} failed, {seeds / (time.monotonic() - began) * 60:.0f} seeds/min")
+            click.echo(f"seed {seed}: {broken}")
+    click.echo(f"{seeds} seeds, {failed} failed, {_rate(seeds, began)}")
     if failed:
         sys.exit(1)
+
+
+def _storm(seed: int) -> str:
+    """The promise that a storm of faults, or one of leaders that do not hear of their successors, broke; or nothing."""
+    try:
+        calm(storm(seed))
+        usurpations(seed)
+    except AssertionError as error:
+        return str(error) or repr(error)
+    return ""
 
 
 @sim.command("replay")
