@@ -111,10 +111,6 @@ class Disk(Protocol):
 
     def total_bytes(self, path: str) -> int: ...
 
-    def real_path(self, path: str) -> str:
-        """Absolute, without links and dots."""
-        ...
-
     def lock(self, path: str) -> File | None:
         """Take the file `path` exclusively for this process until closed; None where another process holds it."""
         ...

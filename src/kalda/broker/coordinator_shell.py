@@ -8,14 +8,13 @@ time, while everything else goes on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from kalda.base.clock import Clock
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC
 from kalda.coordinator.group_coordinator import GroupCoordinator
-from kalda.protocol.notation import Buffer
 from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
@@ -38,17 +37,6 @@ class GroupLog:
         batch = build_batch([(now_ms, key, value, ()) for key, value in records])
         info = self._replicas.get(OFFSETS_TOPIC, partition).append(batch, _ALL, now_ms, AppendOrigin.COORDINATOR)
         return info.last_offset + 1
-
-    def read_all(self, partition: int) -> Iterator[Buffer]:
-        """Everything in the partition, in slices of whole batches. Blocks on the disk where it must."""
-        log = self._replicas.get(OFFSETS_TOPIC, partition).log
-        offset = log.log_start_offset
-        while offset < log.log_end_offset:
-            info = log.read(offset, _LOAD_SLICE_BYTES, log.log_end_offset, True)
-            if not info.size_bytes:
-                return
-            yield info.records
-            offset = info.next_offset
 
 
 class GroupCoordinatorShell:

@@ -178,9 +178,6 @@ class RealDisk:
         found = os.statvfs(path)
         return found.f_blocks * found.f_frsize
 
-    def real_path(self, path: str) -> str:
-        return os.path.realpath(path)
-
     def lock(self, path: str) -> File | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

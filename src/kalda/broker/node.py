@@ -195,7 +195,7 @@ class Node:
             self._quorum.leader_endpoint, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
         )
         if config.is_broker:
-            self._prepare_broker(cluster_id, ensemble, timers)
+            self._prepare_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
         self._quorum.start()
         if config.is_controller:
@@ -326,7 +326,7 @@ class Node:
 
     # -- broker
 
-    def _prepare_broker(self, cluster_id: str, ensemble: MetaPropertiesEnsemble, timers: Timers) -> None:
+    def _prepare_broker(self, cluster_id: str, timers: Timers) -> None:
         from kalda.broker.broker_side import BrokerSide
         from kalda.broker.log_keeper import LogKeeper, make_cleaner, make_log_manager
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kalda.base.configs.server import ServerConfig
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
@@ -357,10 +357,3 @@ def _static_voters(config: ServerConfig) -> VoterSet:
     return VoterSet(
         Voter(ReplicaKey(voter.id), (Endpoint(listener, voter.host, voter.port),)) for voter in config.voters
     )
-
-
-def unreachable(message: str) -> Pending[Any]:
-    """An RPC that failed before it began."""
-    pending: Pending[Any] = Pending()
-    pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, message))
-    return pending

@@ -308,7 +308,7 @@ class Fetcher:
     def _take_partition(self, reading: _Reading, data: FetchResponsePartitionData) -> None:
         code = data.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._reset(reading, data)
+            self._reset(reading)
         elif code:
             error = refused(code, f"partition {reading.topic_partition}")
             if not error.code.retriable:
@@ -384,7 +384,7 @@ class Fetcher:
                     f"beyond {reading.position}. Is the end right, or does a transaction stay open?",
                 )
 
-    def _reset(self, reading: _Reading, data: FetchResponsePartitionData) -> None:
+    def _reset(self, reading: _Reading) -> None:
         from kalda.client.admin.offsets import EARLIEST, LATEST, offsets_at
 
         partition, wanted = reading.topic_partition, reading.position

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -74,10 +74,6 @@ class CoordinatorLog(Protocol):
 
     def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
         """Append one batch of (key, value) as the leader; the offset after the last. Raises `ApiError`."""
-        ...
-
-    def read_all(self, partition: int) -> Iterator[Buffer]:
-        """The partition from its start to its end, in buffers of whole batches."""
         ...
 
 

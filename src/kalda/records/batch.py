@@ -128,10 +128,6 @@ class BatchHeader(NamedTuple):
         return self.attributes & CONTROL_BIT != 0
 
     @property
-    def has_producer_id(self) -> bool:
-        return self.producer_id > NO_PRODUCER_ID
-
-    @property
     def has_delete_horizon(self) -> bool:
         """True where the base timestamp is the time from which tombstones and markers may go (KIP-534)."""
         return self.attributes & DELETE_HORIZON_BIT != 0

@@ -376,9 +376,6 @@ class SimDisk:
         self.check(path, "read")
         return 1 << 62 if self.capacity_bytes is None else self.capacity_bytes
 
-    def real_path(self, path: str) -> str:
-        return "/" + "/".join(_split(path))
-
     def lock(self, path: str) -> SimFile | None:
         file = self.open(path, create=True)
         node = self._file(path)

@@ -41,19 +41,13 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     min_insync_replicas: int = 1
-    preallocate: bool = False
-    remote_log_copy_disable: bool = False
-    remote_log_delete_on_disable: bool = False
     remote_storage_enable: bool = False
-    local_retention_bytes: int = -2
-    local_retention_ms: int = -2
     retention_bytes: int = -1
     retention_ms: int = 7 * DAY_MS
     segment_bytes: int = 1 << 30
     segment_index_bytes: int = 10 << 20
     segment_jitter_ms: int = 0
     segment_ms: int = 7 * DAY_MS
-    unclean_leader_election_enable: bool = False
 
     @property
     def compacts(self) -> bool:

@@ -62,9 +62,6 @@ class LeaderEpochs:
     def latest_entry(self) -> tuple[int, int] | None:
         return (self._epochs[-1], self._offsets[-1]) if self._epochs else None
 
-    def earliest_entry(self) -> tuple[int, int] | None:
-        return (self._epochs[0], self._offsets[0]) if self._epochs else None
-
     def assign(self, epoch: int, start_offset: int) -> bool:
         """Epoch `epoch` begins at `start_offset`; False where that is known."""
         assert epoch >= 0, f"epoch {epoch} in {self.directory}"

@@ -150,7 +150,6 @@ class ProducerStates:
         "_verifications",
         "log_name",
         "map_end_offset",
-        "oldest_txn_timestamp",
         "snapshot_offset",
     )
 
@@ -162,7 +161,6 @@ class ProducerStates:
         self._verifications: dict[int, Verification] = {}
         self.map_end_offset = start_offset
         self.snapshot_offset = start_offset
-        self.oldest_txn_timestamp = -1
 
     def __len__(self) -> int:
         return len(self._states)
@@ -186,7 +184,6 @@ class ProducerStates:
         self._ongoing.clear()
         self._unreplicated.clear()
         self.map_end_offset = self.snapshot_offset = offset
-        self.oldest_txn_timestamp = -1
 
     # Checking
 
@@ -388,14 +385,6 @@ class ProducerStates:
     @property
     def has_open_transactions(self) -> bool:
         return bool(self._ongoing)
-
-    def has_late_transaction(self, now_ms: int, max_timeout_ms: int) -> bool:
-        """True where a transaction is open longer than any may be (with five minutes' grace)."""
-        for producer_id in self._ongoing.values():
-            state = self._states[producer_id]
-            if now_ms - state.last_timestamp > max_timeout_ms + 5 * 60_000:
-                return True
-        return False
 
     # Verification (KIP-890, part 1)
 

@@ -89,7 +89,7 @@ class TxnIndex:
             self.open().truncate(0)
             self._entries = []
 
-    def is_sane(self, log_end: int | None = None) -> bool:
+    def is_sane(self) -> bool:
         """False where an entry is malformed: the segment is then recovered."""
         if not self.exists:
             return True

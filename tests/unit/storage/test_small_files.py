@@ -132,14 +132,15 @@ def test_configs_are_typed() -> None:
             "cleanup.policy": "compact, delete",
             "segment.bytes": "1048576",
             "min.cleanable.dirty.ratio": "0.25",
-            "preallocate": "TRUE",
+            "remote.storage.enable": "TRUE",
             "message.timestamp.type": "LogAppendTime",
             "follower.replication.throttled.replicas": "*",
         }
     )
     assert config.compacts
     assert config.deletes
-    assert (config.segment_bytes, config.min_cleanable_dirty_ratio, config.preallocate) == (1048576, 0.25, True)
+    assert config.remote_storage_enable
+    assert (config.segment_bytes, config.min_cleanable_dirty_ratio) == (1048576, 0.25)
     assert LogConfig.from_dict({"internal.segment.bytes": "10", "segment.bytes": "1048576"}).segment_bytes == 10
     with pytest.raises(ValueError, match=r"segment\.ms"):
         LogConfig.from_dict({"segment.ms": "soon"})
