@@ -55,17 +55,6 @@ BOOLEAN, STRING, INT, SHORT, LONG = Type.BOOLEAN, Type.STRING, Type.INT, Type.SH
 DOUBLE, LIST, CLASS, PASSWORD = Type.DOUBLE, Type.LIST, Type.CLASS, Type.PASSWORD
 
 
-class Importance(Enum):
-    """How much a key matters, as the documentation sorts them."""
-
-    HIGH = "high"
-    MEDIUM = "medium"
-    LOW = "low"
-
-
-HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
-
-
 class Update(Enum):
     """How a broker's key may change while it runs."""
 
@@ -92,7 +81,6 @@ class Key(NamedTuple):
     type: Type
     default: Value | _Required
     validator: Validator | None = None
-    importance: Importance = MEDIUM
     update: Update = READ_ONLY
     internal: bool = False
 
