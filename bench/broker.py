@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 
 from harness.figures import Figure, Figures, in_turn, run_client
-from harness.nodes import KafkaNode, KaldaNode, Node, kafka_jars
+from harness.nodes import Node
+from harness.systems import systems
 
 _MANY_TOPICS, _MANY_PARTITIONS = 20, 50
 
@@ -101,12 +102,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="keep every sample in bench/results")
     arguments = parser.parse_args()
 
-    nodes: list[Node] = [KaldaNode()]
-    if not arguments.alone:
-        if kafka_jars() is None:
-            print("Apache Kafka is not measured: its jars need Java 17, Maven and a registry")
-        else:
-            nodes.append(KafkaNode())
+    nodes = [Node(system) for system in systems("1G", alone=arguments.alone)]
     bench = Bench(nodes, arguments.rounds or (2 if arguments.quick else 5), arguments.quick)
     try:
         if arguments.only in (None, "throughput", "requests"):

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from harness.clusters import SIZE, Cluster, KafkaCluster, KaldaCluster
+from harness.clusters import SIZE, Cluster
 from harness.figures import Figure, Figures, in_turn, run_client
-from harness.nodes import kafka_jars
+from harness.systems import systems
 
 from kalda.base.errors import ApiError
 from kalda.network.blocking import BlockingConnection
@@ -142,7 +141,7 @@ class Scale:
         led = self._led_by(others[0], victim)
         began = time.perf_counter()
         if how == "SIGSTOP":
-            self._cluster.members[victim].signal(signal.SIGSTOP)
+            self._cluster.members[victim].send(signal.SIGSTOP)
         else:
             self._cluster.members[victim].end(signal.SIGKILL)
         self._until(lambda: all(self._led_by(node_id, victim) == 0 for node_id in others), "others lead")
@@ -156,7 +155,7 @@ class Scale:
         """Until every replica is in sync again, as every node says."""
         began = time.perf_counter()
         if how == "SIGSTOP":
-            self._cluster.members[victim].signal(signal.SIGCONT)
+            self._cluster.members[victim].send(signal.SIGCONT)
         else:
             self._cluster.members[victim].start()
         self._until(lambda: all(self._whole(node_id) for node_id in self._cluster.members), "all are in sync")
@@ -210,28 +209,23 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="keep every sample in bench/results")
     arguments = parser.parse_args()
 
-    kinds: list[type[Cluster]] = [KaldaCluster]
-    if not arguments.alone:
-        if kafka_jars() is None:
-            print("Apache Kafka is not measured: it needs Java and Maven, or KALDA_KAFKA_JARS", file=sys.stderr)
-        else:
-            kinds.append(KafkaCluster)
+    measured = systems("512M", alone=arguments.alone)  # half the heap of a lone node
     rounds = arguments.rounds or (2 if arguments.quick else 5)
     figures = Figures()
     settings = {"broker.session.timeout.ms": _SESSION_S * 1000}
     if arguments.only != "scale":
         with ExitStack() as stack:
-            clusters = [stack.enter_context(kind(settings)) for kind in kinds]
+            clusters = [stack.enter_context(Cluster(system, settings)) for system in measured]
             rates = Rates(clusters, rounds, 0.1 if arguments.quick else 1.0, figures)
             for part in (rates.throughput, rates.latency):
                 if arguments.only in (None, part.__name__):
                     part()
     if arguments.only in (None, "scale"):
         for number in range(max(1, rounds // 2)):
-            for kind in kinds if number % 2 == 0 else reversed(kinds):
-                with kind(settings) as cluster:
+            for system in measured if number % 2 == 0 else reversed(measured):
+                with Cluster(system, settings) as cluster:
                     Scale(cluster, arguments.topics, figures).run()
-    figures.show([kind.name for kind in kinds])
+    figures.show([system.name for system in measured])
     if arguments.json:
         print(f"\nsamples: {figures.save('cluster')}")
 

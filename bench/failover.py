@@ -30,9 +30,9 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from harness.clusters import SIZE, Cluster, KafkaCluster, KaldaCluster
+from harness.clusters import SIZE, Cluster
 from harness.figures import HERE
-from harness.nodes import kafka_jars
+from harness.systems import KALDA, System, apache_kafka
 
 TOPIC = "steady"
 INTERVAL_MS = 5
@@ -152,9 +152,9 @@ class Bench:
     def hang(self, writer: Writer) -> None:
         victim = self._victim(False)
         led = self._leads(victim)
-        self._cluster.members[victim].signal(signal.SIGSTOP)
+        self._cluster.members[victim].send(signal.SIGSTOP)
         time.sleep(self._session_ms / 1000 + 4)
-        self._cluster.members[victim].signal(signal.SIGCONT)
+        self._cluster.members[victim].send(signal.SIGCONT)
         time.sleep(3)
         report = writer.ask("report")
         waits = report["partitions_s"]
@@ -185,23 +185,20 @@ def main() -> None:
     if arguments.quick:
         arguments.rounds, arguments.only, arguments.session = 1, "Kalda", [9_000]
 
-    kinds: list[tuple[type[Cluster], int]] = []
+    cases: list[tuple[System, int]] = []
     if arguments.only != "Kafka":
-        kinds += [(KaldaCluster, session) for session in arguments.session]
-    if arguments.only != "Kalda":
-        if kafka_jars() is None:
-            print("no Apache Kafka here: it needs Java and Maven, or KALDA_KAFKA_JARS", file=sys.stderr)
-        else:
-            kinds.append((KafkaCluster, 3_000))
+        cases += [(KALDA, session) for session in arguments.session]
+    if arguments.only != "Kalda" and (kafka := apache_kafka("512M")) is not None:
+        cases.append((kafka, 3_000))
     samples: Samples = defaultdict(list)
-    for kind, session_ms in kinds:
-        name = f"{kind.name}, {session_ms / 1000:g} s"
+    for system, session_ms in cases:
+        name = f"{system.name}, {session_ms / 1000:g} s"
         print(name, flush=True)
         settings: dict[str, object] = dict(each.split("=", 1) for each in arguments.set)
         settings["broker.session.timeout.ms"] = session_ms
         if session_ms < 6_000:
             settings["broker.heartbeat.interval.ms"] = 1_000
-        with kind(settings) as cluster:
+        with Cluster(system, settings) as cluster:
             Bench(samples, name, cluster, session_ms).run(arguments.cases, arguments.rounds, arguments.client)
     show(samples)
 

@@ -14,7 +14,8 @@ from collections import defaultdict
 from statistics import median
 
 from harness.figures import run_client
-from harness.nodes import KaldaNode, Node
+from harness.nodes import Node
+from harness.systems import KALDA
 
 STEPS = (10, 100, 1_000, 5_000)
 WORKLOADS = {"requests": "produce", "fetches": "fetch", "metadata": "metadata"}
@@ -53,7 +54,7 @@ def main() -> None:
     samples: dict[tuple[int, str], list[float]] = defaultdict(list)
     try:
         for step in (step for step in STEPS if step <= arguments.most):
-            nodes[step] = KaldaNode()
+            nodes[step] = Node(KALDA)
             nodes[step].start()
             nodes[step].create_topics(["driven"])
             grow(nodes[step], 1, step)

@@ -29,8 +29,9 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
-from harness.figures import Figure, Figures
-from harness.nodes import HERE, KaldaNode, Node
+from harness import systems
+from harness.figures import HERE, Figure, Figures
+from harness.nodes import Node
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -213,7 +214,7 @@ def main() -> None:
     if not jars:
         print("Spark's own Kafka source is not measured: no Maven, or no registry that has its jars")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the node ends with this process
-    node = KaldaNode()
+    node = Node(systems.KALDA)
     try:
         node.start()
         fill(node, rows, options.partitions)

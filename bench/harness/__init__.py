@@ -1,6 +1,9 @@
 """What the benchmarks of whole nodes share.
 
-- `nodes`: a Kalda node and an Apache Kafka node, started and stopped the same way
+- `systems`: Kalda and Apache Kafka: how a node of each is formatted and run
+- `nodes`: one node, started and stopped
+- `clusters`: three nodes, started, killed, paused and restarted
 - `client`: one client process: librdkafka's throughput, raw requests, round trips; prints its figures as JSON
+- `steady`: one client process that writes all the while, and tells when it was last acknowledged
 - `figures`: alternating rounds, medians, ratios of medians, the table
 """

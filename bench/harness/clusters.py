@@ -1,11 +1,10 @@
-"""Three nodes of one kind, each broker and controller: started, killed, paused and restarted as processes."""
+"""Three nodes of one system, each broker and controller: started, killed, paused and restarted as processes."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from harness.nodes import CLUSTER_ID, java
+from harness.systems import System
 from kalda.base.errors import ApiError
 from kalda.network.blocking import BlockingConnection
 from kalda.network.free_ports import free_ports
@@ -74,7 +73,7 @@ class Member:
     def format(self, text: str) -> None:
         self.properties.write_text(text, encoding="utf-8")
         subprocess.run(
-            self._cluster.command("format", str(self.properties)),
+            self._cluster.system.format_command(self.properties),
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -82,10 +81,10 @@ class Member:
 
     def start(self) -> None:
         with open(self.directory / "server.log", "ab") as log:
-            command = self._cluster.command("server", str(self.properties))
+            command = self._cluster.system.server_command(self.properties)
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
 
@@ -100,9 +99,9 @@ class Member:
 class Cluster:
     """Three nodes with static voters. `settings` are further properties of all."""
 
-    name = ""
-
-    def __init__(self, settings: Mapping[str, object]) -> None:
+    def __init__(self, system: System, settings: Mapping[str, object]) -> None:
+        self.name = system.name
+        self.system = system
         self.directory = Path(tempfile.mkdtemp(prefix="bench-cluster-"))
         ports = iter(free_ports(2 * SIZE))
         self.members = {i: Member(self, i, next(ports), next(ports)) for i in range(1, SIZE + 1)}
@@ -117,10 +116,6 @@ class Cluster:
                 data=member.directory / "data",
             )
             member.format(text + more)
-
-    def command(self, what: str, properties: str) -> list[str]:
-        """The command that formats a node or runs it."""
-        raise NotImplementedError
 
     def __enter__(self) -> Cluster:
         for member in self.members.values():
@@ -235,26 +230,3 @@ class Cluster:
             if time.monotonic() > until:
                 raise SystemExit(f"{self.name}: waited in vain until {what}; the logs are in {self.directory}")
             time.sleep(0.1)
-
-
-class KaldaCluster(Cluster):
-    """`kalda server`, three times."""
-
-    name = "Kalda"
-
-    def command(self, what: str, properties: str) -> list[str]:
-        kalda = [sys.executable, "-m", "kalda.cli.main"]
-        if what == "format":
-            return [*kalda, "storage", "format", "-t", CLUSTER_ID, "-c", properties]
-        return [*kalda, "server", properties]
-
-
-class KafkaCluster(Cluster):
-    """Apache Kafka, three times, with half the heap of a lone node each."""
-
-    name = "Apache Kafka"
-
-    def command(self, what: str, properties: str) -> list[str]:
-        if what == "format":
-            return [*java("256M"), "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", properties]
-        return [*java("512M"), "kafka.Kafka", properties]

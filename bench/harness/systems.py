@@ -1,0 +1,79 @@
+"""The two systems that are measured: how a node of each is formatted and run, and where Apache Kafka comes from.
+
+Both take the same `server.properties`, so everything else about nodes and clusters is written once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
+KAFKA = "4.3.1"
+_BENCH = Path(__file__).parents[1]
+
+
+class System(NamedTuple):
+    """Its name, and its commands up to their arguments."""
+
+    name: str
+    formatter: Sequence[str]
+    server: Sequence[str]
+
+    def format_command(self, properties: Path, *options: str) -> list[str]:
+        return [*self.formatter, "-t", CLUSTER_ID, "-c", str(properties), *options]
+
+    def server_command(self, properties: Path) -> list[str]:
+        return [*self.server, str(properties)]
+
+
+_KALDA = (sys.executable, "-m", "kalda.cli.main")
+KALDA = System("Kalda", (*_KALDA, "storage", "format"), (*_KALDA, "server"))
+"""As it is installed beside this Python."""
+
+
+def apache_kafka(heap: str) -> System | None:
+    """Apache Kafka from its published jars, with the collector that its scripts choose; None where it cannot run."""
+    jars = _kafka_jars()
+    if jars is None:
+        print("Apache Kafka is not measured: it needs Java 17 and Maven, or KALDA_KAFKA_JARS", file=sys.stderr)
+        return None
+
+    def java(heap: str) -> Sequence[str]:
+        return (
+            "java", f"-Xmx{heap}", f"-Xms{heap}", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
+            "-Djava.awt.headless=true", f"-Dlog4j2.configurationFile={_BENCH / 'peer' / 'log4j2.xml'}",
+            "-cp", f"{jars}/*",
+        )  # fmt: skip
+
+    formatter = (*java("256M"), "kafka.tools.StorageTool", "format")
+    return System("Apache Kafka", formatter, (*java(heap), "kafka.Kafka"))
+
+
+def systems(heap: str, *, alone: bool) -> list[System]:
+    """Kalda first, and Apache Kafka beside it unless it shall be alone or is not to be had."""
+    peer = None if alone else apache_kafka(heap)
+    return [KALDA] if peer is None else [KALDA, peer]
+
+
+def _kafka_jars() -> Path | None:
+    """The folder of Apache Kafka's jars, resolved by Maven once; None where there is no Java, Maven or registry.
+
+    `KALDA_KAFKA_JARS` names a folder that has them already.
+    """
+    named = os.environ.get("KALDA_KAFKA_JARS")
+    if named:
+        return Path(named)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kalda" / f"apache-kafka-{KAFKA}"
+    done = cache / ".done"
+    if not done.exists() and shutil.which("java") and shutil.which("mvn"):
+        pom = _BENCH / "peer" / "pom.xml"
+        copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
+        if subprocess.run(copy, stdout=sys.stderr).returncode == 0:
+            done.touch()
+    return cache if done.exists() and shutil.which("java") else None
