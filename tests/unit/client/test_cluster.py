@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,19 +30,6 @@ from kalda.protocol.messages.topics import (
     DeletableTopicResult,
     DeleteTopicsResponse,
 )
-
-
-@pytest.fixture
-def broker() -> Iterator[ScriptedBroker]:
-    with ScriptedBroker() as scripted:
-        scripted.topics["logs"] = [1, 1]
-        yield scripted
-
-
-@pytest.fixture
-def cluster(broker: ScriptedBroker) -> Iterator[Cluster]:
-    with Cluster(broker.address, timeout_ms=5_000) as view:
-        yield view
 
 
 def test_metadata_tells_of_what_is_and_what_is_not(cluster: Cluster) -> None:

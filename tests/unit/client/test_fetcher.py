@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -84,19 +83,6 @@ class Log:
             for p in topic.partitions
         ]
         return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=topic.name, partitions=partitions)])
-
-
-@pytest.fixture
-def broker() -> Iterator[ScriptedBroker]:
-    with ScriptedBroker() as scripted:
-        scripted.topics["logs"] = [1, 1]
-        yield scripted
-
-
-@pytest.fixture
-def cluster(broker: ScriptedBroker) -> Iterator[Cluster]:
-    with Cluster(broker.address, timeout_ms=5_000) as view:
-        yield view
 
 
 def offsets(fetcher: Fetcher) -> list[tuple[int, int]]:

@@ -68,11 +68,9 @@ class Coordinator:
         return SyncGroupResponse(error_code=code, assignment=mine["me"])
 
 
-@pytest.fixture
-def broker() -> Iterator[ScriptedBroker]:
-    with ScriptedBroker() as scripted:
-        scripted.topics["logs"] = [1, 1, 1]
-        yield scripted
+@pytest.fixture(autouse=True)
+def three_partitions(broker: ScriptedBroker) -> None:
+    broker.topics["logs"] = [1, 1, 1]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,19 +45,6 @@ class Log:
                 answers.append(PartitionProduceResponse(index=data.index, error_code=code, base_offset=offset))
             topics.append(TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers))
         return ProduceResponse(responses=topics)
-
-
-@pytest.fixture
-def broker() -> Iterator[ScriptedBroker]:
-    with ScriptedBroker() as scripted:
-        scripted.topics["logs"] = [1, 1]
-        yield scripted
-
-
-@pytest.fixture
-def cluster(broker: ScriptedBroker) -> Iterator[Cluster]:
-    with Cluster(broker.address, timeout_ms=5_000) as view:
-        yield view
 
 
 def batch(count: int) -> bytearray:

@@ -1,0 +1,23 @@
+"""A broker that says what a test tells it to, and a client's view of its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from scripted_broker import ScriptedBroker
+
+from kalda.client.cluster import Cluster
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as scripted:
+        scripted.topics["logs"] = [1, 1]
+        yield scripted
+
+
+@pytest.fixture
+def cluster(broker: ScriptedBroker) -> Iterator[Cluster]:
+    with Cluster(broker.address, timeout_ms=5_000) as view:
+        yield view
