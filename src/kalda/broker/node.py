@@ -31,6 +31,7 @@ from kalda.broker.shell import Host, JobPool
 from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
+from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.network.client import RpcClient
 from kalda.network.connection import Answer, Connection
 from kalda.network.limits import Limits, NodeLimits
@@ -406,7 +407,8 @@ class Node:
         await loaded
         log.info("opened %d logs", len(logs))
         logs.futures.settle(lambda tp, topic_id: self._broker.placed(tp, topic_id, quorum.loader.image))
-        quorum.loader.install_publishers([self._broker.publisher])
+        tracker = BrokerRegistrationTracker(self.config.node_id, lifecycle.resend_registration)
+        quorum.loader.install_publishers([self._broker.publisher, tracker])
         self._set_stray_logs_aside()
         self._broker.moves.resume()
         lifecycle.set_ready_to_unfence()
