@@ -104,6 +104,7 @@ class BrokerSide:
             self.cache,
             lambda: lifecycle.broker_epoch,
             clock,
+            jobs,
             host.rng.random,
             host.is_refused if config["kalda.dead.process.detection.enable"] else None,
         )

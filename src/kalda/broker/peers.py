@@ -16,7 +16,7 @@ from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.network.client import RpcClient
@@ -27,6 +27,8 @@ from kalda.replication.fetchers import ReplicaFetchers
 from kalda.replication.followers import IsrOutcome, IsrProposal
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.log import Log
+from kalda.storage.opening import opening_job
 
 log = logging.getLogger("kalda.peers")
 
@@ -99,6 +101,7 @@ class FetcherShell:
         cache: MetadataCache,
         broker_epoch: Callable[[], int],
         clock: Clock,
+        jobs: Jobs,
         random: Callable[[], float],
         is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
     ) -> None:
@@ -109,6 +112,7 @@ class FetcherShell:
         self._timeout_ms: int = config["replica.socket.timeout.ms"]
         self._cache = cache
         self._clock = clock
+        self._jobs = jobs
         self._random = random
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetchers = ReplicaFetchers(
@@ -168,9 +172,18 @@ class FetcherShell:
                             await self._look_for(fetcher.leader_id)
                         fetcher.on_failure(error, self._clock.mono_ms())
                 else:
+                    if cold := fetcher.cold_logs(response):
+                        await self._open(cold)
                     fetcher.on_response(response, self._clock.mono_ms())
         finally:
             line.close()
+
+    async def _open(self, logs: list[Log]) -> None:
+        job = opening_job(logs)
+        opened = asyncio.Event()
+        self._jobs.run(job.run, lambda _, error: opened.set())
+        await opened.wait()
+        job.finish()
 
     async def _look_for(self, broker_id: int) -> None:
         """The connection broke: if nobody listens there any more, clients need not be sent there either."""

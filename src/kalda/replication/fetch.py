@@ -298,7 +298,7 @@ class Fetch:
                 entries[at].asked.fetch_offset,
                 max_bytes,
                 self._end_of(partition),
-                partition.log.cold_read(entries[at].asked.fetch_offset),
+                partition.log.cold_read(entries[at].asked.fetch_offset, by_name=True),
             )
             for at, partition, max_bytes in cold
         ]
@@ -313,6 +313,8 @@ class Fetch:
             return results
 
         def finish(results: list[FetchInfo | ApiError] | None, error: BaseException | None) -> None:
+            for partition, *_, read in wants:
+                partition.log.take_over(read)
             for at, (index, partition, _) in enumerate(cold):
                 answer = self.answers[index]
                 assert answer is not None, "what rests is not read"

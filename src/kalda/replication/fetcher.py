@@ -1,6 +1,7 @@
 """A follower's fetching from one leader, as a machine: what to ask next, what to make of the answer.
 
     next_request(now)           what to send, or None: nothing to ask before `deadline_ms`, or a call of `wake`
+    cold_logs(response)         logs to be opened before that is taken
     on_response(response, now)  the answer to it
     on_failure(error, now)      that there is none
 
@@ -37,7 +38,7 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.replication.fetcher_session import FetcherSession, Key
 from kalda.replication.partition import Partition
-from kalda.storage.log import UnexpectedAppendOffset
+from kalda.storage.log import Log, UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.fetcher")
 
@@ -118,6 +119,7 @@ class ReplicaFetcher:
         self._config = config
         self._broker_epoch = broker_epoch
         self._followed: dict[Key, Followed] = {}
+        self._cold: set[Key] = set()
         self._session = FetcherSession()
         self._under_way: dict[Key, FetchRequestFetchPartition] | None = None
         self._backoff_ms = 0
@@ -131,6 +133,8 @@ class ReplicaFetcher:
     def add(self, partition: Partition) -> None:
         """Fetch a partition, or go on with it in a new epoch of its leader."""
         self._followed[_key(partition)] = Followed(partition)
+        if partition.log.cold:
+            self._cold.add(_key(partition))
         partition.on_caught_up_with_disk = lambda: self.wake()
         self.wake()
         if self._under_way is not None:
@@ -138,6 +142,7 @@ class ReplicaFetcher:
 
     def remove(self, partition: Partition) -> None:
         """Fetch it no longer. What is under way for it will not be looked at."""
+        self._cold.discard(_key(partition))
         if self._followed.pop(_key(partition), None) is not None:
             partition.on_caught_up_with_disk = None
 
@@ -197,6 +202,19 @@ class ReplicaFetcher:
         return max(now_ms, self._not_before_ms, min(times)) if times else None
 
     # -- answers
+
+    def cold_logs(self, response: FetchResponse | ListOffsetsResponse) -> list[Log]:
+        """The logs that this answer brings their first records: they are to be opened before it is taken."""
+        if not self._cold or isinstance(response, ListOffsetsResponse):
+            return []
+        found: list[Log] = []
+        for topic in response.responses:
+            for data in topic.partitions:
+                key = (topic.topic_id, data.partition_index)
+                if data.records and key in self._cold:
+                    self._cold.discard(key)
+                    found.append(self._followed[key].partition.log)
+        return found
 
     def on_failure(self, error: ApiError, now_ms: int) -> None:
         """No answer came."""

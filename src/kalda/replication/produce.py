@@ -24,9 +24,11 @@ from kalda.protocol.messages.produce import (
 from kalda.records.validate import RecordsRefused
 from kalda.replication.partition import Partition
 from kalda.replication.waiting import OffsetWaiter
+from kalda.storage.opening import opening_job
 
 if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
+    from kalda.storage.log import Log
 
 ALL = -1
 _WRITABLE = (bytearray, memoryview)
@@ -54,6 +56,7 @@ class Produce:
     __slots__ = (
         "_acks",
         "_answers",
+        "_cold",
         "_manager",
         "_now_ms",
         "_required",
@@ -76,6 +79,7 @@ class Produce:
         self._manager = manager
         self._acks = acks
         self._now_ms = now_ms
+        self._cold: dict[Log, list[tuple[str, TopicProduceResponse, PartitionProduceData]]] | None = {}
         self._required: dict[Partition, int] = {}
         self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
         self.response = ProduceResponse()
@@ -92,6 +96,9 @@ class Produce:
                     ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
                 )
             assert isinstance(records, _WRITABLE), "a frame is writable memory"
+            if partition.log.cold and self._cold is not None:
+                self._cold.setdefault(partition.log, []).append((topic, answer, data))
+                return
             if not self._zstd and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & _CODEC_BITS == _ZSTD:
                 raise ApiError(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
@@ -115,8 +122,41 @@ class Produce:
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._answers.setdefault(partition, []).append(result)
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether some logs are not open: `finish` opens them and appends to them later. What the same producer sends
+        next has to wait for that."""
+        return bool(self._cold)
+
+    def _open_cold(self, timeout_ms: int) -> Pending[ProduceResponse]:
+        """Open these logs in a job, all of them together, and append to them; then `finish`."""
+        cold, self._cold = self._cold, None
+        assert cold is not None, "logs are opened once"
+        job = opening_job(list(cold))
+        pending: Pending[ProduceResponse] = Pending()
+
+        def opened(_: None, error: BaseException | None) -> None:
+            if error is not None:
+                pending.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
+                return
+            job.finish()
+            for waiting in cold.values():
+                for topic, answer, data in waiting:
+                    self.append(topic, answer, data)
+            done = self.finish(timeout_ms) if self._acks else self.response
+            if isinstance(done, Pending):
+                pending.on_abandoned = done.abandon
+                done.then(pending.settle)
+            else:
+                pending.complete(done)
+
+        self._manager.jobs.run(job.run, opened)
+        return pending
+
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
         """The response, now or when every partition's records are as safe as was asked."""
+        if self._cold:
+            return self._open_cold(timeout_ms)
         if not self._required:
             return self._answered() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()

@@ -23,6 +23,7 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `checkpoint_file`: an offset checkpoint that jobs replace, the newest contents winning
 - `log`: the log: append, read, roll, flush, truncate
 - `loading`: opening a log, cleanly or by recovery
+- `opening`: files of logs that are about to be appended to, on another thread
 - `reading`: batches out of segments, here or on another thread
 - `flushing`: what is not synced yet, and the job that syncs it
 - `truncating`: taking back what was appended

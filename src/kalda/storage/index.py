@@ -112,6 +112,14 @@ class Index:
             self._file = self._disk.open(self.path, create=True)
         return self._file
 
+    def reading(self, read: Reader) -> File:
+        """The file, to be read. Opening one may wait for the device: `WouldWait` where that must not be."""
+        if self._file is None:
+            if read is read_nowait:
+                raise WouldWait
+            self._file = self._disk.open(self.path)
+        return self._file
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -133,6 +141,23 @@ class Index:
             twin._file = self.open().share()
         return twin
 
+    def snapshot(self) -> Self:
+        """As `view`, without a look at the disk: what is not open here, its reader opens."""
+        twin = type(self)(self._disk, self.path, self.base_offset, self.max_bytes)
+        twin._count = self._count
+        if self._entries is not None:
+            twin._entries = bytearray(self._entries)
+        elif self._file is not None:
+            twin._file = self._file.share()
+        return twin
+
+    def adopt(self, twin: Self) -> None:
+        """Take what a snapshot's reader has opened or loaded, where nobody has done so here meanwhile."""
+        if self._entries is None and self._file is None:
+            self._entries, self._count, self._flushed = twin._entries, twin._count, twin._flushed
+            if twin._file is not None:
+                self._file = twin._file.share()
+
     def keep(self, count: int) -> None:
         """Only the first `count` entries stay."""
         entries = self.load()
@@ -150,7 +175,10 @@ class Index:
         `at` is where in an entry the key stands: any field does that never falls from one entry to the next. The page
         holds entry `number - 1` where `number` is not 0, and entry `number` where there is one.
         """
-        width, count, entries = self.ENTRY.size, self.count, self._entries
+        width, entries = self.ENTRY.size, self._entries
+        if self._count < 0 and read is read_nowait:
+            raise WouldWait
+        count = self.count
         unpack = self.KEY.unpack_from
         low, high = 0, count
         if entries is not None:
@@ -166,7 +194,7 @@ class Index:
             return low, bytes(entries[first * width : (low + 1) * width]), first
         if not count:
             return 0, b"", 0
-        file = self.open()
+        file = self.reading(read)
         while high - low > _PAGE_ENTRIES:
             middle = (low + high) // 2
             if unpack(_whole(read(file, middle * width, width), width), at)[0] <= key:
@@ -191,7 +219,7 @@ class Index:
             key, value = self.ENTRY.unpack_from(self._entries, number * self.ENTRY.size)
         else:
             width = self.ENTRY.size
-            key, value = self.ENTRY.unpack(_whole(read(self.open(), number * width, width), width))
+            key, value = self.ENTRY.unpack(_whole(read(self.reading(read), number * width, width), width))
         return key, value
 
 

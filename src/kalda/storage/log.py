@@ -74,6 +74,7 @@ class Log:
         "_rules",
         "_unsynced",
         "_verify",
+        "cold",
         "config",
         "directory",
         "disk",
@@ -120,6 +121,7 @@ class Log:
         self.high_watermark = loaded.log_start_offset
         self.last_flush_ms = now_ms
         self.offline = False
+        self.cold = False  # true where the active segment has not been opened yet: `opening_job` does that
         self._expiration_ms = expiration_ms
         self._verify = verify_transactions
         self._hooks = hooks
@@ -189,6 +191,7 @@ class Log:
             hooks=StandaloneHooks(disk) if hooks is None else hooks,
             jitter=jitter,
         )
+        log.cold = not fresh
         if found is None and topic_id is not None:
             log.assign_topic_id(topic_id)
         return log
@@ -305,13 +308,6 @@ class Log:
             (first_offset, last_offset, max_timestamp, append_time_ms, start_offset, size, leader_epoch, False),
         )
 
-    def _segment_for(self, size: int, max_timestamp: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
-        """The active segment, rolled where the batches do not go into it any more."""
-        segment = self.segments.active
-        if segment.should_roll(size, max_timestamp, last_offset, now_ms):
-            return self._roll(now_ms, first_offset)
-        return segment
-
     def _append_raft(self, records: bytearray | memoryview, leader_epoch: int, now_ms: int) -> AppendInfo:
         offset = self.log_end_offset
         headers, placed, end = [], [], 0
@@ -368,7 +364,9 @@ class Log:
             return AppendInfo(end, end - 1, -1, NO_TIMESTAMP, self.log_start_offset, 0)
         first_offset, last_offset = headers[0].base_offset, placed[-1].last_offset
         try:
-            segment = self._segment_for(len(data), max_timestamp, first_offset, last_offset, now_ms)
+            segment = self.segments.active
+            if segment.should_roll(len(data), max_timestamp, last_offset, now_ms):
+                segment = self._roll(now_ms, first_offset)
             for header in headers:
                 if header.partition_leader_epoch > self._latest_epoch:
                     self.assign_leader_epoch(header.partition_leader_epoch, header.base_offset)
@@ -432,15 +430,22 @@ class Log:
         except WouldWait:
             return None
 
-    def cold_read(self, offset: int) -> ColdRead:
-        """A reader for another thread, of the log as it is now: `read(offset, max_bytes, end_offset, min_one)`."""
+    def cold_read(self, offset: int, *, by_name: bool = False) -> ColdRead:
+        """A reader for another thread, of the log as it is now: `read(offset, max_bytes, end_offset, min_one)`.
+        `by_name`: it opens itself what is not open, and finds nothing where that is gone by then."""
         self._in_range(offset)
         first = self.segments.floor(offset) or self.segments.first
         try:
-            views = [segment.view() for segment in (first, *self.segments.above(first.base_offset)[:1])]
+            found = (first, *self.segments.above(first.base_offset)[:1])
+            views = [segment.snapshot() if by_name else segment.view() for segment in found]
         except OSError as error:
             raise self._failed(error) from error
-        return ColdRead(self.topic_partition, views, self.log_end_offset)
+        return ColdRead(self.topic_partition, views, self.log_end_offset, found if by_name else ())
+
+    def take_over(self, read: ColdRead) -> None:
+        """Keep open, for the next one, what a reader by name has opened."""
+        if not self.offline:
+            self._places.take_over(read)
 
     def _read(self, offset: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader) -> FetchInfo:
         log_end = self.log_end_offset

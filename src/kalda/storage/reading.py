@@ -37,7 +37,9 @@ class Places:
     def find(self, offset: int, read: Reader) -> tuple[Segment, int] | None:
         """Where a reader at `offset` begins; None where there is nothing for it."""
         place = self.known.get(offset)
-        if place is None or place[1] >= place[0].size:
+        if place is not None and place[1] < place[0].size:
+            place[0].reading(read)
+        else:
             place = find_place(self._segments, offset, read)
             if place is not None:
                 self.note(offset, *place)
@@ -59,7 +61,7 @@ class Places:
             return None
         end, next_offset = cut
         self.note(next_offset, segment, end)
-        return segment.file().share(), position, end - position, next_offset
+        return segment.reading(read_nowait).share(), position, end - position, next_offset
 
     def note(self, offset: int, segment: Segment, position: int) -> None:
         """That is where a reader at `offset` begins."""
@@ -74,6 +76,15 @@ class Places:
             self._opened.append(segment)
             if len(self._opened) > _OPEN_SEGMENTS:
                 self._opened.pop(0).close()
+
+    def take_over(self, read: ColdRead) -> None:
+        """Keep open what a reader by name has opened of segments that are still there."""
+        for segment, view in read.opened():
+            if view.is_open and self._segments.floor(segment.base_offset) is segment:
+                segment.adopt(view)
+                if segment is not self._segments.active:
+                    self.keep_open(segment)
+            view.close()
 
     def forget(self) -> None:
         """Positions are not what they were."""
@@ -99,15 +110,28 @@ def find_place(segments: Segments, offset: int, read: Reader) -> tuple[Segment, 
 class ColdRead:
     """A read for another thread: `Log.read`'s arguments, on a snapshot of the log with file handles of its own.
 
-    To be called once; raises `ApiError`.
+    To be called once; raises `ApiError`. `origins` are the log's own segments where the views are snapshots of them:
+    what has been renamed or removed before it is opened is not there then, and reads as nothing. Whoever has called it
+    gives it to `Log.take_over` afterwards, on the log's thread, so that the next reader finds the files open.
     """
 
-    __slots__ = ("_log_end_offset", "_topic_partition", "_views")
+    __slots__ = ("_log_end_offset", "_topic_partition", "_views", "origins")
 
-    def __init__(self, topic_partition: TopicPartition, views: Sequence[Segment], log_end_offset: int) -> None:
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        views: Sequence[Segment],
+        log_end_offset: int,
+        origins: Sequence[Segment] = (),
+    ) -> None:
+        self.origins = origins
         self._topic_partition = topic_partition
         self._views = Segments(views)
         self._log_end_offset = log_end_offset
+
+    def opened(self) -> list[tuple[Segment, Segment]]:
+        """Segments of the log, each with its view."""
+        return list(zip(self.origins, self._views, strict=True))
 
     def __call__(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> FetchInfo:
         end_offset = min(end_offset, self._log_end_offset)
@@ -121,10 +145,13 @@ class ColdRead:
             max_bytes = segment.bound(position, end_offset, max_bytes, read_waiting)
             return segment.read_slice(position, max_bytes, end_offset, min_one_message, read_waiting).info(offset)
         except OSError as error:
+            if self.origins and isinstance(error, FileNotFoundError):
+                return FetchInfo(offset, offset, b"")
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._topic_partition}: {error}") from error
         finally:
-            for view in self._views:
-                view.close()
+            if not self.origins:
+                for view in self._views:
+                    view.close()
 
 
 def collect_aborted(segments: Segments, first_offset: int, upto: int) -> list[AbortedTxn]:

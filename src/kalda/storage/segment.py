@@ -18,7 +18,7 @@ from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
 from kalda.storage.config import LogConfig
-from kalda.storage.index import OffsetIndex, Reader, TimeIndex, read_waiting
+from kalda.storage.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_nowait, read_waiting
 from kalda.storage.naming import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -158,6 +158,19 @@ class Segment:
             self._file = self._disk.open(self.path(LOG_SUFFIX), create=True)
         return self._file
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the log file is."""
+        return self._file is not None
+
+    def reading(self, read: Reader) -> File:
+        """The file, to be read. Opening one may wait for the device: `WouldWait` where that must not be."""
+        if self._file is None:
+            if read is read_nowait:
+                raise WouldWait
+            self._file = self._disk.open(self.path(LOG_SUFFIX))
+        return self._file
+
     # Writing
 
     def append(self, data: Buffer | Sequence[Buffer], batches: Sequence[Placed]) -> None:
@@ -255,7 +268,7 @@ class Segment:
         """The header at `position`; None at the end. Raises `CorruptRecord`."""
         if self.size - position < HEADER_SIZE:
             return None
-        return read_header(read(self.file(), position, HEADER_SIZE))
+        return read_header(read(self.reading(read), position, HEADER_SIZE))
 
     def locate(self, offset: int, read: Reader) -> int | None:
         """Position of the batch that holds `offset`, or of the first one after it; None where there is none."""
@@ -267,7 +280,7 @@ class Segment:
 
     def walk(self, position: int, read: Reader) -> Iterator[tuple[int, int, int, int]]:
         """(position, base offset, last offset delta, size) of each batch from `position` on, by small reads."""
-        file, end = self.file(), self.size
+        file, end = self.reading(read), self.size
         while end - position >= HEADER_SIZE:
             chunk = read(file, position, min(_SCAN_BYTES, end - position))
             start, limit = position, len(chunk) - _WALK_SIZE
@@ -285,7 +298,7 @@ class Segment:
 
     def headers(self, position: int = 0, read: Reader = read_waiting) -> Iterator[tuple[int, BatchHeader]]:
         """(position, header) of each batch from `position` on, by small reads."""
-        file = self.file()
+        file = self.reading(read)
         for found, _, _, _ in self.walk(position, read):
             yield found, read_header(read(file, found, HEADER_SIZE))
 
@@ -294,7 +307,7 @@ class Segment:
 
         With `min_one` the first batch comes whole, however large.
         """
-        file, left = self._file or self.file(), self.size - position
+        file, left = self._file or self.reading(read), self.size - position
         size = left if left < max_bytes else max_bytes
         if size < HEADER_SIZE:
             if not min_one or left < HEADER_SIZE:
@@ -417,6 +430,34 @@ class Segment:
         twin.offset_index = self.offset_index.view()
         twin.time_index = self.time_index.view()
         return twin
+
+    def snapshot(self) -> Segment:
+        """As `view`, without a look at the disk: what is not open here, its reader opens by name. For reads alone."""
+        twin = Segment(self._disk, self.directory, self.base_offset, self.config, size=self.size, suffix=self.suffix)
+        if self._file is not None:
+            twin._file = self._file.share()
+        twin.offset_index = self.offset_index.snapshot()
+        return twin
+
+    def prepare(self) -> None:
+        """Open and read, in a snapshot, what a first append looks at."""
+        self.first_timestamp(read_waiting)
+        self.reading(read_waiting)
+        self.offset_index.load()
+        self.time_index.load()
+        self._max_timestamp = self.time_index.last()
+
+    def adopt(self, twin: Segment) -> None:
+        """Take what a snapshot's reader has found, where the files are still where he found them, and nobody has opened
+        them here since: so nobody has written to them either."""
+        if self._file is None and twin._file is not None and twin.path(LOG_SUFFIX) == self.path(LOG_SUFFIX):
+            self._file = twin._file.share()
+            if self._first_timestamp is None:
+                self._first_timestamp = twin._first_timestamp
+            if self._max_timestamp is None:
+                self._max_timestamp = twin._max_timestamp
+            self.offset_index.adopt(twin.offset_index)
+            self.time_index.adopt(twin.time_index)
 
     def files(self) -> Callable[[Disk], None]:
         """What removes the files of this segment, by the names that they have now."""

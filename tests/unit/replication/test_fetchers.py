@@ -18,6 +18,7 @@ def partition(index: int, leader_id: int = 1) -> Any:
         leader_id=leader_id,
         leader_epoch=0,
         on_caught_up_with_disk=None,
+        log=SimpleNamespace(cold=False),
     )
 
 

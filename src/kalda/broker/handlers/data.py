@@ -12,7 +12,7 @@ from functools import partial
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.dispatch import RequestContext
+from kalda.broker.dispatch import Encoded, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponseNodeEndpoint
@@ -52,7 +52,7 @@ class DataHandlers:
 
     def produce(
         self, context: RequestContext, request: ProduceRequest
-    ) -> ProduceResponse | Pending[ProduceResponse] | None:
+    ) -> ProduceResponse | Pending[ProduceResponse] | Pending[Encoded] | None:
         """Append and answer; with acks=0 there is no answer, and a failure closes the connection instead."""
         if request.acks not in (-1, 0, 1):
             raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
@@ -76,7 +76,11 @@ class DataHandlers:
             by_id=by_id,
             tell_leaders=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
         )
+        if done.is_cold:
+            context.connection.answer_alone()
         if request.acks == 0:
+            if done.is_cold:
+                return _unanswered(context, done)
             if done.failed:
                 context.connection.close()
             return None
@@ -134,3 +138,18 @@ class DataHandlers:
             # Its answer may be large: a peer that reads nothing must not have many of them waiting.
             context.connection.answer_alone()
         return answer
+
+
+def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encoded]:
+    """No answer, when the logs are opened; a failure closes the connection."""
+    nothing: Pending[Encoded] = Pending()
+
+    def settle(_: ProduceResponse | None, error: ApiError | None) -> None:
+        if done.failed or error is not None:
+            context.connection.close()
+        nothing.complete(Encoded([]))
+
+    opened = done.finish(0)
+    assert isinstance(opened, Pending), "a cold log is opened by a job"
+    opened.then(settle)
+    return nothing

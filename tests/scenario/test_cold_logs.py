@@ -1,0 +1,140 @@
+"""Logs that were found on the disk: their files are opened by a job before the first append, those of one request
+together, and nothing overtakes it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from data_path_world import SELF, Assigned, World, offsets, told
+
+from kalda.base.clock import Clock
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.pending import Pending
+from kalda.broker.dispatch import Encoded, RequestContext
+from kalda.broker.handlers.data import DataHandlers
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, FetchResponsePartitionData
+from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.records.builder import build_batch
+from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
+from kalda.replication.partition import Partition
+
+PARTITIONS = 3
+
+
+def restarted(assigned: Assigned | None = None) -> tuple[World, list[Partition]]:
+    """A broker with a record in each partition, which it has found on its disk."""
+    world = World()
+    for index in range(PARTITIONS):
+        world.assign("a", index)
+        world.produce("a", index=index)
+        partition = world.replicas.remove(TopicPartition("a", index))
+        assert partition is not None
+        partition.log.close()
+    world.hold_jobs = True
+    return world, [world.assign("a", index, assigned) for index in range(PARTITIONS)]
+
+
+def request(world: World, acks: int, *indexes: int) -> ProduceRequest:
+    data = [
+        PartitionProduceData(index=index, records=build_batch([(world.now_ms, None, b"v", ())])) for index in indexes
+    ]
+    return ProduceRequest(acks=acks, timeout_ms=1000, topic_data=[TopicProduceData(name="a", partition_data=data)])
+
+
+class FakeConnection:
+    """What a handler does to a connection."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def answer_alone(self) -> None:
+        self.told.append("alone")
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def handler(world: World) -> tuple[DataHandlers, RequestContext, FakeConnection]:
+    connection = FakeConnection()
+    clock = cast(Clock, SimpleNamespace(wall_ms=lambda: world.now_ms, mono_ms=lambda: world.now_ms))
+    context = SimpleNamespace(connection=connection, api_version=9, listener_name="PLAINTEXT")
+    handlers = DataHandlers(world.replicas, cast(MetadataCache, None), world.sessions, clock)
+    return handlers, cast(RequestContext, context), connection
+
+
+def test_the_logs_of_a_request_are_opened_together() -> None:
+    world, partitions = restarted()
+    handlers, context, connection = handler(world)
+    waiting = handlers.produce(context, request(world, 1, 0, 1, 2))
+    assert isinstance(waiting, Pending)
+    assert not waiting.done
+    assert connection.told == ["alone"], "what comes next on this connection waits"
+    assert len(world.held) == 1
+    assert [each.log.log_end_offset for each in partitions] == [1, 1, 1]
+    world.let_jobs_run()
+    answers = cast(Any, waiting.value).responses[0].partition_responses
+    assert [(each.index, each.base_offset, each.error_code) for each in answers] == [(0, 1, 0), (1, 1, 0), (2, 1, 0)]
+    again = handlers.produce(context, request(world, 1, 0, 1, 2))
+    assert not isinstance(again, Pending)
+    assert connection.told == ["alone"]
+
+
+def test_without_an_answer_they_are_opened_too() -> None:
+    world, partitions = restarted()
+    handlers, context, connection = handler(world)
+    waiting = handlers.produce(context, request(world, 0, 1))
+    assert isinstance(waiting, Pending)
+    world.let_jobs_run()
+    assert isinstance(waiting.value, Encoded)
+    assert waiting.value.buffers == []
+    assert partitions[1].log.log_end_offset == 2
+    assert connection.told == ["alone"]
+    assert handlers.produce(context, request(world, 0, 1)) is None
+
+
+def test_who_is_no_leader_any_more_when_its_log_is_open_says_so() -> None:
+    world, partitions = restarted()
+    waiting = world.produce("a", acks=1)
+    assert isinstance(waiting, Pending)
+    world.assign("a", 0, Assigned(2, 1, (SELF, 2), (SELF, 2)))
+    world.let_jobs_run()
+    assert waiting.value is not None
+    answer = waiting.value.responses[0].partition_responses[0]
+    assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partitions[0].log.log_end_offset == 1
+
+
+def test_a_read_opens_what_it_needs_on_a_thread() -> None:
+    world, _ = restarted()
+    waiting = world.fetch(("a", 0, 0), ("a", 1, 0), max_bytes=1 << 22, max_wait_ms=0)
+    assert isinstance(waiting, Pending)
+    assert len(world.held) == 1
+    world.let_jobs_run()
+    assert [offsets(answer) for answer in told(waiting).values()] == [[0], [0]]
+    at_once = world.fetch(("a", 0, 0), ("a", 1, 0), max_bytes=1 << 22, max_wait_ms=0)
+    assert [offsets(answer) for answer in told(at_once).values()] == [[0], [0]]
+
+
+def test_a_follower_has_its_logs_opened_before_they_get_something() -> None:
+    _, partitions = restarted(Assigned(2, 0, (SELF, 2), (SELF, 2)))
+    fetcher = ReplicaFetcher(2, FetcherConfig(SELF, "cluster"), lambda: 1)
+    for partition in partitions:
+        fetcher.add(partition)
+    fetcher.remove(partitions[2])
+    topic_id: Uuid = partitions[0].topic_id
+    answer = FetchResponse(
+        responses=[
+            FetchableTopicResponse(
+                topic_id=topic_id,
+                partitions=[
+                    FetchResponsePartitionData(partition_index=index, records=records)
+                    for index, records in ((0, b"x"), (1, b""), (2, b"x"))
+                ],
+            )
+        ]
+    )
+    assert fetcher.cold_logs(answer) == [partitions[0].log]
+    assert fetcher.cold_logs(answer) == []

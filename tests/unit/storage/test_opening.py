@@ -1,0 +1,161 @@
+"""Who owns a log waits for no file to be opened: neither before its first append, nor before a read."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from kalda.base.ids import TopicPartition
+from kalda.records.builder import build_batch
+from kalda.sim.disk import SimDisk
+from kalda.storage.config import LogConfig
+from kalda.storage.log import Log
+from kalda.storage.opening import opening_job
+
+NOW = 1_700_000_000_000
+
+
+class WatchedDisk(SimDisk):
+    """Files that are open may be read and written; what has to look for one is refused on the owner's thread."""
+
+    owner = False
+
+    def open(self, path: str, **how: Any) -> Any:
+        assert not self.owner, f"{path} is opened"
+        return super().open(path, **how)
+
+    def read_file(self, path: str, max_bytes: int = 1 << 26) -> bytes:
+        assert not self.owner, f"{path} is read"
+        return super().read_file(path, max_bytes)
+
+    def stat(self, path: str) -> Any:
+        assert not self.owner, f"{path} is looked for"
+        return super().stat(path)
+
+
+@pytest.fixture
+def disk() -> WatchedDisk:
+    disk = WatchedDisk(random.Random(1))
+    disk.make_dirs("/d")
+    return disk
+
+
+def open_log(disk: SimDisk) -> Log:
+    config = LogConfig(segment_bytes=60_000, index_interval_bytes=4_096)
+    return Log.open(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+
+
+def append(log: Log, size: int = 5_000) -> None:
+    log.append_as_leader(build_batch([(NOW, b"k", bytes(size), ())]), 0, NOW)
+
+
+def found_on_disk(disk: SimDisk, batches: int) -> Log:
+    """A log that another process has left."""
+    log = open_log(disk)
+    for _ in range(batches):
+        append(log)
+    log.close()
+    return open_log(disk)
+
+
+def read(disk: WatchedDisk, log: Log, offset: int) -> int:
+    """How many times a thread had to read for a reader there."""
+    jobs = 0
+    disk.owner = True
+    while (found := log.read_nowait(offset, 20_000, log.log_end_offset)) is None:
+        jobs += 1
+        reader = log.cold_read(offset, by_name=True)
+        disk.owner = False
+        assert reader(offset, 20_000, log.log_end_offset, True).next_offset > offset
+        disk.owner = True
+        log.take_over(reader)
+    disk.owner = False
+    assert found.first_offset == offset
+    assert found.next_offset > offset
+    return jobs
+
+
+def test_a_new_log_is_not_cold(disk: WatchedDisk) -> None:
+    assert not open_log(disk).cold
+
+
+def test_the_first_appends_open_nothing(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 5)
+    assert log.cold
+    job = opening_job([log])
+    disk.owner = False
+    job.run()
+    disk.owner = True
+    job.finish()
+    assert not log.cold
+    for _ in range(3):  # so many that an index gets entries
+        append(log)
+    disk.owner = False
+    assert log.read(0, 1 << 20, 8).next_offset == 8
+    log.close()
+    assert open_log(disk).log_end_offset == 8
+
+
+def test_what_was_written_while_it_was_opened_stays(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 5)
+    job = opening_job([log])
+    job.run()
+    for _ in range(3):
+        append(log)
+    job.finish()
+    append(log)
+    log.close()
+    log = open_log(disk)
+    assert [log.read(offset, 1 << 20, 9).next_offset for offset in range(9)] == [9] * 9
+    positions = [position for _, position in log.segments.active.offset_index.entries()]
+    assert positions == sorted(set(positions))
+    assert len(positions) == 7
+
+
+def test_a_log_that_was_moved_away_meanwhile_is_not_opened(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 5)
+    job = opening_job([log])
+    log.rename_dir("/d/t-0.x-delete")
+    other = open_log(disk)  # another one takes its name
+    append(other)
+    job.run()
+    job.finish()
+    append(log)
+    assert (log.log_end_offset, other.log_end_offset) == (6, 1)
+    assert other.read(0, 1 << 20, 1).next_offset == 1
+    assert log.read(5, 1 << 20, 6).next_offset == 6
+
+
+def test_a_job_that_finds_nothing_leaves_the_rest_to_the_append(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 5)
+    job = opening_job([log])
+    log.rename_dir("/d/u-0")
+    job.run()
+    job.finish()
+    assert disk.stat("/d/t-0") is None
+    append(log)
+    assert log.log_end_offset == 6
+
+
+def test_readers_open_on_a_thread_and_only_once(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 60)
+    assert len(log.segments) > 5
+    assert [read(disk, log, 3) for _ in range(3)] == [1, 0, 0]
+    assert [read(disk, log, 58) for _ in range(3)] == [1, 0, 0]
+    for _ in range(2):
+        for segment in list(log.segments)[:-1]:
+            assert read(disk, log, segment.base_offset + 1) <= 1, "only a few stay open"
+
+
+def test_what_is_deleted_before_its_reader_comes_reads_as_nothing(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 60)
+    reader = log.cold_read(3, by_name=True)
+    names = disk.names("/d/t-0")
+    log.delete_segments([log.segments.first])
+    assert reader(3, 20_000, 60, True).size_bytes == 0
+    log.take_over(reader)
+    assert set(disk.names("/d/t-0")) <= set(names), "nothing is made by a reader"
+    again = log.segments.first.base_offset
+    assert read(disk, log, again) == 1
