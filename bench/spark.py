@@ -11,7 +11,7 @@ Python reader can be faster. Spark does not prune the columns of a Python data s
 the schema has; a schema given to `read` is the way to pay for less, which the second figure does. CPU is that of all
 processes on the two cores together, so 2 divided by the sum of both lines bounds the rate on an idle machine.
 
-    python bench/spark.py [--rows 8000000] [--partitions 4] [--rounds 3]
+    python bench/spark.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -207,7 +207,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8_000_000)
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round over a tenth of the rows")
     options = parser.parse_args()
+    if options.quick:
+        options.rows, options.rounds = options.rows // 10, 1
     rows = options.rows // _CHUNK * _CHUNK
     jars = connector_jars()
     sources = [KALDA, SPARK] if jars else [KALDA]
