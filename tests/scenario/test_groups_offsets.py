@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from groups_world import Answer, Client, Context, World, settle
 
 from kalda.base.errors import ErrorCode
@@ -128,10 +129,11 @@ def test_an_append_that_fails_changes_nothing() -> None:
     assert world.state("new") == "Dead"
 
 
-def test_topic_ids_tell_incarnations_of_a_topic_apart() -> None:
+@pytest.mark.parametrize(("version", "error"), [(10, "UNKNOWN_TOPIC_ID"), (9, "UNKNOWN_TOPIC_OR_PARTITION")])
+def test_topic_ids_tell_incarnations_of_a_topic_apart(version: int, error: str) -> None:
     world = World()
     old = world.topics.ids["orders"]
-    assert world.commit({("orders", 0): 5, ("nothing", 0): 1}, version=10).errors == ["NONE", "UNKNOWN_TOPIC_ID"]
+    assert world.commit({("orders", 0): 5, ("nothing", 0): 1}, version=version).errors == ["NONE", error]
     world.topics.remove("orders")
     new = world.topics.add("orders", generation=2)
 

@@ -136,6 +136,8 @@ class Offsets:
         topics: list[OffsetCommitResponseTopic] = []
         for topic in request.topics:
             name = self._resolve(topic.name, topic.topic_id, version)
+            # Whoever commits by name means the topic of today: a later one of that name begins without offsets.
+            topic_id = topic.topic_id if version >= TOPIC_IDS_FROM else self._topics.id_of(topic.name) or ZERO_UUID
             results: list[OffsetCommitResponsePartition] = []
             for partition in topic.partitions:
                 index, metadata = partition.partition_index, partition.committed_metadata or ""
@@ -153,7 +155,7 @@ class Offsets:
                         metadata,
                         wall_ms,
                         expire_ms,
-                        topic.topic_id,
+                        topic_id,
                     )
                     records.append(OffsetRecord(request.group_id, name, index, value))
                 results.append(OffsetCommitResponsePartition(partition_index=index, error_code=error))
