@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -14,6 +15,7 @@ from kalda.base.pending import Pending
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client import RpcClient, RpcConnection
 from kalda.network.connection import Answer, Buffer, Connection
+from kalda.network.free_ports import free_ports
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Server
 from kalda.protocol.apis import ApiKey, request_class
@@ -58,6 +60,14 @@ def echo(connection: Connection, frame: memoryview) -> Answer:
     return [b"re:", frame]
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 def frame(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
@@ -87,6 +97,28 @@ def test_pipelined_requests_and_a_stop() -> None:
         assert await reader.read() == b""
         with pytest.raises(ConnectionRefusedError):
             await dial(listener.port)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("wildcard", ["", "::"])
+def test_a_wildcard_listens_to_both_families(wildcard: str) -> None:
+    async def scenario() -> None:
+        server = Server(HandClock())
+        [port] = free_ports(1)
+        await server.listen("PLAINTEXT", wildcard, port, echo)
+        for host in ("127.0.0.1", "::1") if has_ipv6() else ("127.0.0.1",):
+            assert await ask(await asyncio.open_connection(host, port), b"12345678") == b"re:12345678"
+        await server.stop()
+
+    run(scenario)
+
+
+def test_a_host_that_nobody_knows_is_named() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock())
+        with pytest.raises(OSError, match=r"listener OUTSIDE: host nowhere\.invalid: "):
+            await server.listen("OUTSIDE", "nowhere.invalid", 0, echo)
 
     run(scenario)
 

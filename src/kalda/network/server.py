@@ -64,16 +64,22 @@ class Listener:
         if not host:
             # Several sockets on port 0 would get a port each; one address family keeps it one.
             host = None if port else "0.0.0.0"
+        elif host == "::" and port:
+            # A wildcard stands for IPv4 too; of itself, asyncio would have the socket take IPv6 alone.
+            host = None
         limits = self.limits
-        self._sockets = await self._loop.create_server(
-            self._make_connection,
-            host,
-            port,
-            backlog=limits.backlog,
-            reuse_address=True,
-            ssl=tls,
-            ssl_handshake_timeout=limits.slow_frame_ms / 1000 if tls is not None else None,
-        )
+        try:
+            self._sockets = await self._loop.create_server(
+                self._make_connection,
+                host,
+                port,
+                backlog=limits.backlog,
+                reuse_address=True,
+                ssl=tls,
+                ssl_handshake_timeout=limits.slow_frame_ms / 1000 if tls is not None else None,
+            )
+        except socket.gaierror as error:
+            raise OSError(error.errno, f"listener {self.name}: host {host}: {error.strerror}") from error
         for bound in self._sockets.sockets:
             if limits.receive_buffer_bytes > 0:
                 # Before the handshake, or the window scale would be too small for it.
