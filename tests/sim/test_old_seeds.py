@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.sim import faults
+from kalda.sim import faults, losses
 from kalda.sim.scenario import Plan, simulate
 
 FIRST = (*faults.KILLS, *faults.POWER, *faults.NETWORK, *faults.MACHINE, "disk")
+SECOND = (*FIRST, "full", *faults.CLIENTS, *losses.KINDS)
+"""What befell clusters when the seeds were found: a seed means other things where more may befall them."""
+OPERATED = ("groups", "churn", "moves", "voters")
 
 SEEDS = {
     "a truncated follower owed the disk what was gone, and never fetched again": Plan(
@@ -17,8 +20,8 @@ SEEDS = {
     "a failed sync of the metadata log was nobody's, and the node went on": Plan(16, 3, FIRST, loads=()),
     "retention met a disk that failed, and nothing was polled any more": Plan(185, 1, FIRST, loads=()),
     "nobody was told of a flush that could not be started": Plan(2173, 3, FIRST, loads=()),
-    "who was added and then removed was waited for in the ISR for ever": Plan(1004, 5),
-    "a torn file of leader epochs was believed": Plan(133, 3),
+    "who was added and then removed was waited for in the ISR for ever": Plan(1004, 5, SECOND, loads=OPERATED),
+    "a torn file of leader epochs was believed": Plan(133, 3, SECOND, loads=OPERATED),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),
 }
 

@@ -1,8 +1,10 @@
 """A node: the floors, wired.
 
 `Node(config)` reads nothing and opens nothing; `start` does, in this order: the directories' identity; the listeners'
-sockets, whose connections wait until there is something to serve; the metadata log and the controller; with the
-broker role the registration, the logs, the first image, and at last the answers. `stop` undoes it in reverse.
+sockets; the metadata log and the controller; with the broker role the registration, the logs, the first image, and at
+last the answers. A controller's listener accepts connections at once, which wait until there is something to serve. A
+broker's refuses them until the broker is registered: by that the controller sees that its predecessor with that id is
+dead, and need not wait until the session of that one is over. `stop` undoes it in reverse.
 A start that fails raises `StartError` with what to do about it, and leaves nothing open.
 """
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
+    from kalda.storage.log_manager import LogManager
 
 log = logging.getLogger("kalda.node")
 T = TypeVar("T")
@@ -106,6 +109,7 @@ class Node:
 
     def __init__(self, config: ServerConfig, host: Host | None = None) -> None:
         self.config = config
+        self._supported = supported_ranges(unstable=config["unstable.feature.versions.enable"])
         self._host = host if host is not None else Host()
         self.failed = False
         self.on_fatal: Callable[[str], object] = lambda why: None
@@ -150,6 +154,12 @@ class Node:
     def replicas(self) -> ReplicaManager | None:
         """This broker's partitions; None without the broker role."""
         return self._broker.replicas if self._broker is not None else None
+
+    @property
+    def logs(self) -> LogManager | None:
+        """This broker's logs; None without the broker role."""
+        logs: LogManager | None = self._logs
+        return logs
 
     # -- start
 
@@ -236,7 +246,7 @@ class Node:
         return ensemble
 
     async def _bind(self) -> None:
-        """Open every listener; what comes waits at its gate."""
+        """Take every port. What comes to one that accepts already waits at its gate."""
         config = self.config
         self._server = Server(self._clock, NodeLimits.of(config))
         for endpoint in config.listeners:
@@ -256,6 +266,7 @@ class Node:
                 security_protocol=endpoint.security_protocol,
                 protected=protected,
                 on_close=self._on_controller_connection_closed if is_controller else None,
+                accepts=is_controller,
             )
             self._ports[endpoint.listener] = listener.port
             log.info("listening on %s://%s:%d", endpoint.listener, endpoint.host or "*", listener.port)
@@ -279,7 +290,7 @@ class Node:
             # The quorum finalizes this one itself, in a control record; no image holds it.
             finalized[KRAFT_VERSION] = kraft_version
         return Features(
-            {name: (levels.min, levels.max) for name, levels in supported_ranges().items()},
+            {name: (levels.min, levels.max) for name, levels in self._supported.items()},
             finalized,
             image.offset,
         )
@@ -318,7 +329,7 @@ class Node:
                 ControllerRegistrationRequestFeature(
                     name=name, min_supported_version=levels.min, max_supported_version=levels.max
                 )
-                for name, levels in supported_ranges().items()
+                for name, levels in self._supported.items()
             ],
         )
         self._channel.send(request, self.config["initial.broker.registration.timeout.ms"]).then(
@@ -383,7 +394,7 @@ class Node:
                 BrokerRegistrationRequestFeature(
                     name=name, min_supported_version=levels.min, max_supported_version=levels.max
                 )
-                for name, levels in supported_ranges().items()
+                for name, levels in self._supported.items()
             ],
             rack=config.rack,
             log_dirs=self._online_dir_ids,
@@ -402,9 +413,17 @@ class Node:
         assert quorum is not None
         assert lifecycle is not None
         lifecycle.start()
-        loaded = asyncio.gather(*(self._run_job(job) for job in self._load_jobs))
-        await _settled(lifecycle.milestones.caught_up)
-        await loaded
+        loading = [asyncio.ensure_future(self._run_job(job)) for job in self._load_jobs]
+        try:
+            await _settled(lifecycle.milestones.registered)
+            await self._accept()
+            await _settled(lifecycle.milestones.caught_up)
+            await asyncio.gather(*loading)
+        finally:
+            # Where the start is called off, or one of them fails, nobody else asks what became of the others.
+            for each in loading:
+                each.cancel()
+            await asyncio.gather(*loading, return_exceptions=True)
         log.info("opened %d logs", len(logs))
         logs.futures.settle(lambda tp, topic_id: self._broker.placed(tp, topic_id, quorum.loader.image))
         tracker = BrokerRegistrationTracker(self.config.node_id, lifecycle.resend_registration)
@@ -416,6 +435,12 @@ class Node:
         for endpoint in self.config.broker_listeners:
             self._gates[endpoint.listener].open(self._broker.dispatcher.on_frame)
         self._keeper.start()
+
+    async def _accept(self) -> None:
+        """Clients may connect; they wait at the gate."""
+        assert self._server is not None
+        for endpoint in self.config.broker_listeners:
+            await self._server.listeners[endpoint.listener].accept()
 
     def _set_stray_logs_aside(self) -> None:
         """Logs that the metadata does not give to this broker are not served, and not deleted either."""

@@ -12,9 +12,13 @@ write down what they were promised. Checkers hold the end against the promises. 
 - `cluster`: whole nodes
 - `client`: requests to a cluster through all that befalls it
 - `history`: what clients attempted, were promised and have seen
-- `workload`: producers, consumers and administrators
+- `workload`: producers and administrators
+- `readers`: consumers, of leaders and of followers
 - `groups`: members of consumer groups, and what groups are promised
 - `admin`: operators of topics, replicas and the quorum
+- `dirs`: several log directories a node, and replicas that are moved between them
+- `deletions`: an operator who deletes records
+- `phoenix`: a topic that is deleted and made again under its name
 - `faults`: what befalls a cluster, and when
 - `losses`: faults that take data from one replica, and what may be demanded then
 - `checks`: what must hold, meanwhile and in the end

@@ -135,11 +135,17 @@ class Churner(Operator):
 
     async def _delete(self, name: str) -> None:
         request = DeleteTopicsRequest(topic_names=[name], timeout_ms=_TIMEOUT_MS)
-        gone = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        gone, codes = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, []
         self.topics[name].deleted = True
-        # Unknown is also what a node says that has not heard of it yet.
-        while (topics := await self._names()) is None or name in topics:
-            await self._insist(request, 5, lambda a: a.responses[0].error_code, gone)
+
+        def code_of(answer: Any) -> int:
+            codes.append(answer.responses[0].error_code)
+            return int(codes[-1])
+
+        # Unknown is also what those say who have not heard of it yet, be it a node or a controller of before.
+        known = await self._insist(request, 5, code_of, gone)
+        while (codes[-1] and known) or (topics := await self._names()) is None or name in topics:
+            known = await self._insist(request, 5, code_of, gone) and known
             await self._client.pause()
         self._client.world.tell(self._client.name, f"deleted {name}")
 

@@ -5,8 +5,8 @@ do not go back while a process lives, and a high watermark is within its log; wh
 is the same wherever it is learned; a partition's in-sync replicas are replicas of it.
 
 In the end, when everything works again: all nodes have the same metadata and the same voters, all replicas of a
-partition the same records and the same high watermark, and nobody else has a replica; the clients' history holds, that
-of the groups and what operators asked for.
+partition the same records and the same high watermark, and nobody else has a replica; a replica is in one directory of
+its node, which the metadata names; the clients' history holds, that of the groups and what operators asked for.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kalda.raft.snapshots import SnapshotReader
 from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
+from kalda.sim import dirs
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.groups import Group
 from kalda.sim.groups import judge as groups_judge
@@ -174,7 +175,9 @@ class Observer:
         if len(voters) > 1:
             return f"the nodes know different voters, {voters}"
         topics = nodes[0].image.topics.by_id.values()
-        return next((why for topic in topics for why in self._not_in_sync(topic)), "")
+        late = next((why for topic in topics for why in self._not_in_sync(topic)), "")
+        image = nodes[0].image
+        return late or next((why for node in self._cluster for why in dirs.misplaced(node, image)), "")
 
     def _not_in_sync(self, topic: TopicImage) -> Iterator[str]:
         for index, registration in topic.partitions.items():
@@ -204,10 +207,16 @@ class Observer:
             for partition in partitions
         }
 
+    def records(self, partition: TopicPartition) -> tuple[int, list[tuple[int, bytes]]]:
+        """Where a partition begins, and the values of its records. `settled` holds."""
+        replica = next(iter(self._replicas(partition).values()))
+        return replica.log.log_start_offset, [(at, value or b"") for at, (_, value) in _read_all(replica).items()]
+
     def judge(self, history: History, groups: Sequence[Group] = ()) -> None:
         """Hold the end against the promises. `settled` holds."""
         self.look()
         self._judge_metadata()
+        self._judge_dirs()
         topics = next(node.node.image.topics for node in self._cluster if node.node is not None)
         for topic in topics.by_id.values():
             for index in topic.partitions:
@@ -216,15 +225,22 @@ class Observer:
                 logs = {name: _read_all(replica) for name, replica in replicas.items()}
                 first = next(iter(logs))
                 compacted = replicas[first].log.config.compacts
+                start = max(replica.log.log_start_offset for replica in replicas.values())
                 for name, log in logs.items():
-                    if why := _difference(logs[first], log, compacted):
+                    if why := _difference(logs[first], log, compacted, start):
                         self._world.violated(f"{topic.name}-{index} on {first} and {name}: {why}")
-                if not topic.name.startswith("__"):
+                if not topic.name.startswith("__") and topic.name not in history.judged_elsewhere:
                     values = {offset: value or b"" for offset, (_, value) in logs[first].items()}
-                    history.judge(partition, values)
+                    history.judge(partition, values, start)
                     for group in groups:
                         if partition in group.read and (why := groups_judge(group, partition, values)):
                             self._world.violated(why)
+
+    def _judge_dirs(self) -> None:
+        for node in self._cluster:
+            assert node.node is not None
+            for why in dirs.judge(node, node.node.image):
+                self._world.violated(why)
 
     def _judge_metadata(self) -> None:
         images = {}
@@ -238,11 +254,12 @@ class Observer:
                 self._world.violated(f"{name} and {first} know different metadata")
 
 
-def _difference(one: Log, other: Log, compacted: bool) -> str:
-    """How two replicas differ; empty where they do not. Each replica compacts by itself: then their records agree where
-    both have them, and so does what they say in the end of each key."""
+def _difference(one: Log, other: Log, compacted: bool, start: int) -> str:
+    """How two replicas differ from `start` on; empty where they do not. Each replica compacts by itself: then their
+    records agree where both have them, and so does what they say in the end of each key."""
     for offset in sorted({*one, *other}):
-        if one.get(offset) != other.get(offset) and not (compacted and (offset not in one or offset not in other)):
+        cleaned = compacted and (offset not in one or offset not in other)
+        if offset >= start and one.get(offset) != other.get(offset) and not cleaned:
             return f"at {offset} are {one.get(offset)!r} and {other.get(offset)!r}"
     if compacted and _state(one) != _state(other):
         return "they have come to differ by compaction"

@@ -18,6 +18,7 @@ from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.raft.values import Endpoint
+from kalda.replication.read_replica import RACK_AWARE
 from kalda.sim.machine import EPOCH_MS, Machine
 from kalda.sim.process import Boot
 from kalda.sim.world import World
@@ -40,6 +41,8 @@ class SimNode:
         self.serving = False
         self.disk_failed = False
         """A fault of the disk was ordered, so that this node may end."""
+        self.failed_dir = ""
+        """The log directory that was ordered to fail; the node must not end for that."""
         self._world = world
         self._boot: Boot | None = None
 
@@ -137,14 +140,23 @@ class SimCluster:
     """Nodes numbered from 1."""
 
     def __init__(
-        self, world: World, nodes: int, overrides: Mapping[str, str] | None = None, *, voters: int | None = None
+        self,
+        world: World,
+        nodes: int,
+        overrides: Mapping[str, str] | None = None,
+        *,
+        voters: int | None = None,
+        racks: int = 0,
     ) -> None:
         """The first `voters` of them are the quorum in the beginning, the others its observers; all, where it is not
-        said."""
+        said. They stand in so many `racks`, in turn."""
         self.world = world
         rng = world.rng("identities")
         first = {i: random_uuid(rng.randbytes) for i in range(1, (nodes if voters is None else voters) + 1)}
-        self.nodes = {i: SimNode(world, i, _properties(i, nodes, overrides or {})) for i in range(1, nodes + 1)}
+        self.nodes = {
+            i: SimNode(world, i, _properties(i, nodes, {**_rack(i, racks), **(overrides or {})}))
+            for i in range(1, nodes + 1)
+        }
         self.directory_ids = {node.id: _format(node, first, rng.randbytes) for node in self.nodes.values()}
         """Of the directories with the metadata logs."""
 
@@ -174,6 +186,15 @@ class SimCluster:
                 self.world.violated(f"not within {limit_s:.0f} s: {what if isinstance(what, str) else what()}")
                 return
             await asyncio.sleep(0.05)
+
+
+def _rack(node_id: int, racks: int) -> dict[str, str]:
+    return {"broker.rack": rack_name(node_id % racks), "replica.selector.class": RACK_AWARE} if racks else {}
+
+
+def rack_name(number: int) -> str:
+    """A rack's, by its number."""
+    return f"rack-{number}"
 
 
 def _properties(node_id: int, nodes: int, overrides: Mapping[str, str]) -> dict[str, str]:

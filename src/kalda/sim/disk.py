@@ -264,6 +264,11 @@ class SimDisk:
         node = self._find(path)
         return bytes(node.data) if isinstance(node, _FileNode) else b""
 
+    def names(self, path: str) -> list[str]:
+        """What is in a directory, whatever faults there are."""
+        node = self._find(path)
+        return sorted(node.entries) if isinstance(node, _DirNode) else []
+
     @property
     def used_bytes(self) -> int:
         return sum(len(node.data) for node in _files(self._root))

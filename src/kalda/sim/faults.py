@@ -10,6 +10,7 @@ clusters whose topics sync before they acknowledge; other losses are for one rep
   over the next one, so requests come late, out of order and twice
 - *skew*, *slow-disk*: a wall clock is wrong, a disk takes its time
 - *disk*, *full*: a disk fails whatever it is asked; or has no more room, and takes half of a write
+- *dir*: one of several log directories fails; the node goes on without it, and is started anew when it is mended
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ KILLS = ("kill", "stop", "pause")
 POWER = ("power", "fuse")
 NETWORK = ("cut", "cut-one-way", "slow", "loss", "reset", "backlog")
 MACHINE = ("skew", "slow-disk")
-DISK = ("disk", "full")
+DISK = ("disk", "full", "dir")
 CLIENTS = ("pause-client",)
 ALL = (*KILLS, *POWER, *NETWORK, *MACHINE, *DISK, *CLIENTS, *losses.KINDS)
 """Every kind of fault."""
@@ -40,11 +41,14 @@ RESTARTS = _ENDS | frozenset(losses.KINDS)
 _SYNCED_BEFORE_ACKNOWLEDGED = frozenset(POWER)
 _NOT_SYNCED = frozenset(("unsynced", "stale"))
 _REPLICATED = frozenset(losses.KINDS)
+_DIR_FAILURES = (("write", "sync", "name"), ("read", "write", "sync", "name"), ("sync",), ("read",), ("name",))
 
 
-def bearable(kinds: tuple[str, ...], durable: bool, nodes: int) -> tuple[str, ...]:
+def bearable(kinds: tuple[str, ...], durable: bool, nodes: int, log_dirs: int) -> tuple[str, ...]:
     """Those of `kinds` that a cluster must bear without losing anything, and that mean something to it."""
-    without = _NOT_SYNCED if durable else _SYNCED_BEFORE_ACKNOWLEDGED
+    without = set(_NOT_SYNCED if durable else _SYNCED_BEFORE_ACKNOWLEDGED)
+    if log_dirs < 2:
+        without.add("dir")
     return tuple(kind for kind in kinds if kind not in without and (nodes > 2 or kind not in _REPLICATED))
 
 
@@ -185,6 +189,23 @@ class Faults:
         self._world.tell(node.name, f"has a disk with {disk.room()} bytes left")
 
         return self._repaired(node)
+
+    def _dir(self, node: SimNode) -> Mend | None:
+        """A log directory fails; an operator mends it and starts the node anew."""
+        if node.failed_dir:
+            return None
+        path, operations = self._rng.choice(node.config.log_dirs), self._rng.choice(_DIR_FAILURES)
+        node.failed_dir = path
+        node.machine.disk.fail(path, errno.EIO, frozenset(operations))
+        self._world.tell(node.name, f"has a directory {path} that fails to {', '.join(operations)}")
+
+        def mend() -> None:
+            node.kill()
+            node.machine.disk.mend(path)
+            node.failed_dir = ""
+            self._again(node)()
+
+        return mend
 
     def _repaired(self, node: SimNode) -> Mend:
         def mend() -> None:

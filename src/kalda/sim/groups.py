@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.core.assignors import Subscriber, assign_range
 from kalda.client.core.consumer_protocol import read_assignment, write_assignment, write_subscription
 from kalda.protocol.messages.groups import (
@@ -40,7 +40,7 @@ from kalda.protocol.messages.offsets import (
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 from kalda.sim.history import History, TopicPartition
-from kalda.sim.workload import fetch
+from kalda.sim.readers import Reader
 
 _SESSION_MS = 3_000
 _REBALANCE_MS = 2_500
@@ -74,8 +74,9 @@ class Group:
 class Member:
     """One member's process; now and then it leaves, or forgets who it was and joins as somebody new."""
 
-    def __init__(self, client: SimClient, history: History, group: Group) -> None:
+    def __init__(self, client: SimClient, history: History, group: Group, rack: str = "") -> None:
         self._client = client
+        self._reader = Reader(client, history, rack)
         self._world = client.world
         self._history = history
         self._group = group
@@ -212,10 +213,9 @@ class Member:
 
     async def _read(self, partition: TopicPartition) -> None:
         try:
-            records = await fetch(self._client, partition, self._positions[partition], _MAX_WAIT_MS)
+            records, position = await self._reader.read(partition, self._positions[partition], _MAX_WAIT_MS)
         except ApiError as error:
-            corrupt = isinstance(error, CorruptRecord) and partition not in self._history.damaged
-            if not error.code.retriable or corrupt:
+            if not self._reader.may_fail(partition, error):
                 self._world.violated(f"{self._client.name} cannot read {partition}: {error}")
             self._client.forget_leaders()
             await self._client.pause()
@@ -223,7 +223,10 @@ class Member:
         self._history.read(self._client.name, partition, records)
         if records:
             self._group.read[partition].update(offset for offset, _ in records)
-            self._positions[partition] = records[-1][0] + 1
+        if position != self._positions[partition]:
+            if not records:  # deleted, and another leader may have it still
+                self._group.read[partition].update(range(self._positions[partition], position))
+            self._positions[partition] = position
             self._uncommitted.add(partition)
 
     async def _heartbeat(self) -> None:

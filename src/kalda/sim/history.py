@@ -25,6 +25,16 @@ class Written:
     """Offset by number; -1 where the answer could not say it."""
 
 
+@dataclass(slots=True)
+class Deleted:
+    """What may, and what must, be gone from the beginning of a partition."""
+
+    asked: int = 0
+    """Below that, records may be deleted; somebody has asked for it."""
+    promised: int = 0
+    """Below that, they are, as long as no broker comes back: where a log begins is written down every so often only."""
+
+
 class History:
     """Of one run."""
 
@@ -34,7 +44,24 @@ class History:
         """Committed records by offset, as consumers have read them."""
         self.damaged: set[TopicPartition] = set()
         """Where a replica's file was damaged: reading may fail until somebody has repaired it, but not deceive."""
+        self.deleted: dict[TopicPartition, Deleted] = {}
+        self.retires = False
+        """Whether retention deletes whatever is committed, sooner or later."""
+        self.forgets_beginnings = False
+        """Whether brokers come back, from disks that do not know yet what was deleted."""
+        self.judged_elsewhere: set[str] = set()
+        """Topics whose writers keep a history of their own."""
+        self.from_followers = 0
+        """How many records consumers had from replicas that do not lead."""
         self._world = world
+
+    def may_begin_at(self, partition: TopicPartition, offset: int) -> bool:
+        """Whether records below `offset` may be gone."""
+        return self.retires or offset <= self.deletions(partition).asked
+
+    def deletions(self, partition: TopicPartition) -> Deleted:
+        """What was asked for and promised."""
+        return self.deleted.setdefault(partition, Deleted())
 
     def of(self, producer: str, partition: TopicPartition, idempotent: bool) -> Written:
         """One producer's records."""
@@ -56,13 +83,17 @@ class History:
                     f"where {_short(known)} was committed"
                 )
 
-    def judge(self, partition: TopicPartition, log: dict[int, bytes]) -> None:
-        """Hold a partition's final records, by offset, against all that was promised."""
+    def judge(self, partition: TopicPartition, log: dict[int, bytes], start: int = 0) -> None:
+        """Hold a partition's final records, by offset from `start` on, against all that was promised."""
+        if start and not self.may_begin_at(partition, start):
+            self._world.violated(f"{_name(partition)} begins at {start}, and nobody asked for that")
+        if start < (promised := self.deletions(partition).promised) and not self.forgets_beginnings:
+            self._world.violated(f"{_name(partition)} begins at {start}, and was said to begin at {promised}")
         places: dict[bytes, list[int]] = {}
         for offset in sorted(log):
             places.setdefault(log[offset], []).append(offset)
         for offset, value in self.seen.get(partition, {}).items():
-            if log.get(offset) != value:
+            if offset >= start and log.get(offset) != value:
                 self._world.violated(
                     f"{_short(value)} was read at {offset} of {_name(partition)}, "
                     f"and now there is {_short(log.get(offset))}"
@@ -71,13 +102,13 @@ class History:
         for (producer, where), written in self.written.items():
             if where == partition:
                 known.update(value_of(producer, partition, number) for number in range(written.attempted))
-                self._judge_one(producer, partition, written, places)
+                self._judge_one(producer, partition, written, places, start)
         for value in places:
             if value not in known:
                 self._world.violated(f"nobody wrote {_short(value)}, which is in {_name(partition)}")
 
     def _judge_one(
-        self, producer: str, partition: TopicPartition, written: Written, places: dict[bytes, list[int]]
+        self, producer: str, partition: TopicPartition, written: Written, places: dict[bytes, list[int]], start: int
     ) -> None:
         last = -1
         for number in range(written.attempted):
@@ -85,10 +116,12 @@ class History:
             what = f"{producer}'s record {number} of {_name(partition)}"
             if number in written.acked:
                 promised = written.acked[number]
-                if not found:
+                if promised < start and (promised >= 0 or start):
+                    pass  # deleted since, or perhaps deleted
+                elif not found:
                     self._world.violated(f"{what} was acknowledged at {promised} and is lost")
                     continue
-                if promised >= 0 and promised not in found:
+                elif promised >= 0 and promised not in found:
                     self._world.violated(f"{what} was acknowledged at {promised} and is at {found}")
             if not written.idempotent:
                 continue

@@ -31,9 +31,12 @@ from kalda.base.errors import ApiError
 from kalda.metadata.partition import PartitionRegistration
 from kalda.records.batch import iter_batches
 from kalda.sim.cluster import SimCluster, SimNode
+from kalda.sim.disk import SimDisk
 from kalda.sim.history import TopicPartition
+from kalda.storage.naming import FUTURE_DIR_SUFFIX
 
 DATA_DIR = "/data"
+"""Where all log directories are."""
 KINDS = ("unsynced", "lie", "rot", "misdirect", "stale")
 _UNCOVERED = 17
 """Bytes of a batch before its checksum."""
@@ -108,7 +111,9 @@ class Losses:
 
     def _all_well(self) -> bool:
         nodes = list(self._cluster)
-        if not all(node.serving and not node.disk_failed and node.machine.fuse is None for node in nodes):
+        if not all(node.serving and node.machine.fuse is None for node in nodes):
+            return False
+        if any(node.disk_failed or node.failed_dir for node in nodes):
             return False
         image = self._cluster.image()
         brokers = {} if image is None else image.cluster.brokers
@@ -187,12 +192,11 @@ class Losses:
     def _covered(self, node: SimNode) -> list[Covered]:
         disk, found = node.machine.disk, []
         for topic, index in self._partitions:
-            directory = f"{DATA_DIR}/{topic}-{index}"
-            stat = disk.stat(directory)
-            for name in disk.list_dir(directory) if stat is not None else ():
-                path = f"{directory}/{name}"
-                if name.endswith(".log"):
-                    found += [Covered((topic, index), path, *span) for span in _spans(disk.peek(path))]
+            for directory in (f"{log_dir}/{topic}-{index}" for log_dir in node.config.log_dirs):
+                for name in disk.names(directory):
+                    path = f"{directory}/{name}"
+                    if name.endswith(".log"):
+                        found += [Covered((topic, index), path, *span) for span in _spans(disk.peek(path))]
         return found
 
     async def _repair(self, node: SimNode, partitions: set[TopicPartition]) -> None:
@@ -205,8 +209,8 @@ class Losses:
         disk = node.machine.disk
         for topic, index in sorted(partitions):
             self._world.tell(node.name, f"its damaged {topic}-{index} is taken away")
-            disk.remove_tree(f"{DATA_DIR}/{topic}-{index}")
-        disk.sync_dir(DATA_DIR)
+            for log_dir in node.config.log_dirs:
+                _take_away(disk, log_dir, f"{topic}-{index}")
         await self._restart(node)
 
     # Old news.
@@ -287,6 +291,14 @@ class Losses:
                 return False
             ends.append(replica.log.log_end_offset)
         return ends[0] >= ends[1]
+
+
+def _take_away(disk: SimDisk, log_dir: str, name: str) -> None:
+    """The replica, and a copy that may have been made of it."""
+    for found in disk.names(log_dir):
+        if found == name or (found.startswith(f"{name}.") and found.endswith(FUTURE_DIR_SUFFIX)):
+            disk.remove_tree(f"{log_dir}/{found}")
+    disk.sync_dir(log_dir)
 
 
 def _spans(data: bytes) -> list[tuple[int, int]]:

@@ -11,17 +11,22 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from kalda.base.errors import ApiError
-from kalda.sim import faults, losses
+from kalda.sim import faults, losses, phoenix
 from kalda.sim.admin import Churner, Operator, Reassigner, VoterChanger
 from kalda.sim.checks import Observer
 from kalda.sim.client import SimClient, TopicPartition
-from kalda.sim.cluster import SimCluster
+from kalda.sim.cluster import SimCluster, rack_name
+from kalda.sim.deletions import Deleter
+from kalda.sim.dirs import DirMover
 from kalda.sim.groups import Group, Member
 from kalda.sim.history import History
 from kalda.sim.loop import Stuck
-from kalda.sim.workload import Administrator, Consumer, Producer
+from kalda.sim.phoenix import Phoenix
+from kalda.sim.readers import Consumer
+from kalda.sim.workload import Administrator, Producer
 from kalda.sim.world import Violation, World
 
 _LIMIT_S = 600.0
@@ -35,8 +40,10 @@ _SHORT_METADATA_LOG = {
 """Many snapshots, and little of the log before them: who was away is sent a snapshot."""
 
 
-LOADS = ("groups", "churn", "moves", "voters")
-"""Who works besides producers and readers: consumer groups; operators of topics, replicas and the quorum."""
+LOADS = ("groups", "churn", "moves", "voters", "dirs", "racks", "deletes", "phoenix")
+"""Who works besides producers and readers: consumer groups; operators of topics, replicas and the quorum; one who moves
+replicas between log directories; readers who say where they are; one who deletes records, and retention; a topic that
+is deleted and made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,37 @@ def _group_configs(plan: Plan, durable: bool) -> dict[str, str]:
     return configs
 
 
+class _Temper:
+    """What of the loads there is in one seed. Each is asked of a source of its own, so that none changes another."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        def rng(load: str) -> Random | None:
+            return world.rng(load) if load in plan.loads else None
+
+        dirs, racks, deletes, again = rng("dirs"), rng("racks"), rng("deletes"), rng("phoenix")
+        self.log_dirs = dirs.choice((1, 2, 2, 3)) if dirs else 1
+        self.move_bytes_per_s = dirs.choice((30_000, 100_000, None)) if dirs else None
+        self.racks = racks.choice((0, 2, 3)) if racks and plan.nodes > 1 else 0
+        self.deletes = deletes is not None and deletes.random() < 0.5
+        self.retires = deletes is not None and deletes.random() < 0.25
+        self.phoenix = again is not None and again.random() < 0.6
+
+    def overrides(self, apart: bool) -> dict[str, str]:
+        """Properties of every node. `apart`: the metadata log is in a directory of its own."""
+        found = {"log.dirs": losses.DATA_DIR, "metadata.log.dir": "/metadata"} if apart or self.log_dirs > 1 else {}
+        if self.log_dirs > 1:
+            found["log.dirs"] = ",".join(f"{losses.DATA_DIR}/{number}" for number in range(self.log_dirs))
+        if self.move_bytes_per_s is not None:
+            found["replica.alter.log.dirs.io.max.bytes.per.second"] = str(self.move_bytes_per_s)
+        if self.retires:
+            found["log.retention.check.interval.ms"] = "1500"
+        return found
+
+    @property
+    def topic_configs(self) -> dict[str, str]:
+        return {"retention.bytes": "12000"} if self.retires else {}
+
+
 class _Run:
     """The parts of one simulation."""
 
@@ -89,8 +127,8 @@ class _Run:
             "log.roll.ms": str(rng.choice((2_000, 600_000))),
             **(_SHORT_METADATA_LOG if rng.random() < 0.5 else {}),
         }
-        if set(plan.kinds) & set(losses.KINDS):
-            overrides |= {"log.dirs": losses.DATA_DIR, "metadata.log.dir": "/metadata"}
+        temper = self.temper = _Temper(world, plan)
+        overrides |= temper.overrides(bool(set(plan.kinds) & set(losses.KINDS)))
         if plan.nodes == 1:
             # A broker that comes back waits for the end of its old session; alone it has better things to do.
             overrides |= {"broker.session.timeout.ms": "500", "broker.heartbeat.interval.ms": "100"}
@@ -98,8 +136,10 @@ class _Run:
             overrides["replica.lag.time.max.ms"] = "1500"
         if plan.loads:
             overrides |= _group_configs(plan, self.durable)
-        self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes))
+        self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes), racks=temper.racks)
         self.history = History(world)
+        self.history.retires = temper.retires
+        self.history.forgets_beginnings = bool(faults.RESTARTS & set(plan.kinds))
         self.observer = Observer(self.cluster)
         self.topics = {"alpha": rng.randint(1, 3), "beta": 1}
         self.partitions: list[TopicPartition] = [(name, i) for name, count in self.topics.items() for i in range(count)]
@@ -108,6 +148,7 @@ class _Run:
         self.groups: list[Group] = []
         self.members: list[Member] = []
         self.operators: list[Operator | Administrator] = []
+        self._racks = world.rng("readers' racks")
         self.losses = losses.Losses(self.cluster, self.partitions, self.history.damaged, _HEALED_S)
 
     def _client(self, name: str) -> SimClient:
@@ -125,11 +166,12 @@ class _Run:
         if self.durable:
             configs["flush.messages"] = "1"
         configs["internal.segment.bytes"] = str(self.world.rng("segments").choice((2_000, 20_000, 1 << 20)))
+        configs |= self.temper.topic_configs
         for name, count in self.topics.items():
             await founder.spawn(admin.create(name, count, configs, keep=True))
         self._start_clients()
-        self._start_loads(replicas)
-        kinds = faults.bearable(plan.kinds, self.durable, plan.nodes)
+        self._start_loads(replicas, configs)
+        kinds = faults.bearable(plan.kinds, self.durable, plan.nodes, self.temper.log_dirs)
         clients = [name for name in self.world.machines if not name.startswith("node")]
         storm = faults.Faults(cluster, kinds, clients, self.losses)
         await storm.run(plan.duration_s)
@@ -145,18 +187,28 @@ class _Run:
             in_flight = 1 if faults.RESTARTS & set(self.plan.kinds) else 4
             self.producers.append(Producer(client, self.history, mine, idempotent=idempotent, in_flight=in_flight))
         for number in range(rng.randint(1, 2)):
-            self.consumers.append(Consumer(self._client(f"reader-{number}"), self.history, self.partitions))
+            client = self._client(f"reader-{number}")
+            self.consumers.append(Consumer(client, self.history, self.partitions, self._rack()))
 
-    def _start_loads(self, replicas: int) -> None:
+    def _start_loads(self, replicas: int, configs: dict[str, str]) -> None:
         plan, rng = self.plan, self.world.rng("loads")
         if "groups" in plan.loads:
             for number in range(rng.randint(1, 2)):
                 group = Group(f"group-{number}", self.partitions)
                 self.groups.append(group)
                 for each in range(rng.randint(1, 3)):
-                    self.members.append(Member(self._client(f"member-{number}{each}"), self.history, group))
+                    client = self._client(f"member-{number}{each}")
+                    self.members.append(Member(client, self.history, group, self._rack()))
         if "churn" in plan.loads:
             self.operators.append(Churner(self._client("churner"), replicas))
+        if self.temper.log_dirs > 1:
+            everything = [*self.partitions, ("__consumer_offsets", 0)]
+            self.operators.append(DirMover(self._client("dir-mover"), self.cluster, everything))
+        if self.temper.deletes:
+            self.operators.append(Deleter(self._client("deleter"), self.history, self.partitions))
+        if self.temper.phoenix:
+            self.history.judged_elsewhere.add(phoenix.NAME)
+            self.operators.append(Phoenix(self._client("phoenix"), replicas, configs))
         if plan.nodes < 3:
             return
         if "moves" in plan.loads:
@@ -164,6 +216,11 @@ class _Run:
             self.operators.append(Reassigner(mover, self.partitions, list(self.cluster.nodes), replicas))
         if "voters" in plan.loads:
             self.operators.append(VoterChanger(self._client("elector"), self.cluster, rng.choice((2, 3))))
+
+    def _rack(self) -> str:
+        """Of one more reader."""
+        racks = self.temper.racks
+        return rack_name(self._racks.randrange(racks)) if racks and self._racks.random() < 0.8 else ""
 
     async def _calm(self) -> None:
         """In good weather all comes true, and soon."""
@@ -193,6 +250,8 @@ class _Run:
         for operator in self.operators:
             if isinstance(operator, Churner):
                 operator.judge(image)
+            elif isinstance(operator, Phoenix):
+                operator.judge(image, self.observer.records)
 
     async def _settle(self) -> None:
         """All replicas are in sync, and all nodes know the same."""

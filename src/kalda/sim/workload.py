@@ -1,8 +1,8 @@
-"""Producers, consumers and administrators, who go on whatever befalls the cluster until they are told to finish.
+"""Producers and administrators, who go on whatever befalls the cluster until they are told to finish.
 
 A producer has a round of batches under way in one partition, and sends again what of it was not acknowledged, first
 things first, until all is. So an idempotent producer's records must be there once and in order; of one that is not,
-every record that was acknowledged must be there. A consumer reads what is committed from the beginning on.
+every record that was acknowledged must be there.
 
 A producer snapshot, which is Kafka's to the byte, remembers only the last batch of each producer. A broker that comes
 back from one does not know earlier batches again, so where brokers come back, one batch at a time is under way.
@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.topics import (
     CreatableTopic,
@@ -24,14 +23,12 @@ from kalda.protocol.messages.topics import (
 )
 from kalda.protocol.messages.transactions import InitProducerIdRequest
 from kalda.protocol.notation import Request
-from kalda.records.batch import check_crc, iter_batches
-from kalda.records.builder import build_batch, read_records
+from kalda.records.builder import build_batch
 from kalda.sim.client import SimClient, TopicPartition
 from kalda.sim.history import History, value_of
 from kalda.sim.machine import EPOCH_MS
 
 _PRODUCE_VERSION = 11
-_FETCH_VERSION = 12
 _MAX_ROUND = 4
 _MAX_RECORDS = 3
 
@@ -142,84 +139,6 @@ def _outcome(outcome: Any) -> tuple[ErrorCode, int, str]:
     assert not isinstance(outcome, BaseException), repr(outcome)
     result = outcome.responses[0].partition_responses[0]
     return ErrorCode(result.error_code), result.base_offset, result.error_message or ""
-
-
-class Consumer:
-    """Reads some partitions from the beginning on until `finish`."""
-
-    def __init__(self, client: SimClient, history: History, partitions: list[TopicPartition]) -> None:
-        self._client = client
-        self._history = history
-        self._positions = dict.fromkeys(partitions, 0)
-        self._finishing = False
-        self.task = client.spawn(self._run())
-
-    async def finish(self) -> None:
-        self._finishing = True
-        await self.task
-
-    async def _run(self) -> None:
-        while not self._finishing:
-            for partition in self._positions:
-                try:
-                    await self.read(partition)
-                except ApiError as error:
-                    corrupt = isinstance(error, CorruptRecord) and partition not in self._history.damaged
-                    if not error.code.retriable or corrupt:
-                        self._client.world.violated(f"{self._client.name} cannot read {partition}: {error}")
-                        return
-                    self._client.forget_leaders()
-                    await self._client.pause()
-
-    async def read(self, partition: TopicPartition, max_wait_ms: int = 300) -> int:
-        """Read on; the number of records that came. Raises `ApiError`."""
-        records = await fetch(self._client, partition, self._positions[partition], max_wait_ms)
-        self._history.read(self._client.name, partition, records)
-        if records:
-            self._positions[partition] = records[-1][0] + 1
-        return len(records)
-
-
-async def fetch(
-    client: SimClient, partition: TopicPartition, position: int, max_wait_ms: int
-) -> list[tuple[int, bytes]]:
-    """Committed records from `position` on, by offset, after one attempt. Raises `ApiError`.
-
-    With the leader's epoch: a broker that leads no more, and may have lost what it had, must not say where the log
-    ends."""
-    request = _fetch(partition, position, max_wait_ms)
-    await client.find_leader(partition)
-    request.topics[0].partitions[0].current_leader_epoch = client.leader_epoch(partition)
-    answer = await client.ask_leader(partition, request, _FETCH_VERSION)
-    if answer.error_code:
-        raise ApiError(ErrorCode(answer.error_code))
-    if not answer.responses:
-        return []
-    data = answer.responses[0].partitions[0]
-    if data.error_code:
-        raise ApiError(ErrorCode(data.error_code), f"at {position}")
-    return records_of(data.records, position)
-
-
-def _fetch(partition: TopicPartition, position: int, max_wait_ms: int) -> FetchRequest:
-    wanted = FetchRequestFetchPartition(partition=partition[1], fetch_offset=position, partition_max_bytes=1 << 16)
-    return FetchRequest(
-        max_wait_ms=max_wait_ms,
-        min_bytes=1,
-        max_bytes=1 << 20,
-        session_id=0,
-        session_epoch=-1,
-        topics=[FetchRequestFetchTopic(topic=partition[0], partitions=[wanted])],
-    )
-
-
-def records_of(buffer: Any, start: int = 0) -> list[tuple[int, bytes]]:
-    """Offsets and values from `start` on, every batch's checksum checked. Raises `CorruptRecord`."""
-    found: list[tuple[int, bytes]] = []
-    for position, header in iter_batches(memoryview(buffer or b"")):
-        check_crc(memoryview(buffer), position, header)
-        found += [(r.offset, r.value or b"") for r in read_records(buffer, position) if r.offset >= start]
-    return found
 
 
 class Administrator:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kalda.base.disk import Disk
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
@@ -252,6 +252,8 @@ class FutureLogs:
 
     def _settle_one(self, future: Log, placed: Placed) -> None:
         topic_partition = future.topic_partition
+        if self._logs.get(topic_partition) is not future:
+            return  # its disk has failed meanwhile
         where = None if future.topic_id is None else placed(topic_partition, future.topic_id)
         if future.topic_id is None and self._manager.get(topic_partition) is not None:
             self.drop(topic_partition)  # nothing of it was synced: the log has it all
@@ -271,6 +273,11 @@ class FutureLogs:
             return
         if where == home.directory_id or int.from_bytes(where, "big") < _RESERVED_IDS:
             log_.info("%s takes the place of the log that it was to replace", future.directory)
-            future.rename_dir(f"{home.path}/{dir_name(topic_partition)}")
+            try:
+                future.rename_dir(f"{home.path}/{dir_name(topic_partition)}")
+            except ApiError as error:
+                if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                    raise
+                return  # the directory is offline now: the next start does it
             self._forget(topic_partition)
             self._manager.replace(topic_partition, home, future)

@@ -388,11 +388,19 @@ class LogManager:
             self.rename_away(*dropped, suffix)
 
     def rename_away(self, directory: LogDir, log: Log, suffix: str) -> None:
-        """Close a log that nobody uses any more, under a name that says so; what is to be deleted is, later."""
+        """Close a log that nobody uses any more, under a name that says so; what is to be deleted is, later.
+
+        Where the disk fails, its directory is offline, and the next start finds the log again.
+        """
         if log.offline:
             return
         path = f"{directory.path}/{marked_dir_name(log.topic_partition, self._unique(), suffix)}"
-        log.rename_dir(path)
+        try:
+            log.rename_dir(path)
+        except ApiError as error:
+            if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                raise
+            return
         log.close(clean=False)
         self._rolled.pop(log, None)
         if suffix == DELETE_DIR_SUFFIX:

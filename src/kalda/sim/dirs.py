@@ -1,0 +1,93 @@
+"""Nodes with several log directories: replicas that an operator moves about between them, and what must hold of them.
+
+While nothing is asked and nothing fails, each replica is in exactly one directory of its node, whole; no other one has
+a copy; and the metadata names that directory (KIP-113, KIP-858).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition as Placed
+from kalda.metadata.image import MetadataImage
+from kalda.protocol.messages.admin import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
+from kalda.sim.admin import Operator
+from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.cluster import PORT, SimCluster, SimNode
+from kalda.storage.naming import DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name
+
+_METADATA = "__cluster_metadata"
+
+
+class DirMover(Operator):
+    """Has replicas moved to other directories of their brokers, and sometimes elsewhere before they are there."""
+
+    def __init__(
+        self, client: SimClient, cluster: SimCluster, partitions: list[TopicPartition], pause_s: float = 2.0
+    ) -> None:
+        self._cluster = cluster
+        self._partitions = partitions
+        super().__init__(client, pause_s)
+
+    async def _act(self) -> None:
+        rng = self._rng
+        node = rng.choice(list(self._cluster))
+        path = rng.choice(node.config.log_dirs)
+        wanted = rng.sample(self._partitions, rng.randint(1, min(2, len(self._partitions))))
+        topics = [AlterReplicaLogDirTopic(name=topic, partitions=[index]) for topic, index in wanted]
+        request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=path, topics=topics)])
+        told = ", ".join(f"{topic}-{index}" for topic, index in wanted)
+        try:
+            answer = await self._client.ask((node.name, PORT), request, 2)
+            codes = {partition.error_code for result in answer.results for partition in result.partitions}
+            how = ", ".join(sorted(ErrorCode(code).name for code in codes))
+        except ApiError as error:
+            how = error.code.name
+        self._client.world.tell(self._client.name, f"wants {told} of {node.name} in {path}: {how}")
+
+
+def misplaced(node: SimNode, image: MetadataImage) -> Iterator[str]:
+    """What is not yet where the metadata has it, or is on its way."""
+    logs = None if node.node is None else node.node.logs
+    if logs is None:
+        return
+    for directory in logs.dirs:
+        if not directory.online:
+            yield f"{directory.path} of {node.name} is offline"
+    for future in logs.futures:
+        yield f"{future.topic_partition} of {node.name} is being moved"
+    for log in logs:
+        topic, index = log.topic_partition
+        home = logs.dir_of(log.topic_partition)
+        known = image.topics.by_name.get(topic)
+        registration = None if known is None else known.partitions.get(index)
+        assigned = None if registration is None else registration.directory(node.id)
+        if assigned is not None and home is not None and assigned != home.directory_id:
+            yield f"{topic}-{index} of {node.name} is in {home.path}, and the metadata does not know it"
+
+
+def judge(node: SimNode, image: MetadataImage) -> Iterator[str]:
+    """What is wrong on the disk, when nothing is `misplaced`."""
+    assert node.node is not None
+    logs = node.node.logs
+    assert logs is not None
+    found: dict[Placed, list[str]] = {}
+    for path in node.config.log_dirs:
+        for name in node.machine.disk.names(path):
+            placed = parse_dir_name(name)
+            if placed is None or placed.topic == _METADATA or name.endswith((DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX)):
+                continue
+            found.setdefault(placed, []).append(f"{path}/{name}")
+    for placed, places in found.items():
+        log = logs.get(placed)
+        if len(places) > 1 or log is None or log.directory != places[0]:
+            yield f"{placed} of {node.name} is at {places}, and served from {log.directory if log else 'nowhere'}"
+    for topic in image.topics.by_id.values():
+        for index, registration in topic.partitions.items():
+            if node.id in registration.replicas and Placed(topic.name, index) not in found:
+                yield f"{topic.name}-{index} is not in any directory of {node.name}"
