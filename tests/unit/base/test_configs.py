@@ -124,13 +124,13 @@ def gist(config: ServerConfig) -> dict[str, Any]:
         "advertised": shown(config.advertised_listeners),
         "controller": shown(config.controller_listeners),
         "advertised_controller": shown(config.advertised_controller_listeners),
-        "inter_broker": f"{config.inter_broker_listener_name}/{config.inter_broker_security_protocol}",
+        "inter_broker": f"{config.inter_broker_listener_name}/{config.protocol_map[config.inter_broker_listener_name]}",
         "log_dirs": list(config.log_dirs),
         "metadata_log_dir": config.metadata_log_dir,
         "retention_ms": config.log_retention_ms,
         "roll_ms": config.log_roll_ms,
         "jitter_ms": config.log_roll_jitter_ms,
-        "flush_ms": config.log_flush_interval_ms,
+        "flush_ms": config.topic_defaults()["flush.ms"],
         "voters": list(config["controller.quorum.voters"]),
         "bootstrap": list(config["controller.quorum.bootstrap.servers"]),
         "early_start": sorted(config.early_start_listeners),
@@ -359,9 +359,9 @@ def test_broker_must_not_listen_as_controller() -> None:
     assert "must not contain a value" in (outcome(ServerConfig, {**BROKER_ONLY, "listeners": listeners}) or "")
 
 
-def test_from_text() -> None:
+def test_from_properties() -> None:
     text = "\n".join(f"{name} = {value}" for name, value in COMBINED.items()) + "\nmy.own=1\nlog.dirs=/a\\\n  ,/b\n"
-    config = ServerConfig.from_text(text)
+    config = ServerConfig(parse_properties(text))
     assert config.log_dirs == ("/a", "/b")
     assert config.unknown == ["my.own"]
     with pytest.raises(KeyError):

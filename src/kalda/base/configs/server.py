@@ -16,7 +16,6 @@ from kalda.base.configs.definition import InvalidConfig, Value
 from kalda.base.configs.listeners import Endpoint, listener_name, parse_endpoints, parse_protocol_map
 from kalda.base.configs.quorum_addresses import Voter, parse_bootstrap_servers, parse_voters
 from kalda.base.configs.topic import BROKER_SYNONYMS, HOUR_MS, MINUTE_MS, TOPIC
-from kalda.base.properties import parse_properties
 
 _UNLIMITED = -1
 
@@ -39,11 +38,6 @@ class ServerConfig:
             from kalda.base.configs.server_checks import check_server
 
             check_server(self)
-
-    @classmethod
-    def from_text(cls, text: str) -> ServerConfig:
-        """Read the text of a `server.properties`. Raises `InvalidConfig`, or `ValueError` for a bad escape."""
-        return cls(parse_properties(text))
 
     def __getitem__(self, name: str) -> Any:
         """The value of a key that the table has; `KeyError` for others."""
@@ -193,11 +187,6 @@ class ServerConfig:
         return name.upper()
 
     @property
-    def inter_broker_security_protocol(self) -> str:
-        """The protocol of that listener."""
-        return self.protocol_map.get(self.inter_broker_listener_name, self.inter_broker_listener_name)
-
-    @property
     def early_start_listeners(self) -> list[str]:
         """Listeners that open before the authorizer is ready: those of the controller, unless said otherwise."""
         if self._values["early.start.listeners"] is None:
@@ -236,11 +225,6 @@ class ServerConfig:
     def log_roll_jitter_ms(self) -> int:
         """Random time by which that comes earlier."""
         return self._first(("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", HOUR_MS))
-
-    @property
-    def log_flush_interval_ms(self) -> int:
-        """Time after which a log is forced to disk."""
-        return self._first(("log.flush.interval.ms", 1), ("log.flush.scheduler.interval.ms", 1))
 
     def topic_defaults(self) -> dict[str, Value]:
         """Every topic key's value where the topic does not set it."""
