@@ -45,7 +45,8 @@ class AutoTopics:
         self._timeout_ms = timeout_ms
         self._under_way: set[str] = set()
 
-    def name_error(self, name: str) -> ErrorCode:
+    @staticmethod
+    def name_error(name: str) -> ErrorCode:
         """INVALID_TOPIC_EXCEPTION for a name that no topic may have."""
         if not name or len(name) > _MAX_NAME or name in (".", "..") or not _LEGAL.issuperset(name):
             return ErrorCode.INVALID_TOPIC_EXCEPTION

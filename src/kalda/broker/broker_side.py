@@ -113,7 +113,7 @@ class BrokerSide:
         coordinator = self._make_coordinator(host)
         self.groups = GroupCoordinatorShell(coordinator, self.replicas, clock, timers, jobs)
         auto_topics = self._auto_topics(channel)
-        self.configs = ConfigHandlers(config.node_id, config, self.cache, auto_topics)
+        self.configs = ConfigHandlers(config.node_id, config, self.cache)
         self._assignments = DirectoryAssignments(
             config.node_id, lambda: lifecycle.broker_epoch, channel.send, timers, self._is_misplaced
         )

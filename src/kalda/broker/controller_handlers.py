@@ -12,6 +12,7 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.dispatch import Dispatcher, Features, ForwardedContext, Handler, Reply, RequestContext
 from kalda.broker.forwarding import Unwrapping
+from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.raft_driver import RaftDriver
 from kalda.controller import context as controller_context
 from kalda.controller.quorum_controller import QuorumController
@@ -58,14 +59,17 @@ class ControllerHandlers:
         loader: MetadataLoader,
         clock: Clock,
         cluster_id: str,
+        configs: ConfigHandlers,
         on_handled: Callable[[], None],
     ) -> None:
-        """`on_handled` is told after each request that the controller handled: its deadlines may have moved."""
+        """`configs` describes them as this node has them, leader or not. `on_handled` is told after each request that
+        the controller handled: its deadlines may have moved."""
         self._raft = raft
         self._controller = controller
         self._loader = loader
         self._clock = clock
         self._cluster_id = cluster_id
+        self._configs = configs
         self._on_handled = on_handled
         self._brokers: dict[int, tuple[int, int]] = {}
         """Whose heartbeats came last over a connection, by its id: broker and epoch."""
@@ -105,6 +109,7 @@ class ControllerHandlers:
             handlers[key] = self._controlled(handle)
         handlers[ApiKey.BROKER_HEARTBEAT] = self._remembered(handlers[ApiKey.BROKER_HEARTBEAT])
         handlers[ApiKey.DESCRIBE_CLUSTER] = self._describe_cluster
+        handlers[ApiKey.DESCRIBE_CONFIGS] = self._configs.describe_configs
         dispatcher: Dispatcher
         unwrapping = Unwrapping(lambda context: dispatcher.answer(context))
         handlers[ApiKey.ENVELOPE] = unwrapping.unwrap

@@ -299,12 +299,14 @@ class Node:
 
     def _open_controller(self, cluster_id: str) -> None:
         from kalda.broker.controller_handlers import ControllerHandlers
+        from kalda.broker.handlers.configs import ConfigHandlers
 
         quorum = self._quorum
         assert quorum is not None
         assert quorum.controller is not None
+        configs = ConfigHandlers(self.config.node_id, self.config, quorum.loader)
         handlers = self._controller_handlers = ControllerHandlers(
-            quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, quorum.arm
+            quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, configs, quorum.arm
         )
         dispatcher = handlers.dispatcher(self._features, self.config["unstable.api.versions.enable"])
         for name in self.config.controller_listener_names:

@@ -21,6 +21,7 @@ from kalda.broker.policies import ALTER_CONFIG, CREATE_TOPIC, Policies
 from kalda.broker.raft_driver import RaftDriver, SendRpc
 from kalda.broker.shell import Host
 from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
+from kalda.metadata.features import supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader
 from kalda.metadata.snapshot_generator import SnapshotGenerator
@@ -185,6 +186,7 @@ class QuorumSide:
                 unclean_leader_election_interval_ms=config["unclean.leader.election.interval.ms"],
                 delete_topic_enable=config["delete.topic.enable"],
                 incarnation_id=incarnation_id,
+                supported_features=supported_ranges(unstable=config["unstable.feature.versions.enable"]),
                 inter_broker_listener_name=config.inter_broker_listener_name,
                 dead_process_detection_enable=config["kalda.dead.process.detection.enable"],
             ),

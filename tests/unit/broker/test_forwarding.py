@@ -139,7 +139,7 @@ def test_a_follower_does_not_answer_for_the_quorum(leads: bool, told: ErrorCode)
     raft = Mock()
     raft.machine.is_leader = leads
     raft.handle.return_value = DescribeQuorumResponse()
-    handlers = ControllerHandlers(raft, Mock(), Mock(), RealClock(), "cluster", lambda: None)
+    handlers = ControllerHandlers(raft, Mock(), Mock(), RealClock(), "cluster", Mock(), lambda: None)
 
     async def scenario() -> None:
         server = Server(RealClock())

@@ -7,7 +7,7 @@ from and what it falls back to is the business of the tables.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Protocol
 
 from kalda.base.configs import describe
 from kalda.base.configs.dynamic import Layers, check_alteration, effective
@@ -17,8 +17,8 @@ from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.dispatch import Handler, Reply, RequestContext
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.loggers import DYNAMIC_LOGGER_SOURCE, LoggerChange, alter_loggers, logger_levels
-from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.configs import ConfigResource, ConfigResourceType, broker_resource
+from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages import configs as messages
 from kalda.protocol.messages.configs import (
     AlterConfigsResponse,
@@ -46,14 +46,21 @@ _LOGGERS = 8
 _SET, _DELETE = 0, 1
 
 
+class Metadata(Protocol):
+    """Who has the newest image."""
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+
 class ConfigHandlers:
     """Configs as this broker sees them."""
 
-    def __init__(self, broker_id: int, static: ServerConfig, metadata: MetadataCache, auto_topics: AutoTopics) -> None:
+    def __init__(self, broker_id: int, static: ServerConfig, metadata: Metadata) -> None:
+        """`broker_id` is the node's id, also of one that is a controller alone."""
         self._broker_id = broker_id
         self._static = static
         self._metadata = metadata
-        self._auto_topics = auto_topics
 
     def layers(self) -> Layers:
         """This broker's configuration, layer by layer."""
@@ -109,11 +116,12 @@ class ConfigHandlers:
         return describe.describe_client_metrics(overrides, keys)
 
     def _topic(self, name: str, keys: Collection[str] | None) -> list[describe.Entry]:
-        if self._auto_topics.name_error(name) is not ErrorCode.NONE:
+        if AutoTopics.name_error(name) is not ErrorCode.NONE:
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {name!r}")
-        if self._metadata.topic(name) is None:
+        image = self._metadata.image
+        if name not in image.topics.by_name:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        overrides = self._metadata.image.configs.of_topic(name)
+        overrides = image.configs.of_topic(name)
         return describe.describe_topic(self.layers(), self.effective(), overrides, keys)
 
     def _loggers(self, resource: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:

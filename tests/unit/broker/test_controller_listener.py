@@ -1,0 +1,64 @@
+"""What a tool that comes to a controller's listener is told there."""
+
+from __future__ import annotations
+
+import pytest
+
+from kalda.base.errors import ErrorCode
+from kalda.network.blocking import BlockingConnection
+from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
+from kalda.protocol.messages.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
+from kalda.protocol.messages.metadata import ApiVersionsRequest
+from kalda.testing import Cluster
+
+_BROKER = 4
+
+
+def controller_of(cluster: Cluster) -> BlockingConnection:
+    endpoint = cluster.nodes[1].config.advertised_controller_listeners[0]
+    return BlockingConnection(endpoint.host, endpoint.port)
+
+
+def test_configs_are_described_by_a_controller() -> None:
+    """Tools ask with `--bootstrap-controller`, for where there is no broker yet."""
+    with Cluster(1) as cluster, controller_of(cluster) as controller:
+        altered = controller.request(
+            IncrementalAlterConfigsRequest(
+                resources=[
+                    IncrementalAlterConfigsRequestAlterConfigsResource(
+                        resource_type=_BROKER,
+                        resource_name="1",
+                        configs=[IncrementalAlterConfigsRequestAlterableConfig(name="background.threads", value="3")],
+                    )
+                ]
+            ),
+            1,
+        )
+        assert altered.responses[0].error_code == ErrorCode.NONE
+        resources = [
+            DescribeConfigsResource(
+                resource_type=_BROKER, resource_name=name, configuration_keys=["background.threads"]
+            )
+            for name in ("1", "2")
+        ]
+        own, other = controller.request(DescribeConfigsRequest(resources=resources), 4).results
+        assert [(entry.name, entry.value) for entry in own.configs] == [("background.threads", "3")]
+        assert other.error_code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("unstable", [False, True])
+def test_levels_that_are_not_released_yet(unstable: bool) -> None:
+    with Cluster(1, config={"unstable.feature.versions.enable": str(unstable).lower()}) as cluster:
+        with controller_of(cluster) as controller:
+            asked = ApiVersionsRequest(client_software_name="a", client_software_version="1")
+            announced = {feature.name: feature for feature in controller.request(asked, 4).supported_features}
+            update = FeatureUpdateKey(feature="metadata.version", max_version_level=31)
+            answer = controller.request(UpdateFeaturesRequest(feature_updates=[update]), 2)
+        assert announced["metadata.version"].max_version == (31 if unstable else 30)
+        assert answer.error_code == (ErrorCode.NONE if unstable else ErrorCode.INVALID_UPDATE_VERSION)
