@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from by_hand import HandTime
 from test_power_loss import IN_FLIGHT, TOPIC_ID, TP, Producer, Threads
 
 from kalda.base.errors import ApiError
@@ -54,14 +55,6 @@ class Controller:
         self.waiting.clear()
 
 
-class _Timer:
-    def __init__(self, due_ms: int, callback: Callable[[], None]) -> None:
-        self.due_ms, self.callback, self.cancelled = due_ms, callback, False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
 class _Assigned:
     leader, replicas, isr = 1, (1,), (1,)
 
@@ -69,13 +62,12 @@ class _Assigned:
         self.leader_epoch = self.partition_epoch = epoch
 
 
-class Broker:
+class Broker(HandTime):
     """One life."""
 
     def __init__(self, disk: SimDisk, controller: Controller, rng: random.Random, epoch: int, now_ms: int) -> None:
         self.threads = Threads(rng)
-        self.now_ms = now_ms
-        self.timers: list[_Timer] = []
+        super().__init__(now_ms)
         self.manager = LogManager(
             dict.fromkeys(IDS, disk),
             lambda topic: CONFIG,
@@ -107,19 +99,11 @@ class Broker:
             controller.tell(TOPIC_ID, TP.partition, home.directory_id)
         return log
 
-    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> _Timer:
-        self.timers.append(_Timer(self.now_ms + delay_ms, callback))
-        return self.timers[-1]
-
     def upkeep(self) -> None:
         self.now_ms += 7
         for job in self.manager.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
-        due = [timer for timer in self.timers if timer.due_ms <= self.now_ms]
-        self.timers = [timer for timer in self.timers if timer.due_ms > self.now_ms]
-        for timer in due:
-            if not timer.cancelled:
-                timer.callback()
+        self.advance(0)
 
     def values(self) -> list[int]:
         log, offset, found = self.partition.log, self.partition.log.log_start_offset, []

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable
 from typing import Any, TypeVar
+
+from by_hand import HandJobs, HandTime
 
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.pending import Pending
@@ -42,14 +42,6 @@ T = TypeVar("T")
 SELF = 1
 
 
-class _Timer:
-    def __init__(self) -> None:
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
 class Assigned:
     """What the metadata says of a partition."""
 
@@ -58,60 +50,17 @@ class Assigned:
         self.replicas, self.isr = replicas, isr
 
 
-class World:
+class World(HandTime, HandJobs):
     """Time, disk, jobs, partitions, sessions."""
 
     def __init__(self, slots: int = 1000) -> None:
-        self.now_ms = 1_700_000_000_000
+        HandTime.__init__(self, 1_700_000_000_000)
+        HandJobs.__init__(self)
         self.disk = SimDisk(random.Random(1), now_ms=lambda: self.now_ms)
         self.replicas = ReplicaManager(SELF, self, self, 57_671_680, lambda name, topic_id, _: name in self.elsewhere)
         self.sessions = FetchSessionCache(slots, random.Random(2).randint)
         self.elsewhere: set[str] = set()
         self.ids: dict[Uuid, str] = {}
-        self.hold_jobs = False
-        self.held: list[Callable[[], None]] = []
-        self._timers: list[tuple[int, int, _Timer, Callable[[], None]]] = []
-        self._count = 0
-
-    # -- the shell's part
-
-    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> _Timer:
-        timer = _Timer()
-        self._count += 1
-        heapq.heappush(self._timers, (self.now_ms + delay_ms, self._count, timer, callback))
-        return timer
-
-    def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
-        def both() -> None:
-            try:
-                value = job()
-            except OSError as error:
-                finish(None, error)
-            else:
-                finish(value, None)
-
-        if self.hold_jobs:
-            self.held.append(both)
-        else:
-            both()
-
-    def let_jobs_run(self) -> None:
-        held, self.held = self.held, []
-        for job in held:
-            job()
-
-    def advance(self, delay_ms: int) -> None:
-        until = self.now_ms + delay_ms
-        while self._timers and self._timers[0][0] <= until:
-            self.now_ms, _, timer, callback = heapq.heappop(self._timers)
-            if not timer.cancelled:
-                callback()
-        self.now_ms = until
-
-    @property
-    def timers(self) -> int:
-        """Timers that are still set."""
-        return sum(not timer.cancelled for _, _, timer, _ in self._timers)
 
     # -- partitions
 

@@ -6,10 +6,11 @@ lines. Every request and answer is encoded and decoded, and takes a millisecond 
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from by_hand import HandJobs, HandTime, HandTimer
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
@@ -48,50 +49,6 @@ LAG_MAX_MS = 1_000
 GONE = ApiError(ErrorCode.NETWORK_EXCEPTION, "connection refused")
 
 
-class _Timer:
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
-
-    def cancel(self) -> None:
-        self.callback = None
-
-
-class Time:
-    """A clock and its timers."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000
-        self._due: list[tuple[int, int, _Timer]] = []
-        self._count = 0
-
-    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> _Timer:
-        timer = _Timer(callback)
-        self._count += 1
-        heapq.heappush(self._due, (self.now_ms + delay_ms, self._count, timer))
-        return timer
-
-    def run(self, for_ms: int) -> None:
-        """Let time pass."""
-        until = self.now_ms + for_ms
-        while self._due and self._due[0][0] <= until:
-            self.now_ms, _, timer = heapq.heappop(self._due)
-            if timer.callback is not None:
-                timer.callback()
-        self.now_ms = until
-
-
-class Jobs:
-    """No threads: a job runs where it is given."""
-
-    def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
-        try:
-            value = job()
-        except Exception as error:
-            finish(None, error)
-        else:
-            finish(value, None)
-
-
 class Assignment(NamedTuple):
     leader: int
     leader_epoch: int
@@ -110,7 +67,7 @@ class Broker:
         self.lag_max_ms = LAG_MAX_MS
         self.up = True
         self.fenced = False
-        self.replicas = ReplicaManager(broker_id, world.time, Jobs(), 50_000_000, lambda *_: True, self)
+        self.replicas = ReplicaManager(broker_id, world.time, HandJobs(), 50_000_000, lambda *_: True, self)
         self.fetchers = ReplicaFetchers(FetcherConfig(broker_id, "cluster"), lambda: self.epoch, self._started)
         self.replicas.following = self.fetchers
         self.sessions = FetchSessionCache(10, random.Random(broker_id).randint)
@@ -183,7 +140,7 @@ class Broker:
 
     def _started(self, fetcher: ReplicaFetcher) -> None:
         busy = False
-        timer: _Timer | None = None
+        timer: HandTimer | None = None
 
         def turn() -> None:
             nonlocal busy, timer
@@ -238,7 +195,7 @@ class World:
     """Brokers 1 to `size`, led by 1 at first."""
 
     def __init__(self, size: int = 3, min_isr: int = 1) -> None:
-        self.time = Time()
+        self.time = HandTime(1_000)
         self.min_isr = min_isr
         self.controller_delay_ms = 2
         self.refuses: ErrorCode | None = None
@@ -258,7 +215,7 @@ class World:
         self.lines.append(line)
 
     def run(self, ms: int = 50) -> None:
-        self.time.run(ms)
+        self.time.advance(ms)
 
     # -- the controller
 

@@ -72,7 +72,7 @@ def test_the_logs_of_a_request_are_opened_together() -> None:
     assert isinstance(waiting, Pending)
     assert not waiting.done
     assert connection.told == ["alone"], "what comes next on this connection waits"
-    assert len(world.held) == 1
+    assert len(world.waiting) == 1
     assert [each.log.log_end_offset for each in partitions] == [1, 1, 1]
     world.let_jobs_run()
     answers = cast(Any, waiting.value).responses[0].partition_responses
@@ -111,7 +111,7 @@ def test_a_read_opens_what_it_needs_on_a_thread() -> None:
     world, _ = restarted()
     waiting = world.fetch(("a", 0, 0), ("a", 1, 0), max_bytes=1 << 22, max_wait_ms=0)
     assert isinstance(waiting, Pending)
-    assert len(world.held) == 1
+    assert len(world.waiting) == 1
     world.let_jobs_run()
     assert [offsets(answer) for answer in told(waiting).values()] == [[0], [0]]
     at_once = world.fetch(("a", 0, 0), ("a", 1, 0), max_bytes=1 << 22, max_wait_ms=0)

@@ -1,8 +1,8 @@
-"""A file whose page cache a test fills, and jobs that are done by hand."""
+"""A file whose page cache a test fills."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from kalda.base.disk import Buffer
@@ -46,21 +46,3 @@ class PaperFile:
 
     def close(self) -> None:
         pass
-
-
-class HandJobs:
-    """Jobs that are done when the test says so."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], None]] = []
-
-    def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
-        def work() -> None:
-            try:
-                value = job()
-            except OSError as error:
-                finish(None, error)
-            else:
-                finish(value, None)
-
-        self.waiting.append(work)

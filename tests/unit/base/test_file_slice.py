@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 
 import pytest
-from paper_files import HandJobs, PaperFile
+from by_hand import HandJobs
+from paper_files import PaperFile
 
 from kalda.base.file_slice import FileSlice
 
@@ -15,7 +16,7 @@ def nothing() -> None:
 
 
 def test_it_is_read_in_pieces() -> None:
-    whole = FileSlice(PaperFile(bytes(range(100)), 100), 10, 25, HandJobs(), lambda _: None)
+    whole = FileSlice(PaperFile(bytes(range(100)), 100), 10, 25, HandJobs(hold_jobs=True), lambda _: None)
     assert len(whole) == 25
     assert [bytes(whole.read(10, nothing) or b"") for _ in range(4)] == [
         bytes(range(10, 20)),
@@ -27,7 +28,7 @@ def test_it_is_read_in_pieces() -> None:
 
 
 def test_what_is_not_in_the_page_cache_is_read_by_a_job() -> None:
-    jobs, told = HandJobs(), []
+    jobs, told = HandJobs(hold_jobs=True), []
     whole = FileSlice(PaperFile(bytes(range(40)), 20), 10, 30, jobs, lambda _: None)
     assert whole.read(10, nothing) == bytes(range(10, 20))
     assert whole.read(20, lambda: told.append(True)) is None
@@ -38,14 +39,14 @@ def test_what_is_not_in_the_page_cache_is_read_by_a_job() -> None:
 
 
 def test_a_file_that_ends_before_its_slice() -> None:
-    whole = FileSlice(PaperFile(bytes(20), 40), 10, 20, HandJobs(), lambda _: None)
+    whole = FileSlice(PaperFile(bytes(20), 40), 10, 20, HandJobs(hold_jobs=True), lambda _: None)
     with pytest.raises(OSError, match="the file ends at 20, before its slice does at 30"):
         whole.read(20, nothing)
 
 
 @pytest.mark.parametrize("cached", [0, 40])
 def test_a_disk_that_fails_is_told(cached: int) -> None:
-    jobs, failures = HandJobs(), list[BaseException]()
+    jobs, failures = HandJobs(hold_jobs=True), list[BaseException]()
     file = PaperFile(bytes(40), cached)
     file.error = OSError(errno.EIO, "broken")
     whole = FileSlice(file, 0, 40, jobs, failures.append)

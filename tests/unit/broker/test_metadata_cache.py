@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from by_hand import HandTime
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
@@ -24,39 +24,11 @@ LISTENER = "PLAINTEXT"
 KEY = (12, LISTENER, b"all")
 
 
-class Alarm:
-    def __init__(self, due: int, ring: Callable[[], None]) -> None:
-        self.due, self.ring = due, ring
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-class HandTimers:
-    """Time passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0
-        self.alarms: list[Alarm] = []
-
-    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> Alarm:
-        self.alarms.append(Alarm(self.now + delay_ms, callback))
-        return self.alarms[-1]
-
-    def pass_ms(self, ms: int) -> None:
-        self.now += ms
-        for alarm in [each for each in self.alarms if each.due <= self.now]:
-            self.alarms.remove(alarm)
-            if not alarm.cancelled:
-                alarm.ring()
-
-
 class World:
     """Brokers 1 and 2, of which 1 leads the only partition."""
 
     def __init__(self) -> None:
-        self.timers = HandTimers()
+        self.timers = HandTime()
         self.cache = MetadataCache(self.timers)
         self.image = EMPTY
         self.update(
@@ -106,7 +78,7 @@ def test_a_fenced_broker_leads_nothing_but_is_listed_for_a_while() -> None:
     assert world.leader == (2, ErrorCode.NONE)
     assert world.listed == [1, 2]
     world.cache.keep(KEY, [b"with both"])
-    world.timers.pass_ms(LISTED_MS)
+    world.timers.advance(LISTED_MS)
     assert world.listed == [2]
     assert world.cache.kept(KEY) is None
 
@@ -114,12 +86,12 @@ def test_a_fenced_broker_leads_nothing_but_is_listed_for_a_while() -> None:
 def test_one_that_is_fenced_again_is_listed_from_then_on() -> None:
     world = World()
     world.fence()
-    world.timers.pass_ms(LISTED_MS - 1)
+    world.timers.advance(LISTED_MS - 1)
     world.update(BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, fenced=-1))
     world.fence()
-    world.timers.pass_ms(2)
+    world.timers.advance(2)
     assert world.listed == [1, 2]
-    world.timers.pass_ms(LISTED_MS)
+    world.timers.advance(LISTED_MS)
     assert world.listed == [2]
 
 
@@ -159,7 +131,7 @@ def test_a_broker_that_only_this_node_misses_is_there_again_soon() -> None:
     world = World()
     world.cache.miss(1, 1)
     assert world.cache.is_missing(1)
-    world.timers.pass_ms(MISSING_MS)
+    world.timers.advance(MISSING_MS)
     assert world.leader == (1, ErrorCode.NONE)
     assert not world.cache.is_missing(1)
 

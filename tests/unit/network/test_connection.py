@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from paper_files import HandJobs, PaperFile
+from by_hand import HandJobs
+from paper_files import PaperFile
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.file_slice import FileSlice
@@ -472,7 +473,7 @@ class Sliced:
 
     def __init__(self, size: int = 1_000_000, cached: int | None = None) -> None:
         self.data = random.Random(1).randbytes(size)
-        self.jobs = HandJobs()
+        self.jobs = HandJobs(hold_jobs=True)
         self.bench = Bench()
         self.file = PaperFile(self.data, size if cached is None else cached)
         self.bench.connection._handler = self.handle

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from by_hand import HandJobs, HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
@@ -26,24 +27,18 @@ TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(b"t" * 16)
 
 
-class _Timer:
-    cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
 class _Assigned:
     def __init__(self, leader: int, epoch: int) -> None:
         self.leader, self.replicas, self.isr = leader, (1, 2), (1,)
         self.leader_epoch = self.partition_epoch = epoch
 
 
-class World:
+class World(HandTime, HandJobs):
     """A broker's directories, one replica, and a controller that agrees when it is let."""
 
     def __init__(self, config: LogConfig | None = None) -> None:
-        self.now_ms = 1_000_000
+        HandTime.__init__(self, 1_000_000)
+        HandJobs.__init__(self)
         self.config = config or LogConfig(segment_bytes=4_000, index_interval_bytes=200)
         self.disk = SimDisk(random.Random(3), now_ms=lambda: self.now_ms)
         for path, directory_id in IDS.items():
@@ -51,9 +46,6 @@ class World:
             values = {"version": "1", "directory.id": uuid_to_text(directory_id)}
             write_meta_properties(self.disk, f"{path}/meta.properties", values, 0)
         self.told: list[tuple[Uuid, Callable[[], None]]] = []
-        self.jobs: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
-        self.hold_jobs = False
-        self.timers: list[tuple[int, _Timer, Callable[[], None]]] = []
         self.placed: Uuid | None = IDS["/d0"]
         self.known = {"t"}
         self.start()
@@ -105,38 +97,6 @@ class World:
         directory = self.logs.dir_of(TP)
         assert directory is not None
         return directory.path
-
-    # -- the shell's part
-
-    def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
-        self.jobs.append((job, finish))
-        if not self.hold_jobs:
-            self.let_jobs_run()
-
-    def let_jobs_run(self, count: int = 1_000) -> None:
-        for _ in range(count):
-            if not self.jobs:
-                return
-            job, finish = self.jobs.pop(0)
-            try:
-                value, error = job(), None
-            except BaseException as failure:
-                value, error = None, failure
-            finish(value, error)
-
-    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> _Timer:
-        timer = _Timer()
-        self.timers.append((self.now_ms + delay_ms, timer, callback))
-        return timer
-
-    def advance(self, delay_ms: int) -> None:
-        until = self.now_ms + delay_ms
-        while due := sorted(((at, each) for at, *each in self.timers if at <= until), key=lambda pair: pair[0])[:1]:
-            self.now_ms, (timer, callback) = due[0]
-            self.timers.remove((self.now_ms, timer, callback))
-            if not timer.cancelled:
-                callback()
-        self.now_ms = until
 
 
 def write(partition: Partition, count: int = 1, **producer: Any) -> None:
@@ -370,7 +330,7 @@ def test_flushed_topics_are_committed_after_the_move_only_when_synced() -> None:
     world.moves.alter(TP, "/d1")
     world.hold_jobs = True
     world.agree()
-    assert world.jobs, "the copy is synced by a job"
+    assert world.waiting, "the copy is synced by a job"
     write(partition)
     assert not partition.committed(6)
     world.let_jobs_run()

@@ -1,0 +1,74 @@
+"""Time and threads that a test moves by hand, in place of the shell's (`kalda.base.scheduling`)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class HandTimer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class HandTime:
+    """A clock that stands still until the test moves it, and its timers."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self.now_ms = now_ms
+        self._due: list[tuple[int, int, HandTimer]] = []
+        self._count = 0
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> HandTimer:
+        timer = HandTimer(callback)
+        self._count += 1
+        heapq.heappush(self._due, (self.now_ms + delay_ms, self._count, timer))
+        return timer
+
+    def advance(self, ms: int) -> None:
+        """Let time pass. What comes due is called at its moment, those that are set meanwhile too."""
+        until = self.now_ms + ms
+        while self._due and self._due[0][0] <= until:
+            at, _, timer = heapq.heappop(self._due)
+            self.now_ms = max(self.now_ms, at)
+            if not timer.cancelled:
+                timer.callback()
+        self.now_ms = until
+
+    @property
+    def timers(self) -> int:
+        """How many wait."""
+        return sum(not timer.cancelled for _, _, timer in self._due)
+
+
+class HandJobs:
+    """Jobs that run where they are given; while `hold_jobs`, when the test says so."""
+
+    def __init__(self, hold_jobs: bool = False) -> None:
+        self.hold_jobs = hold_jobs
+        self.waiting: list[Callable[[], None]] = []
+
+    def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
+        def both() -> None:
+            try:
+                value = job()
+            except Exception as error:
+                finish(None, error)
+            else:
+                finish(value, None)
+
+        self.waiting.append(both)
+        if not self.hold_jobs:
+            self.let_jobs_run()
+
+    def let_jobs_run(self) -> None:
+        """Until none waits, in the order they came."""
+        while self.waiting:
+            self.waiting.pop(0)()
