@@ -1,0 +1,177 @@
+"""A broker's life by what it asks of the controller, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from by_hand import HandTime
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
+from kalda.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+)
+
+INTERVAL_MS = 2_000
+REGISTRATION_MS = 60_000
+LEFT, RIGHT = Uuid(b"l" * 16), Uuid(b"r" * 16)
+
+
+class World:
+    """One broker, and a controller that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.time = HandTime()
+        self.asked: list[Any] = []
+        self.fatal: list[str] = []
+        self._pending: Pending[Any] = Pending()
+        identity = BrokerIdentity(1, "cluster", Uuid(b"i" * 16), [], [], None, lambda: [RIGHT, LEFT], 6)
+        self.broker = BrokerLifecycle(
+            identity,
+            self._send,
+            self.time,
+            lambda: 42,
+            self.fatal.append,
+            heartbeat_interval_ms=INTERVAL_MS,
+            registration_timeout_ms=REGISTRATION_MS,
+        )
+
+    def _send(self, request: Any) -> Pending[Any]:
+        assert not self.asked or self._pending.done, "one request at a time"
+        self.asked.append(request)
+        self._pending = Pending()
+        return self._pending
+
+    def take(self) -> Any:
+        """The one request that has been sent since the last."""
+        (request,) = self.asked
+        self.asked.clear()
+        return request
+
+    def register(self, epoch: int = 7) -> None:
+        self._pending.complete(BrokerRegistrationResponse(broker_epoch=epoch))
+        self.time.advance(0)
+
+    def answer(self, code: ErrorCode = ErrorCode.NONE, **told: bool) -> None:
+        self._pending.complete(BrokerHeartbeatResponse(error_code=code, **told))
+        self.time.advance(0)
+
+    def fail(self) -> None:
+        self._pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def running(world: World) -> World:
+    """Registered with epoch 7, caught up, unfenced."""
+    world.broker.start()
+    world.register()
+    world.answer(is_caught_up=True)
+    world.broker.set_ready_to_unfence()
+    world.answer(is_fenced=False)
+    assert world.broker.state is BrokerState.RUNNING
+    world.asked.clear()
+    return world
+
+
+def test_from_start_to_running(world: World) -> None:
+    broker, milestones = world.broker, world.broker.milestones
+    broker.start()
+    registration = world.take()
+    assert isinstance(registration, BrokerRegistrationRequest)
+    assert (registration.log_dirs, registration.previous_broker_epoch) == ([LEFT, RIGHT], 6)
+    world.register(epoch=7)
+    first = world.take()
+    assert (first.broker_epoch, first.current_metadata_offset, first.want_fence) == (7, 42, True)
+    world.answer(is_caught_up=False)
+    broker.on_metadata_offset()
+    assert world.take(), "more metadata is worth a heartbeat at once"
+    world.answer(is_caught_up=True)
+    assert (broker.state, milestones.caught_up.done, milestones.unfenced.done) == (BrokerState.RECOVERY, True, False)
+    assert not world.asked, "recovery takes its time"
+    broker.set_ready_to_unfence()
+    assert not world.take().want_fence
+    world.answer(is_fenced=True)
+    assert not milestones.unfenced.done
+    world.time.advance(10)
+    world.take()
+    world.answer(is_fenced=False)
+    assert (broker.state, milestones.unfenced.done) == (BrokerState.RUNNING, True)
+    world.time.advance(INTERVAL_MS - 1)
+    assert not world.asked
+    world.time.advance(1)
+    assert isinstance(world.take(), BrokerHeartbeatRequest)
+
+
+def test_a_registration_that_fails_is_tried_again_until_its_time_is_over(world: World) -> None:
+    world.broker.start()
+    for _ in range(REGISTRATION_MS // 1_000):
+        world.take()
+        assert not world.fatal
+        world.fail()
+        world.time.advance(1_000)
+    assert len(world.fatal) == 1
+    assert "initial.broker.registration.timeout.ms" in world.fatal[0]
+
+
+def test_who_has_registered_may_take_its_time(running: World) -> None:
+    running.time.advance(REGISTRATION_MS)
+    assert not running.fatal
+
+
+def test_a_broker_whose_epoch_is_stale_registers_anew_and_goes_on(running: World) -> None:
+    running.time.advance(INTERVAL_MS)
+    running.take()
+    running.answer(ErrorCode.STALE_BROKER_EPOCH)
+    running.time.advance(1_000)
+    assert isinstance(running.take(), BrokerRegistrationRequest)
+    running.register(epoch=9)
+    assert running.take().broker_epoch == 9
+    assert running.broker.state is BrokerState.RUNNING
+
+
+def test_what_is_urgent_waits_for_the_answer_and_no_longer(running: World) -> None:
+    running.time.advance(INTERVAL_MS)
+    assert running.take().offline_log_dirs == []
+    running.broker.on_directory_failure(LEFT)
+    running.broker.on_directory_failure(LEFT)
+    assert not running.asked
+    running.answer(is_fenced=False)
+    assert running.take().offline_log_dirs == [LEFT]
+    running.broker.resend_registration()
+    running.answer(is_fenced=False)
+    assert isinstance(running.take(), BrokerRegistrationRequest)
+
+
+def test_a_controlled_shutdown_asks_until_it_may_go(running: World) -> None:
+    running.broker.begin_controlled_shutdown()
+    for _ in range(3):
+        assert running.take().want_shut_down
+        running.answer(is_fenced=False, should_shut_down=False)
+        running.time.advance(50)
+    running.take()
+    running.answer(should_shut_down=True)
+    assert running.broker.milestones.may_shut_down.done
+    running.time.advance(10 * INTERVAL_MS)
+    assert not running.asked
+
+
+def test_who_leads_nothing_need_not_ask(world: World) -> None:
+    world.broker.start()
+    world.take()
+    world.broker.begin_controlled_shutdown()
+    assert world.broker.milestones.may_shut_down.done
+    world.register()
+    world.time.advance(REGISTRATION_MS)
+    assert not world.asked
+    assert not world.fatal
