@@ -120,6 +120,31 @@ def test_a_snapshot_gives_the_state_of_the_log(node: str) -> None:
         assert state(from_snapshot) == state(standby_at(node, end))
 
 
+@pytest.mark.parametrize("node", NODES)
+def test_an_image_gives_the_state_of_the_log(node: str) -> None:
+    from_log = standby_at(node, 10**9)
+    from_image = standby_at(node, 3)
+    for _ in from_image.load_image(image_of(node)):
+        pass
+    assert state(from_image) == state(from_log)
+    assert reverse_indexes(from_image) == reverse_indexes(from_log)
+
+
+def reverse_indexes(controller: QuorumController) -> dict[str, object]:
+    index, registered = controller.partitions.index, controller.cluster.brokers
+    directories = {directory for broker in registered.values() for directory in broker.directories}
+    return {
+        "isr": {broker_id: set(index.with_in_isr(broker_id)) for broker_id in registered},
+        "elr": {broker_id: set(index.with_in_elr(broker_id)) for broker_id in registered},
+        "directories": {directory: set(index.in_directory(directory)) for directory in directories},
+        "leaders": {broker_id for broker_id in registered if index.leads_any(broker_id)},
+        "leaderless": set(index.leaderless),
+        "imbalanced": set(index.imbalanced),
+        "reassigning": set(index.reassigning),
+        "counts": dict(controller.partitions.partition_counts),
+    }
+
+
 class _Snapshot:
     last_contained_epoch = 1
     last_contained_log_time_ms = 0

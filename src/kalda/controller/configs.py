@@ -17,7 +17,13 @@ from typing import NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.context import check_batch_size
-from kalda.metadata.configs import ConfigResource, ConfigResourceType, broker_resource, topic_resource
+from kalda.metadata.configs import (
+    ConfigResource,
+    ConfigResourceType,
+    ConfigsImage,
+    broker_resource,
+    topic_resource,
+)
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
@@ -190,6 +196,10 @@ class ConfigControl:
     def effective_topic_configs(self, creation: Mapping[str, str]) -> Sequence[EffectiveConfig]:
         """What a topic made with these keys would have."""
         return self._schema.effective_topic_configs(creation, self.of(self._node), self.of(CLUSTER_DEFAULT))
+
+    def load(self, image: ConfigsImage) -> None:
+        """All that there is, after a reset."""
+        self.values.load(image.resources)
 
     def replay(self, record: ConfigRecord) -> None:
         resource = ConfigResource(record.resource_type, record.resource_name)

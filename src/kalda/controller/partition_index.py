@@ -6,7 +6,8 @@ kept beside the partitions, and change with them on replay only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from kalda.base.ids import Uuid
@@ -38,6 +39,13 @@ class _ByMember(Generic[K]):
                 if members is None:
                     members = self._partitions[member] = TimelineSet(self._registry)
                 members.add(partition)
+
+    def load(self, partitions: Mapping[K, Iterable[TopicIdPartition]]) -> None:
+        for member, its in partitions.items():
+            members = self._partitions.get(member)
+            if members is None:
+                members = self._partitions[member] = TimelineSet(self._registry)
+            members.load(its)
 
     def of(self, member: K) -> Iterator[TopicIdPartition]:
         return iter(self._partitions.get(member, ()))
@@ -89,6 +97,29 @@ class PartitionIndex:
             _keep(self.imbalanced, at, not before.has_preferred_leader, not after.has_preferred_leader)
         if before.adding_replicas != after.adding_replicas or before.removing_replicas != after.removing_replicas:
             _keep(self.reassigning, at, before.is_reassigning, after.is_reassigning)
+
+    def load(self, partitions: Mapping[TopicIdPartition, PartitionRegistration]) -> None:
+        """Partitions that were not there, after a reset: what `update` does for each, a member at a time."""
+        isr: dict[int, list[TopicIdPartition]] = defaultdict(list)
+        elr: dict[int, list[TopicIdPartition]] = defaultdict(list)
+        directories: dict[Uuid, list[TopicIdPartition]] = defaultdict(list)
+        leaderships: dict[int, int] = defaultdict(int)
+        for at, partition in partitions.items():
+            for replica in partition.isr:
+                isr[replica].append(at)
+            for replica in partition.elr:
+                elr[replica].append(at)
+            for directory in partition.directories:
+                directories[directory].append(at)
+            leaderships[partition.leader] += 1
+        self._isr.load(isr)
+        self._elr.load(elr)
+        self._directories.load(directories)
+        for leader, count in leaderships.items():
+            self._count_leader(leader, count)
+        self.leaderless.load(at for at, partition in partitions.items() if not partition.has_leader)
+        self.imbalanced.load(at for at, partition in partitions.items() if not partition.has_preferred_leader)
+        self.reassigning.load(at for at, partition in partitions.items() if partition.is_reassigning)
 
     def _count_leader(self, leader: int, change: int) -> None:
         if leader == NO_LEADER:

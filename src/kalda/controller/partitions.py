@@ -6,7 +6,8 @@ by which a set of partitions adapts to a broker that goes, comes, or came back w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from kalda.base.ids import Uuid
 from kalda.controller.cluster import ClusterControl
@@ -16,6 +17,7 @@ from kalda.controller.partition_change import ChangeRules, Election, PartitionCh
 from kalda.controller.partition_index import PartitionIndex, TopicIdPartition
 from kalda.controller.topic_names import collision_key
 from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.topics import TopicsImage
 from kalda.protocol.messages.metadata_records import (
     ClearElrRecord,
     PartitionChangeRecord,
@@ -27,6 +29,7 @@ from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
 NO_BROKER = -1
+_TOPICS_A_STEP = 500
 
 
 class PartitionControl:
@@ -120,13 +123,30 @@ class PartitionControl:
 
     # Replay
 
+    def load(self, image: TopicsImage) -> Iterator[None]:
+        """All topics and partitions that there are, after a reset; some topics a step."""
+        topics = iter(image.by_id.values())
+        while some := list(islice(topics, _TOPICS_A_STEP)):
+            partitions: dict[TopicIdPartition, PartitionRegistration] = {}
+            for topic in some:
+                self._load_name(topic.name, topic.id)
+                for partition_id, partition in topic.partitions.items():
+                    partitions[TopicIdPartition(topic.id, partition_id)] = partition
+            self.partition_counts.load({topic.id: max(topic.partitions) + 1 for topic in some if topic.partitions})
+            self.partitions.load(partitions)
+            self.index.load(partitions)
+            yield
+
     def replay_topic(self, record: TopicRecord) -> None:
         assert record.name not in self.topic_ids, f"topic {record.name} is there already"
-        self.topic_ids[record.name] = record.topic_id
-        self.topic_names[record.topic_id] = record.name
-        key = collision_key(record.name)
+        self._load_name(record.name, record.topic_id)
+
+    def _load_name(self, name: str, topic_id: Uuid) -> None:
+        self.topic_ids[name] = topic_id
+        self.topic_names[topic_id] = name
+        key = collision_key(name)
         if key is not None:
-            self._colliding[key] = (*self._colliding.get(key, ()), record.name)
+            self._colliding[key] = (*self._colliding.get(key, ()), name)
 
     def replay_partition(self, record: PartitionRecord) -> None:
         at = TopicIdPartition(record.topic_id, record.partition_id)

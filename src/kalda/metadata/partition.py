@@ -7,11 +7,13 @@ change. So a broker tells "I am elected" from "my ISR changed", and a stale Alte
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kalda.base.ids import DIRECTORY_MIGRATING, Uuid
 from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord, PartitionRecord
+
+T = TypeVar("T")
 
 NO_LEADER = -1
 NO_LEADER_CHANGE = -2
@@ -25,6 +27,22 @@ class LeaderRecoveryState(IntEnum):
 
 
 NO_RECOVERY_CHANGE = -1
+
+_RECOVERY_STATES = {state.value: state for state in LeaderRecoveryState}
+_new_tuple = tuple.__new__
+_MAX_SHARED = 10_000
+_known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+
+def _shared(values: tuple[T, ...]) -> tuple[T, ...]:
+    """An equal tuple that is there already: most partitions of a cluster share their replicas with many others."""
+    known = _known.get(values)
+    if known is not None:
+        return known
+    if len(_known) >= _MAX_SHARED:
+        _known.clear()
+    _known[values] = values
+    return values
 
 
 class PartitionRegistration(NamedTuple):
@@ -52,49 +70,56 @@ class PartitionRegistration(NamedTuple):
         directories = tuple(record.directories) or (DIRECTORY_MIGRATING,) * len(replicas)
         if len(directories) != len(replicas):
             raise ValueError(f"cannot replay {record}: {len(replicas)} replicas in {len(directories)} directories")
-        return cls(
-            replicas,
-            directories,
-            tuple(record.isr),
-            record.leader,
-            record.leader_epoch,
-            record.partition_epoch,
-            tuple(record.removing_replicas),
-            tuple(record.adding_replicas),
-            tuple(record.eligible_leader_replicas or ()),
-            tuple(record.last_known_elr or ()),
-            LeaderRecoveryState(record.leader_recovery_state),
+        isr = tuple(record.isr)
+        state = _RECOVERY_STATES.get(record.leader_recovery_state)
+        return _new_tuple(
+            cls,
+            (
+                _shared(replicas),
+                _shared(directories),
+                _shared(isr),
+                record.leader,
+                record.leader_epoch,
+                record.partition_epoch,
+                tuple(record.removing_replicas),
+                tuple(record.adding_replicas),
+                tuple(record.eligible_leader_replicas or ()),
+                tuple(record.last_known_elr or ()),
+                LeaderRecoveryState(record.leader_recovery_state) if state is None else state,
+            ),
         )
 
     def merge(self, record: PartitionChangeRecord) -> PartitionRegistration:
         """The registration after `record`, in which None means "as it was"."""
         replicas = self.replicas if record.replicas is None else tuple(record.replicas)
         if record.directories is None:
-            directories = self._directories_of(replicas)
+            directories = self.directories if record.replicas is None else self._directories_of(replicas)
         else:
             directories = tuple(record.directories) or (DIRECTORY_MIGRATING,) * len(replicas)
             if len(directories) != len(replicas):
                 raise ValueError(f"cannot replay {record}: {len(replicas)} replicas in {len(directories)} directories")
         led = record.leader != NO_LEADER_CHANGE
         state = record.leader_recovery_state
+        removing, adding = record.removing_replicas, record.adding_replicas
         elr, last_known_elr = record.eligible_leader_replicas, record.last_known_elr
-        return PartitionRegistration(
-            replicas,
-            directories,
-            self.isr if record.isr is None else tuple(record.isr),
-            record.leader if led else self.leader,
-            self.leader_epoch + 1 if led else self.leader_epoch,
-            self.partition_epoch + 1,
-            self.removing_replicas if record.removing_replicas is None else tuple(record.removing_replicas),
-            self.adding_replicas if record.adding_replicas is None else tuple(record.adding_replicas),
-            self.elr if elr is None else tuple(elr),
-            self.last_known_elr if last_known_elr is None else tuple(last_known_elr),
-            self.leader_recovery_state if state == NO_RECOVERY_CHANGE else LeaderRecoveryState(state),
+        return _new_tuple(
+            PartitionRegistration,
+            (
+                replicas,
+                directories,
+                self.isr if record.isr is None else tuple(record.isr),
+                record.leader if led else self.leader,
+                self.leader_epoch + 1 if led else self.leader_epoch,
+                self.partition_epoch + 1,
+                self.removing_replicas if removing is None else tuple(removing),
+                self.adding_replicas if adding is None else tuple(adding),
+                self.elr if elr is None else tuple(elr),
+                self.last_known_elr if last_known_elr is None else tuple(last_known_elr),
+                self.leader_recovery_state if state == NO_RECOVERY_CHANGE else LeaderRecoveryState(state),
+            ),
         )
 
     def _directories_of(self, replicas: tuple[int, ...]) -> tuple[Uuid, ...]:
-        if replicas is self.replicas:
-            return self.directories
         known = dict(zip(self.replicas, self.directories, strict=True))
         return tuple(known.get(replica, DIRECTORY_MIGRATING) for replica in replicas)
 

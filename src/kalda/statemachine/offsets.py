@@ -88,6 +88,8 @@ class OffsetControl:
     def on_commit(self, offset: int, epoch: int = -1) -> None:
         """All up to `offset` is committed; and replayed: long ago by the leader, just now by anyone else."""
         if offset <= self.last_committed_offset:
+            if self.registry.newest is None:
+                self.registry.create_snapshot(self.last_committed_offset)
             return
         self.last_committed_offset = offset
         self.last_committed_epoch = epoch
@@ -103,6 +105,13 @@ class OffsetControl:
         if stable > self.last_stable_offset:
             self.last_stable_offset = stable
         self.registry.delete_up_to(self.stable_epoch)
+
+    def begin_replay(self) -> None:
+        """Committed records are about to be replayed, and nobody reads before `on_commit`: but for an open transaction,
+        which may be aborted yet, no snapshot is needed until then."""
+        assert not self.active, "a leader may have to take back what it wrote"
+        if self._transaction_start.value == NO_TRANSACTION:
+            self.registry.forget()
 
     def begin_load_snapshot(self) -> None:
         """A snapshot of the log is about to be replayed: forget everything, in every collection."""

@@ -137,9 +137,16 @@ class ReplicatedRuntime(Generic[Rec]):
         """A committed batch of someone else's: apply it. Not for the leader's own batches, which were applied when
         they were appended: those come to `on_commit`."""
         assert not self.active, "a leader has applied its records already"
-        for at, record in enumerate(records):
-            self._replay(record, first_offset + at)
+        self.offsets.begin_replay()
+        self.replay_some(records, first_offset)
         self.on_commit(commit_offset, epoch)
+
+    def replay_some(self, records: Sequence[Rec], first_offset: int) -> None:
+        """Apply records between `offsets.begin_replay` and `on_commit`: of several batches that were committed together
+        each, so that only the last one's end is remembered."""
+        replay = self._replay
+        for offset, record in enumerate(records, first_offset):
+            replay(record, offset)
 
     def on_commit(self, offset: int, epoch: int = -1) -> None:
         """The commit point passed `offset`: answer what waited for it."""

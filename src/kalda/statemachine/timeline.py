@@ -20,7 +20,7 @@ No thread may share a registry. A collection belongs to one registry for life.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, MutableMapping, MutableSet
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSet
 from typing import Any, Generic, TypeVar, cast, overload
 from weakref import WeakSet
 
@@ -114,6 +114,15 @@ class SnapshotRegistry:
         del self._touched[:index]
         if not self._epochs:
             self.newest = None
+
+    def forget(self) -> None:
+        """Forget every snapshot; the collections stay as they are. Until the next is taken, writing saves nothing."""
+        for touched in self._touched:
+            for collection in touched:
+                collection._drop_oldest_tier()
+        self._epochs.clear()
+        self._touched.clear()
+        self.newest = None
 
     def reset(self) -> None:
         """Forget every snapshot and empty every collection: what comes before loading a snapshot of the log."""
@@ -227,6 +236,11 @@ class TimelineDict(_Collection, MutableMapping[K, V]):
     def contains(self, key: K, epoch: int = LATEST) -> bool:
         return self.get(key, _ABSENT, epoch) is not _ABSENT
 
+    def load(self, items: Mapping[K, V]) -> None:
+        """Write many keys at once, after a reset: while there is no snapshot, nothing of what was need be saved."""
+        assert self._registry.newest is None, f"there is a snapshot at {self._registry.newest}"
+        self._current.update(items)
+
     def items(self, epoch: int = LATEST) -> Iterable[tuple[K, V]]:  # type: ignore[override]
         return self._current.items() if epoch == LATEST else self._at(epoch).items()
 
@@ -316,6 +330,10 @@ class TimelineSet(MutableSet[T]):
 
     def __len__(self) -> int:
         return len(self._members._current)
+
+    def load(self, values: Iterable[T]) -> None:
+        """Add many at once, after a reset."""
+        self._members.load(dict.fromkeys(values))
 
     def contains(self, value: T, epoch: int = LATEST) -> bool:
         return self._members.contains(value, epoch)
