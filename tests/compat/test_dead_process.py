@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lone_node import SERVES
 from node_cluster import NodeCluster
 from watched_clients import PARTITIONS, TOPIC, Writer, check, quorum, read_all
 
@@ -36,3 +37,18 @@ def test_nobody_waits_for_a_process_that_is_gone(tmp_path: Path, active: bool) -
         writer.wait_progress()
         writer.stop()
         check(writer, read_all(cluster.addresses))
+
+
+def test_nobody_waits_for_the_former_processes_of_a_cluster_that_was_killed_whole(tmp_path: Path) -> None:
+    """Their registrations are unfenced still when the new ones come, and no session would ever end."""
+    with NodeCluster(tmp_path, settings=SETTINGS) as cluster:
+        cluster.start()
+        cluster.create(TOPIC, PARTITIONS, min_insync_replicas="2")
+        cluster.wait_in_sync(TOPIC, PARTITIONS)
+        for node in cluster.nodes.values():
+            node.kill()
+        for node in cluster.nodes.values():
+            node.launch()
+        for node in cluster.nodes.values():
+            node.wait_line(SERVES)
+        cluster.wait_in_sync(TOPIC, PARTITIONS)

@@ -467,3 +467,21 @@ def test_a_peer_that_goes_while_nothing_is_read_is_missed() -> None:
         await server.stop()
 
     run(scenario)
+
+
+def test_a_listener_that_does_not_accept_yet_holds_its_port_and_refuses() -> None:
+    async def test() -> None:
+        server = Server(HandClock())
+        listener = await server.listen("L", "127.0.0.1", 0, echo, accepts=False)
+        try:
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", listener.port)
+            await listener.accept()
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(b"\0\0\0\x0chello, world")
+            assert await reader.readexactly(4 + 3 + 12) == b"\0\0\0\x0fre:hello, world"
+            writer.close()
+        finally:
+            await server.stop()
+
+    run(test)

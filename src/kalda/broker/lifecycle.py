@@ -69,6 +69,7 @@ class BrokerIdentity:
 class Milestones:
     """Settled one after another as the broker comes up and goes down."""
 
+    registered: Pending[None] = field(default_factory=Pending)
     caught_up: Pending[None] = field(default_factory=Pending)
     unfenced: Pending[None] = field(default_factory=Pending)
     may_shut_down: Pending[None] = field(default_factory=Pending)
@@ -201,6 +202,8 @@ class BrokerLifecycle:
             self._registration_timer.cancel()
             self._registration_timer = None
         log.info("broker %d registered with epoch %d", self._identity.broker_id, self.broker_epoch)
+        if not self.milestones.registered.done:
+            self.milestones.registered.complete(None)
         self._schedule(0)
 
     def _registration_timed_out(self) -> None:

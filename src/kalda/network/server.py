@@ -59,8 +59,8 @@ class Listener:
         self.over_budget = server.over_budget
         self.wait_for_budget = server.wait_for_budget
 
-    async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
-        """Bind and accept. Port 0 takes any free one, which `port` then tells."""
+    async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None, accepts: bool) -> None:
+        """Bind; and accept, or refuse until `accept`. Port 0 takes any free one, which `port` then tells."""
         if not host:
             # Several sockets on port 0 would get a port each; one address family keeps it one.
             host = None if port else "0.0.0.0"
@@ -77,6 +77,7 @@ class Listener:
                 reuse_address=True,
                 ssl=tls,
                 ssl_handshake_timeout=limits.slow_frame_ms / 1000 if tls is not None else None,
+            start_serving=accepts,
             )
         except socket.gaierror as error:
             raise OSError(error.errno, f"listener {self.name}: host {host}: {error.strerror}") from error
@@ -85,6 +86,11 @@ class Listener:
                 # Before the handshake, or the window scale would be too small for it.
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
             self.host, self.port = bound.getsockname()[:2]
+
+    async def accept(self) -> None:
+        """Take connections from now on. Raises `OSError` where another process has come first."""
+        assert self._sockets is not None, "not bound"
+        await self._sockets.start_serving()
 
     def _make_connection(self) -> Connection:
         return Connection(self, self._server.next_connection_id())
@@ -154,13 +160,15 @@ class Server:
         tls: ssl.SSLContext | None = None,
         protected: bool = False,
         on_close: Callable[[Connection], None] | None = None,
+        accepts: bool = True,
     ) -> Listener:
-        """Open a listener. `protected`: the inter-broker one, which clients cannot crowd out. Raises `OSError`."""
+        """Open a listener. `protected`: the inter-broker one, which clients cannot crowd out. Where it does not accept
+        yet, its port is taken but connections are refused, until `Listener.accept`. Raises `OSError`."""
         assert name not in self.listeners, f"listener {name} is open already"
         limits = limits or Limits()
         listener = Listener(self, name, handler, limits, security_protocol, on_close)
         self._admission.add_listener(name, limits, protected)
-        await listener.open(host, port, tls)
+        await listener.open(host, port, tls, accepts)
         self.listeners[name] = listener
         if self._sweeper is None:
             self._schedule_sweep()

@@ -113,9 +113,13 @@ class SimLoop(asyncio.BaseEventLoop):
         host: str,
         port: int,
         backlog: int = BACKLOG,
+        start_serving: bool = True,
         **_: Any,
     ) -> SimServer:
-        return self.network.listen(protocol_factory, host, port, backlog)
+        server = self.network.listen(protocol_factory, host, port, backlog)
+        if start_serving:
+            await server.start_serving()
+        return server
 
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any

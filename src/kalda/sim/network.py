@@ -93,6 +93,10 @@ class SimServer:
         """Accept no more."""
         self._network.unlisten(self)
 
+    async def start_serving(self) -> None:
+        """Accept: until then connections are refused."""
+        self._network.serve(self)
+
     def is_serving(self) -> bool:
         return self._network.listeners.get(self.address) is self
 
@@ -329,9 +333,14 @@ class SimNetwork:
         address = Address(host, port)
         if address in self.listeners:
             raise OSError(errno.EADDRINUSE, "the address is in use", f"{host}:{port}")
+        return SimServer(self, factory, address, backlog)
+
+    def serve(self, server: SimServer) -> None:
+        """Have a listener accept."""
+        address = server.address
+        if self.listeners.setdefault(address, server) is not server:
+            raise OSError(errno.EADDRINUSE, "the address is in use", f"{address.host}:{address.port}")
         self._dying.pop(address, None)
-        server = self.listeners[address] = SimServer(self, factory, address, backlog)
-        return server
 
     def unlisten(self, server: SimServer) -> None:
         if self.listeners.get(server.address) is server:
