@@ -93,6 +93,8 @@ class Faults:
             return
         if kind in _ENDS and not self._losses.may_end(node):
             return
+        if kind in DISK and not self._losses.may_stop(node):
+            return  # it would give up, and stop in good order
         mend: Mend | None = getattr(self, f"_{kind.replace('-', '_')}")(node)
         if mend is not None:
             self._count += 1
