@@ -77,7 +77,7 @@ class Listener:
                 reuse_address=True,
                 ssl=tls,
                 ssl_handshake_timeout=limits.slow_frame_ms / 1000 if tls is not None else None,
-            start_serving=accepts,
+                start_serving=accepts,
             )
         except socket.gaierror as error:
             raise OSError(error.errno, f"listener {self.name}: host {host}: {error.strerror}") from error
