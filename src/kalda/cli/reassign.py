@@ -34,7 +34,7 @@ def reassign() -> None:
     \b
     Examples:
       kalda reassign plan --all-topics --brokers 1,2,3,4 --out plan.json --rollback before.json
-      kalda reassign run plan.json --throttle 50000000
+      kalda reassign run plan.json
       kalda reassign status
     """
 
@@ -222,7 +222,12 @@ def show_bytes(count: float) -> str:
 
 @reassign.command("run")
 @click.argument("path", metavar="FILE", type=click.Path())
-@click.option("--throttle", type=click.IntRange(min=1), metavar="BYTES/S", help="What a broker may copy a second.")
+@click.option(
+    "--throttle",
+    type=click.IntRange(min=1),
+    metavar="BYTES/S",
+    help="What a broker may copy a second. Apache Kafka's brokers obey it; Kalda's keep it, and do not yet.",
+)
 @click.option(
     "--replica-alter-log-dirs-throttle",
     "log_dir_throttle",
