@@ -101,6 +101,31 @@ def test_a_broker_that_is_heard_of_while_it_is_probed_is_not_fenced() -> None:
     assert world.active.probes_due(world.now_ms + 60_000) == []
 
 
+def test_a_broker_whose_place_another_one_wants_is_probed_too() -> None:
+    """Its machine was reset, so that no connection broke."""
+    world = a_world(0)
+    with pytest.raises(ApiError):
+        world.register(0, incarnation=2)
+    (probe,) = world.active.probes_due(world.now_ms)
+    with pytest.raises(ApiError):
+        world.register(0, incarnation=2)
+    assert world.active.probes_due(world.now_ms) == [], "it is being probed"
+    answer(world, probe, refused=True)
+    world.register(0, incarnation=2)
+    assert not world.heartbeat(0).is_fenced
+
+
+def test_who_does_not_refuse_keeps_its_place() -> None:
+    world = a_world(0)
+    for _ in PROBES_MS:
+        with pytest.raises(ApiError):
+            world.register(0, incarnation=2)
+        answer(world, *world.active.probes_due(world.now_ms), refused=False)
+        world.now_ms += max(PROBES_MS)
+        world.heartbeat(0)
+    assert fenced(world) == []
+
+
 def test_only_the_epoch_that_was_seen_on_the_connection_is_fenced() -> None:
     world = a_world(0)
     old = world.epochs[0]

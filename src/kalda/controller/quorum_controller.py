@@ -520,7 +520,12 @@ class QuorumController:
         def operation() -> Result[VersionedRecord, BrokerRegistrationResponse]:
             new_epoch = self.runtime.offsets.next_write_offset
             assert new_epoch is not None, "only the active controller registers brokers"
-            return self.cluster.register_broker(request, new_epoch, self.broker_changes.clean_up, now_ms)
+            try:
+                return self.cluster.register_broker(request, new_epoch, self.broker_changes.clean_up, now_ms)
+            except ApiError as error:
+                if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION and self._suspects is not None:
+                    self._suspects.contest(request.broker_id, self.cluster.brokers[request.broker_id].epoch, now_ms)
+                raise
 
         return self._write(now_ms, operation, context, Operation.CLUSTER_ACTION)
 

@@ -1,7 +1,8 @@
 """Brokers that may be gone, and how that is found out before their session ends.
 
-A broker is suspected when a connection breaks on which it sent heartbeats, and when a new active controller has not
-heard of it yet: its connection may have broken at the controller before. It is then probed: somebody connects to its
+A broker is suspected when a connection breaks on which it sent heartbeats; when a new active controller has not heard
+of it yet, as its connection may have broken at the controller before; and when another process asks to be registered in
+its place: where a machine was reset, no connection breaks. It is then probed: somebody connects to its
 listener. If the connection is refused, no process is there, and the broker is fenced at once. Anything else proves
 nothing, and what is not proven is left to the session timeout:
 
@@ -75,6 +76,11 @@ class Suspects:
         if old is not None and old.under_way:
             self._under_way -= 1
         self._suspicions[broker_id] = _Suspicion(broker_epoch, now_ms)
+
+    def contest(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
+        """Another process wants its id, and will ask again: a suspicion that there is goes on."""
+        if broker_id not in self._suspicions:
+            self.suspect(broker_id, broker_epoch, now_ms)
 
     def heard_of(self, broker_id: int, broker_epoch: int) -> None:
         """A heartbeat came."""
