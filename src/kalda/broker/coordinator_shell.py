@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from kalda.base.clock import Clock
+from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC
@@ -89,15 +90,19 @@ class GroupCoordinatorShell:
 
     def _load(self, partition: Partition, epoch: int, offset: int) -> None:
         log_, end = partition.log, partition.log.log_end_offset
-        read = log_.cold_read(offset)
+        try:
+            read = log_.cold_read(offset)
+        except ApiError as error:
+            self._give_up(partition, error)
+            return
 
         def finish(info: FetchInfo | None, error: BaseException | None) -> None:
+            log_.take_over(read)
             if partition.leader_epoch != epoch or not partition.is_leader:
                 return
             index = partition.topic_partition.partition
             if info is None:
-                log.error("%s cannot be loaded: %s", partition.topic_partition, error)
-                self._coordinator.on_resigned(index)
+                self._give_up(partition, error)
                 return
             if info.size_bytes:
                 self._coordinator.load(index, info.records, log_.high_watermark, self._clock.mono_ms())
@@ -107,6 +112,11 @@ class GroupCoordinatorShell:
                 self._loaded(partition)
 
         self._jobs.run(lambda: read(offset, _LOAD_SLICE_BYTES, end, True), finish)
+
+    def _give_up(self, partition: Partition, error: BaseException | None) -> None:
+        """Its groups find no coordinator here, until the partition is led anew."""
+        log.error("%s cannot be loaded: %s", partition.topic_partition, error)
+        self._coordinator.on_resigned(partition.topic_partition.partition)
 
     def _loaded(self, partition: Partition) -> None:
         index = partition.topic_partition.partition

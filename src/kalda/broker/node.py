@@ -172,6 +172,8 @@ class Node:
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(f"{error.filename or 'the node'}: {error.strerror or error}") from error
+        except ApiError as error:
+            raise StartError(error.message or error.code.name) from error  # the metadata log's disk
         except TimeoutError:
             raise StartError(f"the node did not come up within {_START_TIMEOUT_S} s; see the lines above") from None
 

@@ -303,6 +303,7 @@ class DirMoves:
             self._running -= 1
             if self._closed:
                 return
+            current.take_over(read)
             if self._moves.get(move.partition.topic_partition) is not move:
                 self._go_on()
                 return

@@ -294,7 +294,7 @@ class Fetch:
         entries = self._context.entries
         wants = [
             (
-                partition,
+                partition.log,
                 entries[at].asked.fetch_offset,
                 max_bytes,
                 self._end_of(partition),
@@ -313,8 +313,8 @@ class Fetch:
             return results
 
         def finish(results: list[FetchInfo | ApiError] | None, error: BaseException | None) -> None:
-            for partition, *_, read in wants:
-                partition.log.take_over(read)
+            for log, *_, read in wants:
+                log.take_over(read)
             for at, (index, partition, _) in enumerate(cold):
                 answer = self.answers[index]
                 assert answer is not None, "what rests is not read"

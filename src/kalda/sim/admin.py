@@ -144,7 +144,7 @@ class Churner(Operator):
 
         # Unknown is also what those say who have not heard of it yet, be it a node or a controller of before.
         known = await self._insist(request, 5, code_of, gone)
-        while (codes[-1] and known) or (topics := await self._names()) is None or name in topics:
+        while (0 not in codes and known) or (topics := await self._names()) is None or name in topics:
             known = await self._insist(request, 5, code_of, gone) and known
             await self._client.pause()
         self._client.world.tell(self._client.name, f"deleted {name}")

@@ -53,11 +53,12 @@ class CheckpointFile:
         return Job(f"checkpoint {self.path}", work, finish)
 
     def replace_durably(self, offsets: dict[TopicPartition, int]) -> None:
-        """Here and now, and for good."""
+        """Here and now, and for good, whatever jobs under way are about to say."""
+        self.offsets = None
         job = self.job(offsets)
-        if job is not None:
-            job.complete()
-            self._disk.sync_dir(self.path.rpartition("/")[0])
+        assert job is not None
+        job.complete()
+        self._disk.sync_dir(self.path.rpartition("/")[0])
 
 
 def leftovers(names: Iterable[str]) -> list[str]:

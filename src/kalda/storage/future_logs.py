@@ -9,6 +9,7 @@ moment `settle` goes on from what is there:
 | the log and a future one | the move was under way | it goes on |
 | a future log alone | the log had been marked as deleted | the future log takes its name |
 | two logs | the new name outlived a loss of power, the mark did not | it is the one that the metadata names |
+| two logs | one was made anew while the directory of the other was away | the same |
 
 The log is marked first, because a log that has its name back alone is known to be whole: only a synced future log is
 swapped, and nothing synced after the swap can be without the new name, which is synced with it.
@@ -133,7 +134,7 @@ class FutureLogs:
     def _forget(self, topic_partition: TopicPartition) -> LogDir:
         del self._logs[topic_partition]
         directory = self._home.pop(topic_partition)
-        del directory.futures[topic_partition]
+        directory.forget_future(topic_partition)
         return directory
 
     def forget_dir(self, directory: LogDir) -> None:
@@ -200,7 +201,7 @@ class FutureLogs:
 
     def settle(self, placed: Placed) -> None:
         """All logs are open and the metadata is known: decide on what the last stop left in two places, and on future
-        logs. Raises `ValueError` where a partition has two logs and the metadata does not say which it is."""
+        logs. What is decided against is kept for a person to look at, unless it was a mere copy."""
         doubles, self._doubles = self._doubles, []
         for directory, log in doubles:
             self._choose_double(directory, log, placed)
@@ -217,18 +218,13 @@ class FutureLogs:
             self._manager.replace(topic_partition, directory, log)
             return
         known, other_known = placed(topic_partition, log.topic_id), placed(topic_partition, other.topic_id)
-        if other_known is not None and other_known == other_home.directory_id:
+        if _is_likelier((other, other_home, other_known), (log, directory, known)):
             stray, stray_home = log, directory
-        elif known is not None and known == directory.directory_id:
+        else:
             stray, stray_home = other, other_home
             self._manager.replace(topic_partition, directory, log)
-        else:
-            raise ValueError(
-                f"{topic_partition} is in two log directories, {other_home.path} and {directory.path}: "
-                "move one of them away"
-            )
         log_.warning(
-            "%s is in two log directories; the metadata has it in %s, what is in %s is set aside",
+            "%s is in two log directories; it is served from %s, and what is in %s is set aside",
             topic_partition,
             directory.path if stray is other else other_home.path,
             stray_home.path,
@@ -281,3 +277,14 @@ class FutureLogs:
                 return  # the directory is offline now: the next start does it
             self._forget(topic_partition)
             self._manager.replace(topic_partition, home, future)
+
+
+def _is_likelier(one: tuple[Log, LogDir, Uuid | None], other: tuple[Log, LogDir, Uuid | None]) -> bool:
+    """Of two logs of one partition in two directories, whether the first is the replica that the metadata knows: of
+    that topic at all, before a former one of its name; and in that directory. Where the metadata does not say yet in
+    which, the replica was made anew while the directory of the other was away, and what has more of the log is it."""
+    ranks = [
+        (placed is not None, placed == directory.directory_id, log.latest_epoch or 0, log.log_end_offset)
+        for log, directory, placed in (one, other)
+    ]
+    return ranks[0] >= ranks[1]

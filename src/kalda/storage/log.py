@@ -443,7 +443,9 @@ class Log:
         return ColdRead(self.topic_partition, views, self.log_end_offset, found if by_name else ())
 
     def take_over(self, read: ColdRead) -> None:
-        """Keep open, for the next one, what a reader by name has opened."""
+        """Keep open, for the next one, what a reader by name has opened. A disk that has failed it has failed."""
+        if read.failure is not None:
+            self.on_io_error(read.failure)
         if not self.offline:
             self._places.take_over(read)
 

@@ -31,6 +31,8 @@ from kalda.storage.checkpoints import (
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 
+_MAX_FORMER = 10_000
+
 
 class LogDirDescription(NamedTuple):
     """For DescribeLogDirs."""
@@ -49,7 +51,9 @@ class LogDir:
     """A directory on one disk. `directory_id` is None where `meta.properties` gives none."""
 
     __slots__ = (
+        "_any_former",
         "_checkpoints",
+        "_former",
         "_lock",
         "_locks",
         "_unopened",
@@ -85,6 +89,10 @@ class LogDir:
         self._locks = locks
         self._lock: File | None = None
         self._unopened: set[TopicPartition] = set()
+        self._former: set[TopicPartition] = set()
+        """Checkpoints on the disk may still speak of logs of these names, which are gone."""
+        self._any_former = False
+        """There were too many names to remember."""
 
     def prepare(self) -> list[str]:
         """Lock the directory, take the marker of a clean stop away, read the checkpoints; the names that it holds.
@@ -123,6 +131,7 @@ class LogDir:
             self.had_clean_shutdown = False
             return {}
         self._checkpoints[name].offsets = offsets
+        self._former.update(offsets)
         return offsets
 
     def expect(self, topic_partitions: Iterable[TopicPartition]) -> None:
@@ -132,6 +141,23 @@ class LogDir:
     def opened(self, topic_partition: TopicPartition) -> None:
         """One of them has been."""
         self._unopened.discard(topic_partition)
+        self._former.discard(topic_partition)
+
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """Its log is here no more."""
+        del self.logs[topic_partition]
+        self._note_former(topic_partition)
+
+    def forget_future(self, topic_partition: TopicPartition) -> None:
+        """A replica is not moved here any more, or has been."""
+        del self.futures[topic_partition]
+        self._note_former(topic_partition)
+
+    def _note_former(self, topic_partition: TopicPartition) -> None:
+        if len(self._former) >= _MAX_FORMER:
+            self._former.clear()
+            self._any_former = True
+        self._former.add(topic_partition)
 
     @property
     def may_be_marked(self) -> bool:
@@ -139,6 +165,14 @@ class LogDir:
         return self.online and not self._unopened
 
     # Checkpoints
+
+    def _offsets(self) -> dict[str, dict[TopicPartition, int]]:
+        """What each file ought to say."""
+        return {
+            RECOVERY_POINT_FILE: self._recovery_points(),
+            HIGH_WATERMARK_FILE: self._high_watermarks(),
+            LOG_START_OFFSET_FILE: self._log_starts(),
+        }
 
     def recovery_point_job(self) -> Job[None] | None:
         """A job that writes the recovery points; None where the file says them already."""
@@ -149,10 +183,13 @@ class LogDir:
         self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
 
     def vouch_no_more_for(self, topic_partition: TopicPartition) -> None:
-        """A log of this name is made: it must not inherit the recovery point of a former one. Raises `OSError`."""
-        known = self._checkpoints[RECOVERY_POINT_FILE].offsets
-        if known is not None and known.get(topic_partition, 0) > 0 and self.may_be_marked:
-            self.replace_recovery_points()
+        """A log of this name is made: it must not inherit from a former one what the checkpoints say, where that was
+        recovered, committed or deleted up to. Raises `OSError`."""
+        if (self._any_former or topic_partition in self._former) and self.may_be_marked:
+            for name, offsets in self._offsets().items():
+                self._checkpoints[name].replace_durably(offsets)
+            self._former.clear()
+            self._any_former = False
 
     def _all(self) -> Iterator[tuple[TopicPartition, Log]]:
         return chain(self.logs.items(), self.futures.items())
@@ -166,14 +203,19 @@ class LogDir:
             checkpoint.offsets = None
 
     def high_watermark_job(self) -> Job[None] | None:
-        return self._job(HIGH_WATERMARK_FILE, {tp: log.high_watermark for tp, log in self._all()})
+        return self._job(HIGH_WATERMARK_FILE, self._high_watermarks())
+
+    def _high_watermarks(self) -> dict[TopicPartition, int]:
+        return {tp: log.high_watermark for tp, log in self._all()}
 
     def log_start_job(self) -> Job[None] | None:
+        return self._job(LOG_START_OFFSET_FILE, self._log_starts())
+
+    def _log_starts(self) -> dict[TopicPartition, int]:
         """Only starts that the segments' names do not tell."""
-        starts = {
+        return {
             tp: log.log_start_offset for tp, log in self._all() if log.log_start_offset > log.segments.first.base_offset
         }
-        return self._job(LOG_START_OFFSET_FILE, starts)
 
     def _job(self, name: str, offsets: dict[TopicPartition, int]) -> Job[None] | None:
         return self._checkpoints[name].job(offsets) if self.may_be_marked else None

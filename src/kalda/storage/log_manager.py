@@ -355,7 +355,7 @@ class LogManager:
         if log is None:
             return None
         directory = self._home.pop(topic_partition)
-        del directory.logs[topic_partition]
+        directory.forget(topic_partition)
         self._rolled.pop(log, None)
         self._fresh.pop(topic_partition, None)
         return directory, log

@@ -112,10 +112,11 @@ class ColdRead:
 
     To be called once; raises `ApiError`. `origins` are the log's own segments where the views are snapshots of them:
     what has been renamed or removed before it is opened is not there then, and reads as nothing. Whoever has called it
-    gives it to `Log.take_over` afterwards, on the log's thread, so that the next reader finds the files open.
+    gives it to `Log.take_over` afterwards, on the log's thread, so that the next reader finds the files open, and a
+    disk that failed is not trusted any more.
     """
 
-    __slots__ = ("_log_end_offset", "_topic_partition", "_views", "origins")
+    __slots__ = ("_log_end_offset", "_topic_partition", "_views", "failure", "origins")
 
     def __init__(
         self,
@@ -125,13 +126,15 @@ class ColdRead:
         origins: Sequence[Segment] = (),
     ) -> None:
         self.origins = origins
+        self.failure: OSError | None = None
+        """What the disk said, where it failed."""
         self._topic_partition = topic_partition
         self._views = Segments(views)
         self._log_end_offset = log_end_offset
 
     def opened(self) -> list[tuple[Segment, Segment]]:
         """Segments of the log, each with its view."""
-        return list(zip(self.origins, self._views, strict=True))
+        return list(zip(self.origins, self._views, strict=True)) if self.origins else []
 
     def __call__(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> FetchInfo:
         end_offset = min(end_offset, self._log_end_offset)
@@ -147,6 +150,7 @@ class ColdRead:
         except OSError as error:
             if self.origins and isinstance(error, FileNotFoundError):
                 return FetchInfo(offset, offset, b"")
+            self.failure = error
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._topic_partition}: {error}") from error
         finally:
             if not self.origins:

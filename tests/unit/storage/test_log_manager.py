@@ -163,6 +163,93 @@ def test_a_deletion_is_finished_after_a_restart(node: Node) -> None:
     assert not any(name.endswith("-delete") for name in node.disk.list_dir("/d0"))
 
 
+def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> None:
+    """Whatever the checkpoints say when the power fails: recovered, committed or deleted up to."""
+    append(log := node.log(0), 9)
+    log.advance_log_start_offset(7)
+    log.flush()
+    for job in node.logs.checkpoint_jobs():
+        job.complete()
+    node.disk.sync_dir("/d0")
+    node.logs.delete_log(TopicPartition("t", 0))
+    half_done = node.logs.poll(node.now_ms)
+    append(node.log(0), 3)
+    node.disk.let_go()
+    node.start()
+    assert half_done, "a job that was to say it was never finished"
+    found = node.log(0)
+    assert (found.log_start_offset, found.log_end_offset, found.high_watermark) == (0, 3, 0)
+
+
+def test_of_two_logs_of_a_name_the_one_of_the_known_topic_is_served(node: Node) -> None:
+    """A topic was deleted, and made again, while one of the directories was away."""
+    append(node.log(0, IDS[0]), 9)
+    node.logs.close()
+    node.disk.fail("/d0")
+    node.start()
+    node.logs.delete_log(TopicPartition("t", 0))
+    again = Uuid(bytes(15) + b"\x0a")
+    append(node.logs.get_or_create_log(TopicPartition("t", 0), again, node.config, UNASSIGNED, node.now_ms), 2)
+    node.logs.close()
+    node.disk.mend("/d0")
+    node.start().futures.settle(lambda tp, topic_id: UNASSIGNED if topic_id == again else None)
+    found = node.logs.get(TopicPartition("t", 0))
+    assert found is not None
+    assert (found.directory, found.log_end_offset) == ("/d1/t-0", 2)
+    assert any(name.endswith("-stray") for name in node.disk.list_dir("/d0"))
+
+
+def test_of_two_logs_that_the_metadata_does_not_place_the_longer_one_is_served(node: Node) -> None:
+    for directory_id, count in ((IDS[0], 9), (IDS[1], 2)):
+        append(node.log(0, directory_id), count)
+        node.logs.close()
+        node.disk.fail("/d0")
+        node.start()
+    node.disk.mend("/d0")
+    node.logs.close()
+    node.start().futures.settle(lambda tp, topic_id: UNASSIGNED)
+    found = node.logs.get(TopicPartition("t", 0))
+    assert found is not None
+    assert (found.directory, found.log_end_offset) == ("/d0/t-0", 9)
+    assert any(name.endswith("-stray") for name in node.disk.list_dir("/d1"))
+
+
+@pytest.mark.parametrize("operations", [frozenset({"name"}), frozenset({"name", "write", "sync"})])
+def test_a_disk_that_fails_at_a_deletion_takes_its_directory_offline_and_no_more(
+    node: Node, operations: frozenset[str]
+) -> None:
+    append(node.log(0, IDS[0]))
+    append(node.log(1, IDS[1]))
+    node.disk.fail("/d0", operations=operations)
+    node.logs.delete_log(TopicPartition("t", 0))
+    assert node.failed == ["/d0"]
+    node.logs.set_aside(TopicPartition("t", 1))
+    assert any(name.endswith("-stray") for name in node.disk.list_dir("/d1"))
+
+
+def test_futures_of_a_directory_that_fails_while_they_are_settled_are_left_alone(node: Node) -> None:
+    for partition in (0, 1):
+        append(node.log(partition, IDS[1]))
+        node.logs.futures.create(TopicPartition("t", partition), node.logs.dirs[0])
+    node.disk.let_go()
+    node.start()
+    node.disk.fail("/d0", operations=frozenset({"name"}))
+    node.logs.futures.settle(lambda tp, topic_id: None)
+    assert node.failed == ["/d0"]
+    assert not len(node.logs.futures)
+    assert len(node.logs) == 2
+
+
+def test_a_disk_that_fails_a_reader_on_a_thread_takes_its_directory_offline(node: Node) -> None:
+    append(log := node.log(0, IDS[0]))
+    read = log.cold_read(0)
+    node.disk.fail("/d0", operations=frozenset({"read"}))
+    assert code_of(lambda: read(0, 1_000, 1, True)) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert node.failed == [], "threads decide nothing"
+    log.take_over(read)
+    assert node.failed == ["/d0"]
+
+
 def test_a_stray_log_is_set_aside(node: Node) -> None:
     append(node.log(0))
     node.logs.set_aside(TopicPartition("t", 0))
