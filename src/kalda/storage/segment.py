@@ -272,15 +272,35 @@ class Segment:
 
     def locate(self, offset: int, read: Reader) -> int | None:
         """Position of the batch that holds `offset`, or of the first one after it; None where there is none."""
-        _, position = self.offset_index.lookup(offset, read)
+        indexed, position = self.offset_index.lookup(offset, read)
+        if position:
+            try:
+                return self._locate_from(position, indexed, offset, read)
+            except CorruptRecord:
+                pass  # the index may be what is wrong: only the batches tell
+        return self._locate_from(0, None, offset, read)
+
+    def _locate_from(self, position: int, indexed: int | None, offset: int, read: Reader) -> int | None:
+        """`locate` among the batches from `position` on, the first of which reaches the offset that is `indexed`."""
         for found, base, delta, _ in self.walk(position, read):
+            if indexed is not None:
+                if not self.base_offset <= base <= indexed:
+                    break
+                indexed = None
             if base + delta >= offset:
                 return found
+        if indexed is not None:
+            raise CorruptRecord(f"{self.path(INDEX_SUFFIX)} names position {position} for offset {indexed}")
         return None
 
     def walk(self, position: int, read: Reader) -> Iterator[tuple[int, int, int, int]]:
-        """(position, base offset, last offset delta, size) of each batch from `position` on, by small reads."""
+        """(position, base offset, last offset delta, size) of each batch from `position` on, by small reads.
+
+        Raises `CorruptRecord`; also for a position, which an index may have named, that lies outside.
+        """
         file, end = self.reading(read), self.size
+        if not 0 <= position <= end:
+            raise CorruptRecord(f"{self.path(LOG_SUFFIX)} of {end} bytes has no position {position}")
         while end - position >= HEADER_SIZE:
             chunk = read(file, position, min(_SCAN_BYTES, end - position))
             start, limit = position, len(chunk) - _WALK_SIZE
@@ -333,7 +353,10 @@ class Segment:
         found = self.offset_index.last_within(position + max_bytes, end_offset, read)
         if found is None or found[1] <= position:
             return None
-        header = self.header_at(found[1], read)
+        try:
+            header = self.header_at(found[1], read)
+        except CorruptRecord:
+            return None
         return (found[1], header.base_offset) if header is not None and header.last_offset == found[0] else None
 
     def next_offset(self, read: Reader = read_waiting) -> int:
