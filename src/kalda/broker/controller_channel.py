@@ -52,10 +52,11 @@ class ControllerChannel:
         self._closed = False
 
     def send(self, request: Request, timeout_ms: int | None = None) -> Pending[Any]:
-        """The controller's response. Fails with REQUEST_TIMED_OUT when none came in time."""
+        """The controller's response. Fails with REQUEST_TIMED_OUT when none came in time, and when none will come as
+        this node stops or is asked for too much: clients are told, and that is something that they try again."""
         pending: Pending[Any] = Pending()
         if self._closed or len(self._tasks) >= _MAX_WAITING:
-            pending.fail(ApiError(ErrorCode.BROKER_NOT_AVAILABLE, "the channel to the controller takes no requests"))
+            pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, "the channel to the controller takes no requests"))
             return pending
         task = asyncio.get_running_loop().create_task(self._send(request, timeout_ms or self._timeout_ms, pending))
         self._tasks.add(task)
@@ -87,7 +88,7 @@ class ControllerChannel:
         except ApiError as error:
             pending.fail(error)
         except asyncio.CancelledError:
-            pending.fail(ApiError(ErrorCode.BROKER_NOT_AVAILABLE, "the node is stopping"))
+            pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, "the node is stopping"))
         else:
             pending.complete(response)
 

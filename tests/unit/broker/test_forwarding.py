@@ -156,3 +156,22 @@ def test_a_follower_does_not_answer_for_the_quorum(leads: bool, told: ErrorCode)
         await server.stop(deadline_ms=0)
 
     running(scenario())
+
+
+def test_whoever_finds_no_controller_is_told_that_time_ran_out() -> None:
+    """Anything else would be final to some clients."""
+
+    async def scenario() -> None:
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        channel = ControllerChannel(lambda: None, "broker", 60_000)
+        for timeout_ms in (20, 60_000):
+            channel.send(CreateTopicsRequest(), timeout_ms).then(lambda _, error: answers.put_nowait(error))
+        assert (await answers.get()).code is ErrorCode.REQUEST_TIMED_OUT
+        assert answers.empty(), "the other one is tried on"
+        await channel.close()
+        assert (await answers.get()).code is ErrorCode.REQUEST_TIMED_OUT
+        late = channel.send(CreateTopicsRequest())
+        assert late.error is not None
+        assert late.error.code is ErrorCode.REQUEST_TIMED_OUT
+
+    running(scenario())
