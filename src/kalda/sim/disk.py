@@ -353,8 +353,8 @@ class SimDisk:
 
     def remove(self, path: str) -> None:
         self.check(path, "name")
-        parent, name = self._parent(path)
-        if name in parent.entries:
+        if self._find(path) is not None:
+            parent, name = self._parent(path)
             parent.change((name, None))
 
     def remove_tree(self, path: str) -> None:
