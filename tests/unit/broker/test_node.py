@@ -51,8 +51,8 @@ def test_nobody_is_left_to_believe_that_acls_are_enforced(caplog: pytest.LogCapt
 def test_the_directories_stay_locked_until_the_last_recovery_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start is given up in the middle of a recovery: another process must not have the log meanwhile. Nothing of it is
-    left that the loop would complain of."""
+    """A start is given up in the middle of a recovery: another process must not have the log meanwhile. Nothing is left
+    that the loop would complain of."""
     (place,) = places = layout.lay_out(1, tmp_path)
     config, disk = layout.config_of(place, places, {}), RealDisk()
     layout.format_place(place, places, config, uuid_to_text(layout.new_id()), disk)
