@@ -9,11 +9,14 @@ costs 4 KiB. Reads of small frames land in an `Arena` shared by all connections 
 forward; a frame that is kept therefore pins its arena (256 KiB), and a holder that parks should keep what it decoded
 instead. Sharing is sound because a loop asks for room, reads and reports within one step.
 
-Invariant: `[_start, _end)` of `_view` is what has arrived and was not handed out yet.
+Invariant: `[_start, _end)` of `_view` is what has arrived and was not handed out yet. What lies behind `_end` is never
+handed out, but to be read into: it need not be zeros.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from struct import Struct
 
 from kalda.base.errors import InvalidRequest
@@ -23,6 +26,9 @@ MIN_ROOM_BYTES = 64 * 1024
 FIRST_KEPT_BYTES = 4 * 1024
 GROWTH = 4
 SIZE_BYTES = 4
+
+_UNFILLED_BYTES = 64 * 1024
+"""From this size on, zeros cost more than the call that makes memory without them."""
 
 _read_size = Struct(">i").unpack_from
 _NOTHING = memoryview(bytearray())
@@ -35,6 +41,16 @@ class BadFrameSize(InvalidRequest):
         super().__init__(f"frame size {size} is outside {lowest}..{highest}")
         self.size = size
         self.seen = seen
+
+
+@cache
+def _unfilled() -> Callable[[int], bytearray]:
+    """What makes a bytearray whose content is whatever was there."""
+    from ctypes import c_char_p, c_ssize_t, py_object, pythonapi
+
+    make = pythonapi.PyByteArray_FromStringAndSize
+    make.restype, make.argtypes = py_object, (c_char_p, c_ssize_t)
+    return partial(make, None)
 
 
 class Arena:
@@ -144,7 +160,7 @@ class FrameReader:
         self._move(capacity)
 
     def _move(self, capacity: int) -> None:
-        own = memoryview(bytearray(capacity))
+        own = memoryview(bytearray(capacity) if capacity < _UNFILLED_BYTES else _unfilled()(capacity))
         have = self._end - self._start
         assert have < capacity
         own[:have] = self._view[self._start : self._end]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kalda.network import frames
 from kalda.network.frames import ARENA_BYTES, MIN_ROOM_BYTES, Arena, BadFrameSize, FrameReader
 
 
@@ -142,3 +143,20 @@ def test_the_arena_is_given_out_once() -> None:
             kept.append((reader.next_frame(), body))
             assert reader.next_frame() is None
     assert all(bytes(frame or b"") == body for frame, body in kept)
+
+
+def test_large_memory_is_not_filled_before_it_is_read_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a frame of 8 MB, no more than its first part and what the arena gives is ever zeros."""
+    filled = 0
+
+    def counted(size: int | bytes) -> bytearray:
+        nonlocal filled
+        made = bytearray(size)
+        filled += len(made)
+        return made
+
+    reader = new_reader()
+    monkeypatch.setattr(frames, "bytearray", counted, raising=False)
+    body = bytes(range(256)) * (8 * 4096)
+    assert feed(reader, framed(body)) == [body]
+    assert filled <= ARENA_BYTES + 2 * MIN_ROOM_BYTES
