@@ -3,6 +3,9 @@
 Order at the start: the log is opened, the machine takes part, commits flow to the controller and to the loader, and
 the loader's publishers see images from the moment it has caught up. A node without the controller role is an observer
 of the quorum: it follows the same log and runs the same loader.
+
+A node that comes back may have a million records to replay. Only the loader does: the controller is left behind, and
+made from the loader's image when that has come to the end.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
@@ -18,7 +21,7 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.policies import ALTER_CONFIG, CREATE_TOPIC, Policies
-from kalda.broker.raft_driver import RaftDriver, SendRpc
+from kalda.broker.raft_driver import RaftDriver, Registration, SendRpc
 from kalda.broker.shell import Host
 from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
 from kalda.metadata.features import supported_ranges
@@ -34,6 +37,8 @@ from kalda.raft.voters import Voter, VoterSet
 
 log = logging.getLogger("kalda.quorum")
 
+_WORTH_AN_IMAGE = 20_000
+"""Records that a controller is behind: some 0.2 s of replay."""
 _WORTH_A_SNAPSHOT = 1_000
 """Records since the last snapshot: to replay fewer takes about as long as to write one."""
 _PARTITIONS_AT_STOP = 50_000
@@ -68,10 +73,20 @@ class LoadedSnapshot:
             yield from batch.records
 
 
+class _Listens(Protocol):
+    """What the driver tells, to somebody who takes snapshots as records."""
+
+    def on_commit(self, batches: list[Any]) -> None: ...
+
+    def load_snapshot(self, snapshot: LoadedSnapshot) -> Iterator[None]: ...
+
+    def on_leader_change(self, leader_id: int | None, epoch: int) -> None: ...
+
+
 class SnapshotAdapter:
     """Stands between the driver and a listener that takes snapshots as records."""
 
-    def __init__(self, listener: Any, after: Callable[[], None]) -> None:
+    def __init__(self, listener: _Listens, after: Callable[[], None]) -> None:
         self._listener = listener
         self._after = after
 
@@ -80,9 +95,9 @@ class SnapshotAdapter:
         self._listener.on_commit(batches)
         self._after()
 
-    def on_load_snapshot(self, reader: SnapshotReader) -> None:
-        """A whole state."""
-        self._listener.on_load_snapshot(LoadedSnapshot(reader))
+    def on_load_snapshot(self, reader: SnapshotReader) -> Iterator[None]:
+        """A whole state, in steps."""
+        yield from self._listener.load_snapshot(LoadedSnapshot(reader))
         self._after()
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
@@ -131,6 +146,10 @@ class QuorumSide:
         self._timer_at_ms = 0
         self._host = host
         self._snapshot_under_way = False
+        self._on_fatal = on_fatal
+        self._of_controller: Registration | None = None
+        self._of_loader: Registration | None = None
+        self._lifting: Iterator[None] | None = None
         metadata_dir = config.metadata_log_dir
         self.metadata_log = MetadataLog.open(
             host.disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
@@ -146,7 +165,7 @@ class QuorumSide:
             below=host.rng.randrange,
             on_fatal=on_fatal,
         )
-        self.loader = MetadataLoader(config.node_id, lambda: self.raft.high_watermark or None)
+        self.loader = MetadataLoader(config.node_id, lambda: self.raft.committed_end or None)
         self.on_loaded: Callable[[], None] = _nothing
         """Told after the loader has taken something in."""
         self.controller = None
@@ -204,8 +223,10 @@ class QuorumSide:
     def start(self) -> None:
         """Take part in the quorum, and follow the log."""
         if self.controller is not None:
-            self.raft.register(SnapshotAdapter(self.controller, self.arm))
-        self.raft.register(SnapshotAdapter(self.loader, self._loaded))
+            self._of_controller = self.raft.register(
+                SnapshotAdapter(self.controller, self.arm), hold_beyond=self._worth_an_image
+            )
+        self._of_loader = self.raft.register(SnapshotAdapter(self.loader, self._loaded))
         self.loader.install_publishers([self._snapshots])
         self.raft.start()
 
@@ -213,7 +234,44 @@ class QuorumSide:
         if self.loader.is_waiting:
             # The gate opens with the high watermark, which may move without a commit of its own.
             self.loader.poll()
+        self._lift_controller()
         self.on_loaded()
+
+    def _worth_an_image(self) -> int:
+        """How many records take longer to replay than a controller to be made anew."""
+        return max(_WORTH_AN_IMAGE, len(self.loader.image.topics.by_id))
+
+    def _lift_controller(self) -> None:
+        """Where the controller was left behind and the loader is through: have it go on from there, in turns."""
+        behind, ahead = self._of_controller, self._of_loader
+        if behind is None or ahead is None or not behind.held or self._lifting is not None:
+            return
+        if (self.raft.committed_end or ahead.next_offset) - ahead.next_offset > _WORTH_AN_IMAGE // 2:
+            return
+        image = self.loader.image
+        if image.provenance.is_batch_aligned and image.offset >= behind.next_offset:
+            assert self.controller is not None
+            log.info("the controller is made from the image at %s", image.provenance)
+            self._lifting = self.controller.load_image(image)
+            self._lift(image.provenance.snapshot_offset)
+        else:
+            # A metadata transaction is open since the middle of a batch.
+            self.raft.resume(behind, None)
+
+    def _lift(self, end: int) -> None:
+        if self._lifting is None:
+            return  # closed
+        try:
+            next(self._lifting)
+        except StopIteration:
+            self._lifting = None
+            assert self._of_controller is not None
+            self.raft.resume(self._of_controller, end)
+        except Exception as error:
+            self._lifting = None
+            self._on_fatal(error)
+        else:
+            self._timers.call_later_ms(0, lambda: self._lift(end))
 
     def leader_endpoint(self) -> tuple[str, int] | None:
         """Where the active controller listens; None while nobody leads."""
@@ -313,6 +371,7 @@ class QuorumSide:
     def close(self, clean: bool = True) -> None:
         """Let go of the files."""
         self.stop_probing()
+        self._lifting = None
         if self._timer is not None:
             self._timer.cancel()
         if self._policies is not None:

@@ -10,7 +10,9 @@ records in between, and a record that cannot be applied stops the node before an
 what it appended until it is committed, and delivers that rather than read it back.
 
 Listeners are told in order: a snapshot where they lack what the log no longer has, committed batches, and who leads.
-Of itself as the leader a listener hears once it was given everything that was committed before.
+Of itself as the leader a listener hears once it was given everything that was committed before. All of it goes in
+turns, a bounded part each, with everybody else's requests in between. A listener that is far behind may be left there
+(`hold_beyond`) until somebody has given it the state of another one, and says so (`resume`).
 
 No asyncio here: time, threads and the network are handed in, so a simulator can drive it as well.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kalda.base.clock import Clock
@@ -45,8 +47,8 @@ _LOG = logging.getLogger("kalda.raft")
 
 MAX_UNCOMMITTED_BYTES = 80 * 1024 * 1024
 MAX_BATCHES_A_TURN = 256
-MAX_BYTES_A_TURN = 512 * 1024
-"""To replay so much takes some 0.2 s, in which this node answers nobody."""
+MAX_BYTES_A_TURN = 128 * 1024
+"""To replay so much takes some 20 ms, in which this node answers nobody."""
 CLEAN_INTERVAL_MS = 60_000
 
 
@@ -57,8 +59,9 @@ class Listener(Protocol):
         """Committed batches, in order, none left out; control batches come with no records."""
         ...
 
-    def on_load_snapshot(self, reader: SnapshotReader) -> None:
-        """Forget everything and take this state instead; commits go on from `reader.offset`."""
+    def on_load_snapshot(self, reader: SnapshotReader) -> Iterator[None] | None:
+        """Forget everything and take this state instead; commits go on from `reader.offset`. Where that takes long, the
+        steps of it, which are taken one a turn; until the last is, nothing is committed here."""
         ...
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None: ...
@@ -88,14 +91,19 @@ class _Encoded(NamedTuple):
     kept: CommittedBatch
 
 
-class _Registration:
+class Registration:
     """How far one listener has been told."""
 
-    __slots__ = ("leader", "listener", "next_offset", "told")
+    __slots__ = ("held", "hold_beyond", "leader", "listener", "loading", "next_offset", "told")
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, hold_beyond: Callable[[], int] | None) -> None:
         self.listener = listener
+        self.hold_beyond = hold_beyond
+        self.held = False
+        """Whether it is told of no commits until `resume`."""
         self.next_offset = 0
+        self.loading: Iterator[None] | None = None
+        """The rest of the snapshot that ends at `next_offset`."""
         self.leader: tuple[LeaderAndEpoch, int] | None = None
         self.told: LeaderAndEpoch | None = None
 
@@ -135,7 +143,7 @@ class RaftDriver:
         self._failed = False
         self._timer: Timer | None = None
         self._timer_at: int | None = None
-        self._registrations: list[_Registration] = []
+        self._registrations: list[Registration] = []
         self._leader = LeaderAndEpoch(None, 0)
         self._high_watermark = 0
         self._kept: deque[CommittedBatch] = deque()
@@ -155,17 +163,35 @@ class RaftDriver:
         self._clean_timer = self._timers.call_later_ms(CLEAN_INTERVAL_MS, self._clean)
         self._step(ev.Start())
 
-    def register(self, listener: Listener) -> None:
-        """Tell `listener` everything, from the latest snapshot on."""
-        registration = _Registration(listener)
+    def register(self, listener: Listener, *, hold_beyond: Callable[[], int] | None = None) -> Registration:
+        """Tell `listener` everything, from the latest snapshot on. Where it is more than `hold_beyond()` records behind
+        what is committed, it is told nothing more until `resume`."""
+        registration = Registration(listener, hold_beyond)
         registration.leader = (self._leader, self._high_watermark if self._leads_itself else 0)
         self._registrations.append(registration)
         self._deliver()
+        return registration
+
+    def resume(self, registration: Registration, offset: int | None) -> None:
+        """Tell a listener that was held what is committed from `offset` on: what is before it has. With None, it is
+        told everything that it lacks, and not held again."""
+        registration.held = False
+        if offset is None:
+            registration.hold_beyond = None
+        else:
+            registration.next_offset = offset
+        self._timers.call_later_ms(0, self._deliver)
 
     @property
     def high_watermark(self) -> int:
         """Everything before it is committed."""
         return self._high_watermark
+
+    @property
+    def committed_end(self) -> int | None:
+        """The high watermark as the leader told it, which this node may yet have to fetch; None while none was heard
+        of."""
+        return self.machine.committed_end
 
     @property
     def log_end_offset(self) -> int:
@@ -570,36 +596,63 @@ class RaftDriver:
             return
         finally:
             self._delivering = False
-        low = min((r.next_offset for r in self._registrations), default=self._high_watermark)
+        low = min((r.next_offset for r in self._registrations if not r.held), default=self._high_watermark)
         while self._kept and self._kept[0].last_offset < low:
             self._kept_bytes -= self._kept.popleft().size_bytes
         if more:
             self._timers.call_later_ms(0, self._deliver)
 
-    def _tell(self, registration: _Registration, drawn: dict[int, list[CommittedBatch]]) -> bool:
+    def _tell(self, registration: Registration, drawn: dict[int, list[CommittedBatch]]) -> bool:
         """Whether there is more to tell. `drawn` are batches by where they start: listeners that are equally far, as
         they are when a node starts, share what is read and decoded."""
         listener = registration.listener
-        snapshot = self.log.latest_snapshot
-        lacks = registration.next_offset < self.log.log.log_start_offset or registration.next_offset == 0
-        if snapshot is not None and snapshot != BOOTSTRAP_SNAPSHOT and lacks:
-            registration.next_offset = snapshot.offset
-            listener.on_load_snapshot(self.log.reader(snapshot))
-        start = registration.next_offset
-        batches = drawn.get(start)
-        if batches is None:
-            batches = drawn[start] = self._committed_from(start)
-        if batches:
-            registration.next_offset = batches[-1].last_offset + 1
-            listener.on_commit(batches)
-        if registration.leader is not None:
+        more = False
+        if not self._holds(registration):
+            if not self._load_some(registration):
+                start = registration.next_offset
+                batches = drawn.get(start)
+                if batches is None:
+                    batches = drawn[start] = self._committed_from(start)
+                if batches:
+                    registration.next_offset = batches[-1].last_offset + 1
+                    listener.on_commit(batches)
+            more = registration.loading is not None or registration.next_offset < self._high_watermark
+        if registration.leader is not None and registration.loading is None:
             leader, due = registration.leader
             if registration.next_offset >= due:
                 registration.leader = None
                 if leader != registration.told and leader != LeaderAndEpoch(None, 0):
                     registration.told = leader
                     listener.on_leader_change(*leader)
-        return registration.next_offset < self._high_watermark
+        return more
+
+    def _holds(self, registration: Registration) -> bool:
+        """Whether to leave that listener behind: begun snapshots are loaded, and who writes has replayed."""
+        if registration.held or registration.hold_beyond is None or registration.loading is not None:
+            return registration.held
+        if registration.told is None or registration.told.leader_id != self.config.local.id:
+            latest = self.log.latest_snapshot
+            end = max(self._high_watermark, self.committed_end or 0, latest.offset if latest is not None else 0)
+            registration.held = end - registration.next_offset > registration.hold_beyond()
+        return registration.held
+
+    def _load_some(self, registration: Registration) -> bool:
+        """Take a step of a snapshot where the log does not have what that listener lacks; whether one was taken."""
+        if registration.loading is None:
+            snapshot = self.log.latest_snapshot
+            lacks = registration.next_offset < self.log.log.log_start_offset or registration.next_offset == 0
+            if snapshot is None or snapshot == BOOTSTRAP_SNAPSHOT or not lacks:
+                return False
+            steps = registration.listener.on_load_snapshot(self.log.reader(snapshot))
+            registration.next_offset = snapshot.offset
+            if steps is None:
+                return False
+            registration.loading = steps
+        try:
+            next(registration.loading)
+        except StopIteration:
+            registration.loading = None
+        return True
 
     def _committed_from(self, offset: int) -> list[CommittedBatch]:
         """Up to `MAX_BATCHES_A_TURN` batches that are committed, from `offset` on, of some `MAX_BYTES_A_TURN`."""

@@ -228,15 +228,22 @@ class QuorumController:
 
     def on_load_snapshot(self, snapshot: CommittedSnapshot) -> None:
         """This node fell behind what the log still holds: the state is made anew from a snapshot of it."""
+        for _ in self.load_snapshot(snapshot):
+            pass
+
+    def load_snapshot(self, snapshot: CommittedSnapshot) -> Iterator[None]:
+        """`on_load_snapshot` in steps. Until the last is taken, nothing may be told to this controller but who leads,
+        and that it is not this node."""
         self.runtime.offsets.begin_load_snapshot()
         offset = snapshot.last_contained_offset
-        for record in snapshot.records:
+        for step, record in enumerate(snapshot.records, 1):
             self._replay(record, offset)
+            if step % _RECORDS_A_STEP == 0:
+                yield
         self.runtime.offsets.end_load_snapshot(offset, snapshot.last_contained_epoch)
 
     def load_image(self, image: MetadataImage) -> Iterator[None]:
-        """The state is made anew from the image of this node's loader, some partitions a step. Until the last one is
-        taken, nothing may be told to this controller but who leads, and that it is not this node.
+        """The state is made anew from the image of this node's loader; in steps, as `load_snapshot`.
 
         It is the state that replaying the same records makes, for a fraction of the work: of what changed a thousand
         times only the last is looked at. What both hold of a partition or a config is one object."""

@@ -8,7 +8,7 @@ commit goes on), and has the node caught up (if not, the image moves on unseen).
 The catch-up gate opens once and for good: when the high watermark is known, everything below it is loaded, and some
 record was seen. Before that a broker would act on a past that the cluster has left. A publisher is installed behind
 the gate: it gets the whole image as one delta from nothing, then every image in order; those installed earlier are
-always told first.
+always told first. Far from the gate nobody waits for the next image, so one is not made for less than it has topics.
 
 Nothing here waits or knows the time. `poll` tries again to install who could not be installed before, for the case
 that the high watermark became known, or passed control records, without a commit of any record; the shell calls it
@@ -18,7 +18,7 @@ some ten times a second while `is_waiting`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 
 from kalda.metadata.delta import MetadataDelta
@@ -32,6 +32,10 @@ from kalda.protocol.messages.metadata_records import (
 from kalda.protocol.notation import Struct
 
 log = logging.getLogger(__name__)
+
+_RECORDS_A_STEP = 1_000
+_FAR = 10_000
+"""Records from the high watermark: some 0.1 s."""
 
 FaultHandler = Callable[[str, Exception], None]
 """Told of what the node cannot carry on with; where it returns, the loader carries on."""
@@ -78,6 +82,8 @@ class BatchLoader:
         """Start anew from `image`: after a snapshot, or after handing over. Any transaction is forgotten."""
         self.image = image
         self.delta = MetadataDelta(image)
+        self.num_records = 0
+        """In the delta, or more."""
         self.transaction = TransactionState.NONE
         self.has_seen_record = not image.is_empty
         self._end = image.provenance
@@ -85,9 +91,16 @@ class BatchLoader:
         self._num_bytes = 0
 
     def load(self, batch: CommittedBatch) -> None:
+        replay, none = self.delta.replay, TransactionState.NONE
+        self.num_records += len(batch.records)
         for index, (record, _) in enumerate(batch.records):
-            if self.transaction is TransactionState.NONE and type(record) not in _TRANSACTION_RECORDS:
-                self._replay_plain(record, batch.base_offset + index)
+            if self.transaction is none and type(record) not in _TRANSACTION_RECORDS:
+                # What nearly every record is. A node that starts may have a million to replay.
+                try:
+                    replay(record)
+                except (ValueError, AssertionError) as error:
+                    self._on_fault(f"Error loading metadata log record from offset {batch.base_offset + index}", error)
+                self.has_seen_record = True
                 continue
             begins = isinstance(record, BeginTransactionRecord) and not self.transaction.is_open
             if begins and (index > 0 or self._num_batches > 0):
@@ -100,17 +113,10 @@ class BatchLoader:
             except (ValueError, AssertionError) as error:
                 self._on_fault(f"Error loading metadata log record from offset {batch.base_offset + index}", error)
             self.has_seen_record = True
+            replay = self.delta.replay
         self._mark_end(batch, batch.last_offset, aligned=True)
         self._num_batches += 1
         self._num_bytes += batch.size_bytes
-
-    def _replay_plain(self, record: Struct, offset: int) -> None:
-        """What nearly every record is: in no transaction. A node that starts may have a million to replay."""
-        try:
-            self.delta.replay(record)
-        except (ValueError, AssertionError) as error:
-            self._on_fault(f"Error loading metadata log record from offset {offset}", error)
-        self.has_seen_record = True
 
     def flush(self) -> None:
         """After the last batch of a commit: hand over what there is, unless a transaction is open."""
@@ -168,6 +174,8 @@ class MetadataLoader:
         self.last_applied_offset = -1
         """The end of the image that publishers know: what the broker tells the controller in its heartbeats."""
         self.snapshots_loaded = 0
+        self._bytes_unseen = 0
+        """Of batches since the last snapshot, before the first image was shown."""
         self._high_watermark = high_watermark
         self._on_fault = on_fault
         self._batches = BatchLoader(self._publish, on_fault)
@@ -183,13 +191,28 @@ class MetadataLoader:
         """Batches below the high watermark, in order, each once."""
         for batch in batches:
             self._batches.load(batch)
-        self._batches.flush()
-        self.poll()
+            if self.catching_up:
+                self._bytes_unseen += batch.size_bytes
+        if not batches or self._is_worth_an_image(batches[-1].last_offset):
+            self._batches.flush()
+            self.poll()
+
+    def _is_worth_an_image(self, offset: int) -> bool:
+        high_watermark = self._high_watermark()
+        far = self.catching_up and high_watermark is not None and high_watermark - offset > _FAR
+        return not far or self._batches.num_records >= len(self.image.topics.by_id)
 
     def on_load_snapshot(self, snapshot: CommittedSnapshot) -> None:
         """The log no longer holds what comes next here: the snapshot replaces whatever is known."""
+        for _ in self.load_snapshot(snapshot):
+            pass
+
+    def load_snapshot(self, snapshot: CommittedSnapshot) -> Iterator[None]:
+        """`on_load_snapshot` in steps, of which the last shows the image. Nothing may be committed in between."""
         delta = MetadataDelta(self.image)
         for index, (record, _) in enumerate(snapshot.records):
+            if index and index % _RECORDS_A_STEP == 0:
+                yield
             try:
                 delta.replay(record)
             except (ValueError, AssertionError) as error:
@@ -203,6 +226,7 @@ class MetadataLoader:
         )
         image = delta.apply(provenance)
         self.snapshots_loaded += 1
+        self._bytes_unseen = 0
         log.info("[MetadataLoader id=%d] loaded snapshot %s", self.node_id, provenance)
         self._batches.reset_to(image)
         self._publish(delta, image, Manifest(provenance, is_snapshot=True))
@@ -235,7 +259,7 @@ class MetadataLoader:
         if not self._waiting or self._still_behind(self.image.offset):
             return
         delta = MetadataDelta.of_whole(self.image)
-        manifest = Manifest(self.image.provenance, is_snapshot=True)
+        manifest = Manifest(self.image.provenance, is_snapshot=True, num_bytes=self._bytes_unseen)
         while self._waiting:
             publisher = self._waiting.pop(0)
             log.info(

@@ -1,7 +1,8 @@
 """The publisher that decides when a snapshot is due.
 
 Due when enough bytes of records were loaded since the last one, or enough time has passed: a snapshot bounds how much
-of the log a starting node must replay. One that comes from elsewhere counts as ours.
+of the log a starting node must replay, so what was replayed at the start counts. One that comes from elsewhere counts
+as ours.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class SnapshotGenerator:
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: Manifest) -> None:
         if manifest.is_snapshot:
             self._reset()
+            self._bytes = manifest.num_bytes
             return
         self._bytes += manifest.num_bytes
         if self._bytes >= self.max_bytes:

@@ -80,6 +80,8 @@ class RaftMachine:
         self.role: Role = Unattached(election.epoch, election.leader_id, election.voted, 0)
         snapshot = log.latest_snapshot
         self.high_watermark = snapshot.offset if snapshot is not None else 0
+        self.committed_end: int | None = None
+        """How far the log is committed, as a leader that this replica heard of said; here that may be yet to come."""
         self.flush_generation = 0
         self.installing = False
         self.hasty_from = 0
@@ -479,6 +481,11 @@ class RaftMachine:
     def wrong_cluster(self, cluster_id: str | None) -> bool:
         """A request need not name its cluster; where it does, it must be ours."""
         return cluster_id is not None and self.config.cluster_id is not None and cluster_id != self.config.cluster_id
+
+    def learn_committed(self, offset: int) -> None:
+        """A leader's high watermark."""
+        if offset >= 0:
+            self.committed_end = max(offset, self.committed_end or 0)
 
     def advance_high_watermark(self, offset: int) -> None:
         if offset > self.high_watermark:

@@ -63,6 +63,7 @@ def advance(machine: RaftMachine, role: LeaderRole, now: int) -> None:
     if offset is None:
         return
     role.high_watermark = offset
+    machine.learn_committed(offset)
     machine.advance_high_watermark(offset)
     machine.announce_leader()
     answer_parked(machine)
@@ -243,6 +244,7 @@ def fetch_answered(machine: RaftMachine, answer: rpc.FetchAnswer, now: int) -> b
         return True  # it told us where the leader is, or that nobody knows
     role.deadline = now + machine.config.fetch_timeout_ms
     role.has_fetched = True
+    machine.learn_committed(answer.high_watermark)
     if answer.diverging is not None:
         _truncate(machine, answer.diverging)
         return True

@@ -1,4 +1,5 @@
-"""The metadata log of a node that stops: a snapshot where it saves the next start something."""
+"""The metadata log of a node that stops: a snapshot where it saves the next start something. And of one that starts:
+what it has to replay is replayed once."""
 
 from __future__ import annotations
 
@@ -49,3 +50,22 @@ def test_a_very_large_cluster_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
         cluster.create_topic("orders", partitions=5)
         cluster.stop_node(1)
         assert len(snapshot_offsets(cluster)) == 1
+
+
+def test_a_controller_that_was_far_behind_is_made_from_the_image(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(quorum_side, "_WORTH_AN_IMAGE", 4)
+    with Cluster() as cluster:
+        first = cluster.create_topic("orders", partitions=5)
+        cluster.kill_node(1)
+        with caplog.at_level("INFO", "kalda.quorum"):
+            cluster.start_node(1)
+        assert any("made from the image" in record.getMessage() for record in caplog.records)
+        second = cluster.create_topic("payments", partitions=3)
+        counts = {topic.id: len(topic.partitions) for topic in cluster.nodes[1].image.topics.by_id.values()}
+        assert counts == {first: 5, second: 3}
+        quorum = cluster.nodes[1]._quorum
+        assert quorum is not None
+        assert quorum.controller is not None
+        assert dict(quorum.controller.partitions.partition_counts) == counts

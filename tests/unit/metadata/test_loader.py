@@ -9,6 +9,7 @@ import pytest
 from metadata_logs import NODES, LogBatch, log_batches, snapshots
 
 from kalda.base.ids import Uuid
+from kalda.metadata import loader as loader_module
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader
@@ -289,3 +290,34 @@ def test_a_log_of_kafka_comes_to_the_same_image_in_any_commits(node: str, commit
             tail.on_load_snapshot(Snapshot(end - 1, records))
             tail.on_commit([batch for batch in batches if batch.base_offset >= end])
             assert tail.image == loader.image
+
+
+def test_far_from_the_end_an_image_is_made_only_for_many_records(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "_FAR", 5)
+    recorder = Recorder()
+    log.loader.install_publishers([recorder])
+    log.high_watermark, log.hold = 19, True
+    log.commit([version(), topic("a"), topic("b"), topic("c")])
+    assert log.loader.image.offset == 3, "more records than the image has topics"
+    log.commit([topic("d")])
+    log.commit([topic("e")])
+    assert log.loader.image.offset == 3
+    log.commit([topic("f")])
+    assert log.loader.image.offset == 6
+    log.commit([NoOpRecord()] * 11)
+    assert log.loader.image.offset == 17, "near the end each is made"
+    log.commit([topic("g")])
+    assert recorder.seen == [(18, list("abcdefg"))]
+    assert recorder.manifests[0].num_bytes == 600, "which no snapshot holds"
+
+
+def test_a_snapshot_is_shown_after_its_last_step(log: Log) -> None:
+    recorder = installed(log)
+    before = log.loader.image
+    records = [VersionedRecord(version(), 0), *(VersionedRecord(topic(f"t{at}"), 0) for at in range(2_500))]
+    steps = log.loader.load_snapshot(Snapshot(49, records))
+    assert sum(1 for _ in zip(range(2), steps, strict=False)) == 2
+    assert log.loader.image is before
+    assert list(steps) == []
+    assert len(log.loader.image.topics.by_id) == 2_500
+    assert recorder.seen[-1][0] == 49

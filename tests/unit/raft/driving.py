@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -96,10 +96,11 @@ class Recorder:
                 assert batch.base_offset == self.batches[-1].last_offset + 1
             self.batches.append(batch)
 
-    def on_load_snapshot(self, reader: SnapshotReader) -> None:
+    def on_load_snapshot(self, reader: SnapshotReader) -> Iterator[None] | None:
         self.snapshots.append(tuple(reader.snapshot))  # type: ignore[arg-type]
         self.loaded = [record for batch in reader for record in batch.records]
         self.batches = []
+        return None
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
         self.leaders.append((leader_id, epoch))

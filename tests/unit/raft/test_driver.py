@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driving import Replica, World, static_voter, topic
+from driving import Recorder, Replica, World, static_voter, topic
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
@@ -18,6 +19,7 @@ from kalda.protocol.messages.quorum import (
     DescribeQuorumResponse,
 )
 from kalda.raft.metadata_log import MetadataLogConfig
+from kalda.raft.snapshots import SnapshotReader
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "raft"
 
@@ -114,6 +116,66 @@ def test_a_snapshot_stands_for_the_log_before_it(tmp_path: Path) -> None:
     assert second.listener.snapshots == [(16, 1)]
     assert [*second.listener.loaded, *second.listener.records] == [topic(f"t{at}") for at in range(20)]
     assert second.driver.log.reader(second.driver.log.snapshots[0]).last_contained_timestamp_ms() == 6
+
+
+def test_a_snapshot_is_loaded_a_step_a_turn(tmp_path: Path) -> None:
+    class Slow(Recorder):
+        steps = 0
+
+        def on_load_snapshot(self, reader: SnapshotReader) -> Iterator[None]:
+            for _ in range(3):
+                yield
+                self.steps += 1
+            super().on_load_snapshot(reader)
+
+    world = World()
+    first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    first.start()
+    for at in range(9):
+        first.driver.append(1, [topic(f"t{at}")])
+    world.run()
+    first.driver.create_snapshot(6, 1, [topic(f"t{at}") for at in range(5)], 5)
+    world.run()
+    first.driver.close()
+    second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    slow = Slow()
+    second.driver.register(slow)
+    second.driver.start()
+    second.driver.append(2, [topic("new")])
+    assert (slow.steps, slow.batches, slow.leaders) == (1, [], []), "nothing before the last step"
+    world.run(1)
+    assert not second.failures
+    assert (slow.steps, slow.snapshots, slow.leaders[-1]) == (3, [(6, 1)], (1, 2))
+    assert [*slow.loaded, *slow.records] == [topic(f"t{at}") for at in range(9)] + [topic("new")]
+
+
+@pytest.mark.parametrize("given", [7, None])
+def test_a_listener_far_behind_is_held_until_it_is_told_where_to_go_on(tmp_path: Path, given: int | None) -> None:
+    world = World()
+    first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    first.start()
+    for at in range(9):
+        first.driver.append(1, [topic(f"t{at}")])
+    world.run()
+    first.driver.close()
+    second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    behind = Recorder()
+    registration = second.driver.register(behind, hold_beyond=lambda: 5)
+    second.start()
+    assert second.driver.committed_end == 11
+    assert len(second.listener.records) == 9, "others are told"
+    assert registration.held
+    assert (behind.batches, behind.leaders) == ([], [(None, 2)]), "it does not hear that it leads, either"
+    second.driver.resume(registration, given)
+    world.run(1)
+    assert behind.batches[0].base_offset == (given or 0)
+    assert behind.batches[-1].last_offset == 10
+    assert behind.leaders[-1] == (1, 2)
+    for at in range(9):
+        second.driver.append(2, [topic(f"u{at}")])
+    world.run()
+    assert not registration.held, "who leads is never far behind"
+    assert behind.batches[-1].last_offset == 19
 
 
 def test_a_listener_that_fails_stops_the_replica(tmp_path: Path) -> None:
