@@ -17,7 +17,8 @@ Damage to what is at rest can be demanded to be *noticed*, by the checksum: read
 records that differ from what was written, but may be given none until an operator, who has looked at the disk, takes
 the replica's directory away and lets it be filled anew. No more than that: the format has no checksum over the first 17
 bytes of a batch (its offset, length and leader's epoch), and nothing in it names the partition, so that a whole batch
-on the boundary of another is as good as right. Damage is therefore done within what a batch's checksum covers.
+on the boundary of another is as good as right, and so is all of one from its checksum on. Damage is therefore done
+within what a batch's checksum covers, and not to the checksum.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.metadata.partition import PartitionRegistration
-from kalda.records.batch import iter_batches
+from kalda.records.batch import ATTRIBUTES_POSITION, iter_batches
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.disk import SimDisk
 from kalda.sim.history import TopicPartition
@@ -38,8 +39,6 @@ from kalda.storage.naming import FUTURE_DIR_SUFFIX
 DATA_DIR = "/data"
 """Where all log directories are."""
 KINDS = ("unsynced", "lie", "rot", "misdirect", "stale")
-_UNCOVERED = 17
-"""Bytes of a batch before its checksum."""
 _POLL_S = 0.05
 _SESSION_S = 3.0
 """So long does a broker live for the controller, without a heartbeat."""
@@ -47,7 +46,7 @@ _MAX_PIECE = 512
 
 
 class Covered(NamedTuple):
-    """Bytes of a file that a batch's checksum covers, and the checksum itself."""
+    """Bytes of a file that a batch's checksum covers."""
 
     partition: TopicPartition
     path: str
@@ -306,7 +305,7 @@ def _spans(data: bytes) -> list[tuple[int, int]]:
     spans = []
     try:
         for position, header in iter_batches(memoryview(data)):
-            spans.append((position + _UNCOVERED, position + header.size_bytes))
+            spans.append((position + ATTRIBUTES_POSITION, position + header.size_bytes))
     except ApiError:
         pass  # as far as it can be read
     return [span for span in spans if span[1] <= len(data)]
