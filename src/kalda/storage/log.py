@@ -434,13 +434,12 @@ class Log:
         """A reader for another thread, of the log as it is now: `read(offset, max_bytes, end_offset, min_one)`.
         `by_name`: it opens itself what is not open, and finds nothing where that is gone by then."""
         self._in_range(offset)
-        first = self.segments.floor(offset) or self.segments.first
+        found = self.segments.from_floor(offset)[:2]
         try:
-            found = (first, *self.segments.above(first.base_offset)[:1])
             views = [segment.snapshot() if by_name else segment.view() for segment in found]
         except OSError as error:
             raise self._failed(error) from error
-        return ColdRead(self.topic_partition, views, self.log_end_offset, found if by_name else ())
+        return ColdRead(self.topic_partition, views, self.log_end_offset, found if by_name else [])
 
     def take_over(self, read: ColdRead) -> None:
         """Keep open, for the next one, what a reader by name has opened. A disk that has failed it has failed."""
@@ -491,12 +490,10 @@ class Log:
 
     def _in_range(self, offset: int) -> None:
         self._online()
-        if not self.log_start_offset <= offset <= self.log_end_offset:
-            raise ApiError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset {offset} of {self.topic_partition} is not within [{self.log_start_offset}, "
-                f"{self.log_end_offset}]",
-            )
+        start, end = self.log_start_offset, self.log_end_offset
+        if not start <= offset <= end:
+            why = f"offset {offset} of {self.topic_partition} is not within [{start}, {end}]"
+            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, why)
 
     def aborted_transactions(self, first_offset: int, upto: int) -> list[AbortedTxn]:
         """Aborted transactions that overlap [first_offset, upto), by first offset."""

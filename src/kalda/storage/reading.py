@@ -37,9 +37,7 @@ class Places:
     def find(self, offset: int, read: Reader) -> tuple[Segment, int] | None:
         """Where a reader at `offset` begins; None where there is nothing for it."""
         place = self.known.get(offset)
-        if place is not None and place[1] < place[0].size:
-            place[0].reading(read)
-        else:
+        if place is None or place[1] >= place[0].size:
             place = find_place(self._segments, offset, read)
             if place is not None:
                 self.note(offset, *place)
@@ -161,8 +159,7 @@ class ColdRead:
 def collect_aborted(segments: Segments, first_offset: int, upto: int) -> list[AbortedTxn]:
     """Aborted transactions that overlap [first_offset, upto), by first offset."""
     found: list[AbortedTxn] = []
-    start = segments.floor(first_offset) or segments.first
-    for segment in (start, *segments.above(start.base_offset)):
+    for segment in segments.from_floor(first_offset):
         if segment.txn_index.collect(first_offset, upto, found):
             break
     if len(found) > 1:

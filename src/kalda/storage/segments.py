@@ -57,6 +57,10 @@ class Segments:
         at = bisect_right(self._bases, offset)
         return self._items[at - 1] if at else None
 
+    def from_floor(self, offset: int) -> list[Segment]:
+        """The segment that would hold `offset`, or the first one, and those after it."""
+        return self._items[max(0, bisect_right(self._bases, offset) - 1) :]
+
     def after(self, segment: Segment) -> Segment | None:
         at = bisect_right(self._bases, segment.base_offset)
         return self._items[at] if at < len(self._items) else None
