@@ -4,7 +4,8 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 
 - `node.py`: one process: start, stop, listeners, identity
 - `quorum_side.py`: the metadata log, its loader, and with the controller role a controller
-- `broker_side.py`: logs, replicas, coordinator and handlers of the broker role
+- `broker_side.py`: with the broker role: the logs, coming up and going down
+- `services.py`: what a broker serves clients with, wired
 - `dispatch.py`: from a frame to an answer; ApiVersions
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers

@@ -1,4 +1,4 @@
-"""The half of a node with the broker role: logs, replicas, coordinator, lifecycle, and the handlers over them.
+"""The half of a node with the broker role: the logs, the broker's life, and the services over them.
 
 Coming up: register; catch up with the metadata; recover the logs on threads; apply the first image, which opens every
 partition; become unfenced; serve. Going down: hand leadership over; stop serving; close the logs; leave the marker
@@ -7,267 +7,163 @@ of a clean stop as the very last thing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from kalda.base.configs.definition import to_text
-from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.server import ServerConfig
-from kalda.base.ids import TopicPartition, Uuid
-from kalda.base.scheduling import Jobs, Timers
-from kalda.broker.assignments import DirectoryAssignments
-from kalda.broker.auto_topics import AutoTopics, TopicPlan
+from kalda.base.errors import ApiError
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.base.scheduling import Timers
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
-from kalda.broker.dispatch import Dispatcher, Features
-from kalda.broker.forwarding import Forwarding
-from kalda.broker.handlers.configs import ConfigHandlers
-from kalda.broker.handlers.data import DataHandlers
-from kalda.broker.handlers.describe import DescribeHandlers
-from kalda.broker.handlers.groups import GroupHandlers
-from kalda.broker.handlers.log_dirs import LogDirHandlers
-from kalda.broker.handlers.metadata import OFFSETS_TOPIC, MetadataHandlers
-from kalda.broker.handlers.offsets import OffsetHandlers
-from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
-from kalda.broker.handlers.table import handler_table
-from kalda.broker.lifecycle import BrokerLifecycle
-from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.peers import FetcherShell, Peers
-from kalda.broker.publisher import BrokerPublisher
-from kalda.broker.shell import Host
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.group_coordinator import GroupCoordinator
-from kalda.coordinator.routing import coordinator_partition
-from kalda.metadata.configs import ConfigResourceType, broker_resource
-from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
-from kalda.replication.dir_moves import DirMoves
-from kalda.replication.fetch_session import FetchSessionCache
-from kalda.replication.partition import Partition
-from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
-from kalda.replication.replica_manager import ReplicaManager
-from kalda.storage.config import LogConfig
-from kalda.storage.log_manager import LogManager
+from kalda.broker.dispatch import Features
+from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
+from kalda.broker.log_keeper import LogKeeper, make_cleaner, make_log_manager
+from kalda.broker.quorum_side import QuorumSide
+from kalda.broker.services import Services
+from kalda.broker.shell import Host, JobPool, settled
+from kalda.metadata.registration_tracker import BrokerRegistrationTracker
+from kalda.storage.job import Job
+from kalda.storage.log_dir import LogDir
 
 log = logging.getLogger("kalda.broker")
+T = TypeVar("T")
 
-_UNLIMITED = 2**62
-_INTERNAL = {"cleanup.policy": "compact", "compression.type": "producer"}
-
-
-class TopicNames:
-    """Topic ids and names, as the coordinator asks for them."""
-
-    def __init__(self, cache: MetadataCache) -> None:
-        self._cache = cache
-
-    def id_of(self, name: str) -> Uuid | None:
-        """The id of a topic that exists."""
-        return self._cache.topic_id(name)
-
-    def name_of(self, topic_id: Uuid) -> str | None:
-        """The name of a topic that exists."""
-        return self._cache.topic_name(topic_id)
-
-    def has_partition(self, name: str, partition: int) -> bool:
-        """Whether the topic exists and has that partition."""
-        topic = self._cache.topic(name)
-        return topic is not None and partition in topic.partitions
+_CLOSING_THREADS = 4
+"""At least so many logs are synced at a time at the stop: file systems sync several at about the cost of one."""
 
 
 class BrokerSide:
-    """Everything that serves clients."""
+    """A broker from its first word to the controller until its logs are closed."""
 
     def __init__(
         self,
         config: ServerConfig,
-        cluster_id: str,
-        channel: ControllerChannel,
-        lifecycle: BrokerLifecycle,
-        logs: LogManager,
         host: Host,
+        quorum: QuorumSide,
+        channel: ControllerChannel,
         timers: Timers,
-        jobs: Jobs,
+        jobs: JobPool,
+        identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
+        on_fatal: Callable[[str], None],
     ) -> None:
-        clock = host.clock
+        """`identity(log_dirs, previous_broker_epoch)` is what the broker will register as."""
         self._config = config
-        self.logs = logs
-        self.cache = MetadataCache(timers)
-        self._peers = Peers(config, self.cache, channel, lambda: lifecycle.broker_epoch, clock, timers)
-        self.replicas = ReplicaManager(
-            config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists, self._peers
+        self._quorum = quorum
+        self._jobs = jobs
+        self._on_fatal = on_fatal
+        self._is_wired = False
+        self.logs = make_log_manager(
+            config, host, lambda topic: self.services.log_config(topic, quorum.loader.image), self._on_dir_failed
         )
-        self._fetchers = FetcherShell(
-            config,
-            cluster_id,
-            self.cache,
-            lambda: lifecycle.broker_epoch,
-            clock,
-            jobs,
-            host.rng.random,
-            host.is_refused if config["kalda.dead.process.detection.enable"] else None,
-        )
-        self.replicas.following = self._fetchers
-        self._peers.watch(self.replicas)
-        coordinator = self._make_coordinator(host)
-        self.groups = GroupCoordinatorShell(coordinator, self.replicas, clock, timers, jobs)
-        auto_topics = self._auto_topics(channel)
-        self.configs = ConfigHandlers(config.node_id, config, self.cache)
-        self._assignments = DirectoryAssignments(
-            config.node_id, lambda: lifecycle.broker_epoch, channel.send, timers, self._is_misplaced
-        )
-        self.moves = self._make_moves(host, timers, jobs)
-        handlers = handler_table(
-            self._data_handlers(host),
-            OffsetHandlers(self.replicas),
-            self._metadata_handlers(cluster_id, auto_topics),
-            GroupHandlers(coordinator, clock, self.groups.arm),
-            self.configs,
-            DescribeHandlers(self.replicas, self.cache),
-            LogDirHandlers(logs, self.moves, jobs),
-            ProducerHandlers(ProducerIds(config.node_id, lambda: lifecycle.broker_epoch, channel.send)),
-            Forwarding(channel),
-        )
-        self.dispatcher = Dispatcher(handlers, features, config["unstable.api.versions.enable"])
-        self.publisher = BrokerPublisher(
-            config.node_id,
-            self.cache,
-            self.replicas,
-            logs,
-            self.log_config,
-            self._on_configs,
-            self.groups,
-            clock.wall_ms,
-            self._assignments.placed,
+        self._keeper = LogKeeper(self.logs, make_cleaner(config, self.logs), host.clock, timers, jobs)
+        self._load_jobs = self.logs.load_jobs()
+        who = identity(self._online_dir_ids, self.logs.previous_broker_epoch)
+        self.lifecycle = BrokerLifecycle(
+            who,
+            channel.send,
             timers,
-            jobs,
+            lambda: quorum.loader.last_applied_offset,
+            on_fatal,
+            heartbeat_interval_ms=config["broker.heartbeat.interval.ms"],
+            registration_timeout_ms=config["initial.broker.registration.timeout.ms"],
         )
-        self.on_config: Callable[[ServerConfig], None] = _nothing
-        """Told of this broker's effective configuration when dynamic configs have changed it."""
-        self._defaults: dict[str, str] = self._topic_defaults(config)
-
-    def _make_moves(self, host: Host, timers: Timers, jobs: Jobs) -> DirMoves:
-        config = self._config
-        moves = DirMoves(
-            self.replicas,
-            self.logs,
-            jobs,
-            timers,
-            host.clock.mono_ms,
-            self._assignments.placed,
-            at_a_time=config["num.replica.alter.log.dirs.threads"] or len(config.log_dirs),
+        self.services = Services(
+            config, who.cluster_id, channel, self.lifecycle, self.logs, host, timers, jobs, features
         )
-        _limit_moves(moves, config)
-        return moves
+        self._is_wired = True
 
-    def _make_coordinator(self, host: Host) -> GroupCoordinator:
-        return GroupCoordinator(
-            GroupCoordinatorConfig.from_properties(self._config.values),
-            GroupLog(self.replicas),
-            TopicNames(self.cache),
-            host.new_uuid,
-            self._offsets_partitions,
-            host.clock.wall_ms,
-        )
+    def _online_dir_ids(self) -> list[Uuid]:
+        return [
+            directory.directory_id
+            for directory in self.logs.dirs
+            if directory.online and directory.directory_id is not None
+        ]
 
-    def _metadata_handlers(self, cluster_id: str, auto_topics: AutoTopics) -> MetadataHandlers:
-        limit = self._config["max.request.partition.size.limit"]
-        return MetadataHandlers(self.cache, cluster_id, auto_topics, coordinator_partition, limit)
+    # -- coming up
 
-    def _data_handlers(self, host: Host) -> DataHandlers:
-        sessions = FetchSessionCache(self._config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
-        return DataHandlers(self.replicas, self.cache, sessions, host.clock, self._read_replica_selector())
+    async def start(self, accept: Callable[[], Awaitable[None]]) -> None:
+        """Until clients may be served. `accept` lets them connect, which is as soon as the broker is registered."""
+        quorum, lifecycle, logs, services = self._quorum, self.lifecycle, self.logs, self.services
+        lifecycle.start()
+        loading = [asyncio.ensure_future(self._run_job(job)) for job in self._load_jobs]
+        try:
+            await settled(lifecycle.milestones.registered)
+            await accept()
+            await settled(lifecycle.milestones.caught_up)
+            await asyncio.gather(*loading)
+        finally:
+            # Where the start is called off, or one of them fails, nobody else asks what became of the others.
+            for each in loading:
+                each.cancel()
+            await asyncio.gather(*loading, return_exceptions=True)
+        log.info("opened %d logs", len(logs))
+        logs.futures.settle(lambda tp, topic_id: services.placed(tp, topic_id, quorum.loader.image))
+        tracker = BrokerRegistrationTracker(self._config.node_id, lifecycle.resend_registration)
+        quorum.loader.install_publishers([services.publisher, tracker])
+        self._set_stray_logs_aside()
+        services.moves.resume()
+        lifecycle.set_ready_to_unfence()
+        await settled(lifecycle.milestones.unfenced)
+        self._keeper.start()
 
-    def _auto_topics(self, channel: ControllerChannel) -> AutoTopics:
-        config = self._config
-        offsets = TopicPlan(
-            config["offsets.topic.num.partitions"],
-            config["offsets.topic.replication.factor"],
-            {**_INTERNAL, "segment.bytes": str(config["offsets.topic.segment.bytes"])},
-        )
-        return AutoTopics(
-            channel, config["auto.create.topics.enable"], {OFFSETS_TOPIC: offsets}, config["request.timeout.ms"]
-        )
+    def _set_stray_logs_aside(self) -> None:
+        """Logs that the metadata does not give to this broker are not served, and not deleted either."""
+        for known in self.logs:
+            topic_partition = known.topic_partition
+            if self.services.replicas.find(*topic_partition) is None:
+                log.warning("%s is not known to the cluster: its log is set aside", topic_partition)
+                self.logs.set_aside(topic_partition)
 
-    def _read_replica_selector(self) -> Callable[[Partition, int, str], int] | None:
-        """What `replica.selector.class` names; no other class than Kafka's rack-aware one is known."""
-        name = self._config["replica.selector.class"]
-        if not name:
-            return None
-        if name != RACK_AWARE:
-            log.warning("replica.selector.class %s is not known: consumers read from leaders", name)
-            return None
+    async def _run_job(self, job: Job[T]) -> T:
+        """Both halves of a job: one on a thread, one here."""
+        ran: Pending[None] = Pending()
+        self._jobs.run(job.run, lambda _, __: ran.complete(None))
+        await settled(ran)
+        return job.finish()
 
-        def rack_of(broker_id: int) -> str | None:
-            broker = self.cache.image.cluster.brokers.get(broker_id)
-            return None if broker is None or broker.fenced else broker.rack
+    def _on_dir_failed(self, directory: LogDir, error: OSError) -> None:
+        """A disk failed: its replicas answer KAFKA_STORAGE_ERROR, the controller is told, the rest goes on. While the
+        directories are first looked at there are no replicas, and the registration will not name the directory."""
+        log.error("log directory %s is offline: %s", directory.path, error)
+        if self._is_wired:
+            self.services.replicas.take_offline(list(directory.logs))
+        if not any(other.online for other in self.logs.dirs):
+            self._on_fatal(f"all log directories have failed, the last is {directory.path}")
+        elif self._is_wired and directory.directory_id is not None:
+            self.lifecycle.on_directory_failure(directory.directory_id)
 
-        return RackAwareSelector(self._config.node_id, rack_of).select
-
-    def placed(self, topic_partition: TopicPartition, topic_id: Uuid | None, image: MetadataImage) -> Uuid | None:
-        """In which directory `image` has this broker's replica of that topic; None where it has none."""
-        topic = None if topic_id is None else image.topics.by_id.get(topic_id)
-        if topic is None or topic.name != topic_partition.topic:
-            return None
-        registration = topic.partitions.get(topic_partition.partition)
-        return None if registration is None else registration.directory(self._config.node_id)
-
-    def _is_misplaced(self, topic_id: Uuid, partition: int, directory: Uuid) -> bool:
-        """Whether the metadata has this broker's replica elsewhere than in that directory."""
-        topic = self.cache.topic_by_id(topic_id)
-        registration = None if topic is None else topic.partitions.get(partition)
-        known = None if registration is None else registration.directory(self._config.node_id)
-        return known is not None and known != directory
-
-    def _offsets_partitions(self) -> int:
-        topic = self.cache.topic(OFFSETS_TOPIC)
-        return 0 if topic is None else len(topic.partitions)
-
-    # -- configs
-
-    def log_config(self, topic: str, image: MetadataImage) -> LogConfig:
-        """A topic's effective config: its own, over the cluster's and this broker's defaults."""
-        return LogConfig.from_dict({**self._defaults, **image.configs.of_topic(topic)})
-
-    def _topic_defaults(self, config: ServerConfig) -> dict[str, str]:
-        return {name: text for name, value in config.topic_defaults().items() if (text := to_text(value)) is not None}
-
-    def _on_configs(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Dynamic configs of this broker, or of all, take effect."""
-        assert delta.configs is not None
-        if not any(resource.type == ConfigResourceType.BROKER for resource in delta.configs.changes):
-            return
-        configs = image.configs
-        layers = Layers(
-            self._config.properties, configs.of(broker_resource(None)), configs.of_broker(self._config.node_id)
-        )
-        current, faults = effective(layers)
-        for fault in faults:
-            log.warning("a dynamic config is left out: %s", fault.message)
-        self._defaults = self._topic_defaults(current)
-        self.replicas.fetch_max_bytes = current["fetch.max.bytes"]
-        self._fetchers.resize(current["num.replica.fetchers"])
-        _limit_moves(self.moves, current)
-        self.on_config(current)
-
-    # -- the end
+    # -- going down
 
     async def close(self) -> None:
-        """Stop what runs by itself; the logs are closed by their manager."""
-        self.publisher.close()
-        self.groups.close()
-        self.moves.close()
-        self._assignments.close()
-        self._peers.close()
-        await self._fetchers.close()
+        """Stop what runs by itself, and say no more to the controller."""
+        self._keeper.close()
+        await self.services.close()
+        self.lifecycle.close()
 
+    async def close_logs(self, clean: bool) -> None:
+        """Give the directories up; with `clean`, after their logs have been closed and marked as that."""
+        if clean:
+            await self._close_cleanly()
+        for directory in self.logs.dirs:
+            if directory.online:
+                directory.take_offline()
 
-def _limit_moves(moves: DirMoves, config: ServerConfig) -> None:
-    limit = config["replica.alter.log.dirs.io.max.bytes.per.second"]
-    moves.bytes_per_second = None if limit >= _UNLIMITED else limit
-    moves.cordoned = frozenset(config.cordoned_log_dirs)
+    async def _close_cleanly(self) -> None:
+        """Every log, then the markers: a marker vouches for all that is in its directory."""
+        try:
+            jobs = self.logs.close_jobs()
 
+            async def close_some() -> None:
+                for job in jobs:
+                    await self._run_job(job)
 
-def _nothing(config: ServerConfig) -> None:
-    return None
+            threads = self._config["num.recovery.threads.per.data.dir"] * len(self.logs.dirs)
+            await asyncio.gather(*(close_some() for _ in range(max(_CLOSING_THREADS, threads))))
+            for job in self.logs.marker_jobs(self.lifecycle.broker_epoch):
+                await self._run_job(job)
+        except (OSError, ApiError) as error:
+            log.error("the logs could not be closed cleanly: %s", error)

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kalda.base.configs.server import ServerConfig
@@ -25,15 +26,14 @@ from kalda.base.scheduling import Timers
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dir_locks import DirLocks
 from kalda.broker.dispatch import Features
-from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
+from kalda.broker.lifecycle import BrokerIdentity
 from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.raft_channel import RaftChannel
-from kalda.broker.shell import Host, JobPool
+from kalda.broker.shell import Host, JobPool, settled
 from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
-from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.network.client import RpcClient
 from kalda.network.connection import Answer, Connection
 from kalda.network.limits import Limits, NodeLimits
@@ -46,9 +46,9 @@ from kalda.protocol.messages.brokers import (
     ControllerRegistrationRequestListener,
 )
 from kalda.raft.values import Endpoint as QuorumEndpoint
-from kalda.storage.job import Job
 
 if TYPE_CHECKING:
+    from kalda.broker.broker_side import BrokerSide
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
@@ -59,8 +59,6 @@ T = TypeVar("T")
 
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _START_TIMEOUT_S = 300
-_CLOSING_THREADS = 4
-"""At least so many logs are synced at a time at the stop: file systems sync several at about the cost of one."""
 _PATIENCE_S = 5
 _WITHOUT_EFFECT = {
     "authorizer.class.name": "this release enforces no ACLs, every client may do everything",
@@ -124,12 +122,9 @@ class Node:
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
         self._raft_channel: RaftChannel | None = None
-        self._lifecycle: BrokerLifecycle | None = None
-        self._logs: Any = None
-        self._broker: Any = None
+        self._broker: BrokerSide | None = None
         self._controller_handlers: ControllerHandlers | None = None
         self._jobs: JobPool | None = None
-        self._keeper: Any = None
         self._stopping = False
         self._is_hurried = False
         self._patience: asyncio.Timeout | None = None
@@ -153,13 +148,12 @@ class Node:
     @property
     def replicas(self) -> ReplicaManager | None:
         """This broker's partitions; None without the broker role."""
-        return self._broker.replicas if self._broker is not None else None
+        return self._broker.services.replicas if self._broker is not None else None
 
     @property
     def logs(self) -> LogManager | None:
         """This broker's logs; None without the broker role."""
-        logs: LogManager | None = self._logs
-        return logs
+        return self._broker.logs if self._broker is not None else None
 
     # -- start
 
@@ -208,13 +202,15 @@ class Node:
             self._quorum.leader_endpoint, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
         )
         if config.is_broker:
-            self._prepare_broker(cluster_id, timers)
+            self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
         self._quorum.start()
         if config.is_controller:
             self._open_controller(cluster_id)
-        if config.is_broker:
-            await self._start_broker()
+        if self._broker is not None:
+            await self._broker.start(self._accept)
+            for endpoint in config.broker_listeners:
+                self._gates[endpoint.listener].open(self._broker.services.dispatcher.on_frame)
         # The words that test suites of other clients wait for.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
@@ -223,8 +219,8 @@ class Node:
         """The quorum has committed something, or another node leads it."""
         assert self._channel is not None
         self._channel.on_quorum_moved()
-        if self._lifecycle is not None:
-            self._lifecycle.on_metadata_offset()
+        if self._broker is not None:
+            self._broker.lifecycle.on_metadata_offset()
 
     def _raft_client(self, host: str, port: int) -> RpcClient:
         """Tries a node that is down often: the quorum waits for it, and it answers as soon as it is back."""
@@ -342,35 +338,17 @@ class Node:
 
     # -- broker
 
-    def _prepare_broker(self, cluster_id: str, timers: Timers) -> None:
+    def _make_broker(self, cluster_id: str, timers: Timers) -> BrokerSide:
         from kalda.broker.broker_side import BrokerSide
-        from kalda.broker.log_keeper import LogKeeper, make_cleaner, make_log_manager
 
         config, quorum, channel, jobs = self.config, self._quorum, self._channel, self._jobs
         assert quorum is not None
         assert channel is not None
         assert jobs is not None
-        self._logs = make_log_manager(
-            config,
-            self._host,
-            lambda topic: self._broker.log_config(topic, quorum.loader.image),
-            self._on_dir_failed,
-        )
-        self._keeper = LogKeeper(self._logs, make_cleaner(config, self._logs), self._clock, timers, jobs)
-        self._load_jobs = self._logs.load_jobs()
-        self._lifecycle = BrokerLifecycle(
-            self._broker_identity(cluster_id),
-            channel.send,
-            timers,
-            lambda: quorum.loader.last_applied_offset,
-            self._fatal,
-            heartbeat_interval_ms=config["broker.heartbeat.interval.ms"],
-            registration_timeout_ms=config["initial.broker.registration.timeout.ms"],
-        )
-        self._broker = BrokerSide(
-            config, cluster_id, channel, self._lifecycle, self._logs, self._host, timers, jobs, self._features
-        )
-        self._broker.on_config = self._take_limits
+        identity = partial(self._broker_identity, cluster_id)
+        broker = BrokerSide(config, self._host, quorum, channel, timers, jobs, identity, self._features, self._fatal)
+        broker.services.on_config = self._take_limits
+        return broker
 
     def _take_limits(self, config: ServerConfig) -> None:
         """Dynamic configs have changed: connections live by them from now on."""
@@ -379,7 +357,9 @@ class Node:
             for name in self._server.listeners:
                 self._server.update_listener_limits(name, Limits.of(config, name))
 
-    def _broker_identity(self, cluster_id: str) -> BrokerIdentity:
+    def _broker_identity(
+        self, cluster_id: str, log_dirs: Callable[[], list[Uuid]], previous_broker_epoch: int
+    ) -> BrokerIdentity:
         config = self.config
         return BrokerIdentity(
             broker_id=config.node_id,
@@ -401,76 +381,15 @@ class Node:
                 for name, levels in self._supported.items()
             ],
             rack=config.rack,
-            log_dirs=self._online_dir_ids,
-            previous_broker_epoch=self._logs.previous_broker_epoch,
+            log_dirs=log_dirs,
+            previous_broker_epoch=previous_broker_epoch,
         )
-
-    def _online_dir_ids(self) -> list[Uuid]:
-        return [
-            directory.directory_id
-            for directory in self._logs.dirs
-            if directory.online and directory.directory_id is not None
-        ]
-
-    async def _start_broker(self) -> None:
-        quorum, lifecycle, logs = self._quorum, self._lifecycle, self._logs
-        assert quorum is not None
-        assert lifecycle is not None
-        lifecycle.start()
-        loading = [asyncio.ensure_future(self._run_job(job)) for job in self._load_jobs]
-        try:
-            await _settled(lifecycle.milestones.registered)
-            await self._accept()
-            await _settled(lifecycle.milestones.caught_up)
-            await asyncio.gather(*loading)
-        finally:
-            # Where the start is called off, or one of them fails, nobody else asks what became of the others.
-            for each in loading:
-                each.cancel()
-            await asyncio.gather(*loading, return_exceptions=True)
-        log.info("opened %d logs", len(logs))
-        logs.futures.settle(lambda tp, topic_id: self._broker.placed(tp, topic_id, quorum.loader.image))
-        tracker = BrokerRegistrationTracker(self.config.node_id, lifecycle.resend_registration)
-        quorum.loader.install_publishers([self._broker.publisher, tracker])
-        self._set_stray_logs_aside()
-        self._broker.moves.resume()
-        lifecycle.set_ready_to_unfence()
-        await _settled(lifecycle.milestones.unfenced)
-        for endpoint in self.config.broker_listeners:
-            self._gates[endpoint.listener].open(self._broker.dispatcher.on_frame)
-        self._keeper.start()
 
     async def _accept(self) -> None:
         """Clients may connect; they wait at the gate."""
         assert self._server is not None
         for endpoint in self.config.broker_listeners:
             await self._server.listeners[endpoint.listener].accept()
-
-    def _set_stray_logs_aside(self) -> None:
-        """Logs that the metadata does not give to this broker are not served, and not deleted either."""
-        for known in self._logs:
-            topic_partition = known.topic_partition
-            if self._broker.replicas.find(*topic_partition) is None:
-                log.warning("%s is not known to the cluster: its log is set aside", topic_partition)
-                self._logs.set_aside(topic_partition)
-
-    async def _run_job(self, job: Job[T]) -> T:
-        """Both halves of a job: one on a thread, one here."""
-        assert self._jobs is not None
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._jobs.run(job.run, lambda _, __: _wake(done))
-        await done
-        return job.finish()
-
-    def _on_dir_failed(self, directory: Any, error: OSError) -> None:
-        """A disk failed: its replicas answer KAFKA_STORAGE_ERROR, the controller is told, the rest goes on."""
-        log.error("log directory %s is offline: %s", directory.path, error)
-        if self._broker is not None:
-            self._broker.replicas.take_offline(list(directory.logs))
-        if not any(other.online for other in self._logs.dirs):
-            self._fatal(f"all log directories have failed, the last is {directory.path}")
-        elif self._lifecycle is not None and directory.directory_id is not None:
-            self._lifecycle.on_directory_failure(directory.directory_id)
 
     def _fatal(self, why: str) -> None:
         if not self.failed and not self._stopping:
@@ -489,38 +408,25 @@ class Node:
         if self._stopping:
             return
         log.info("node %d is stopping", self.config.node_id)
-        if clean and self._lifecycle is not None and self._broker is not None and not self.failed:
-            await self._controlled_shutdown()
+        if clean and self._broker is not None and not self.failed and self.config["controlled.shutdown.enable"]:
+            self._broker.lifecycle.begin_controlled_shutdown()
+            await self._wait_patiently(self._broker.lifecycle.milestones.may_shut_down)
         self._stopping = True
         if self._quorum is not None:
             self._quorum.stop_probing()
-        if self._keeper is not None:
-            self._keeper.close()
         if self._broker is not None:
             await self._broker.close()
-        if self._lifecycle is not None:
-            self._lifecycle.close()
         if self._channel is not None:
             await self._channel.close()
         if self._server is not None:
             await self._server.stop(deadline_ms=1_000 if clean else 0)
-        if self._logs is not None:
-            if clean:
-                await self._close_logs()
-            for directory in self._logs.dirs:
-                if directory.online:
-                    directory.take_offline()
+        if self._broker is not None:
+            await self._broker.close_logs(clean)
         await self._close_quorum(clean)
         if self._jobs is not None:
             self._jobs.close()
         self._locks.release()
         log.info("node %d has stopped", self.config.node_id)
-
-    async def _controlled_shutdown(self) -> None:
-        assert self._lifecycle is not None
-        if self.config["controlled.shutdown.enable"]:
-            self._lifecycle.begin_controlled_shutdown()
-            await self._wait_patiently(self._lifecycle.milestones.may_shut_down)
 
     def hurry(self) -> None:
         """Others are gone that would have to give leave or to take over: what remains of the stop waits for nobody."""
@@ -533,26 +439,9 @@ class Node:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self._is_hurried else _PATIENCE_S) as self._patience:
                 try:
-                    await _settled(pending)
+                    await settled(pending)
                 finally:
                     self._patience = None
-
-    async def _close_logs(self) -> None:
-        """Every log, then the markers: a marker vouches for all that is in its directory."""
-        try:
-            jobs = self._logs.close_jobs()
-
-            async def close_some() -> None:
-                for job in jobs:
-                    await self._run_job(job)
-
-            threads = self.config["num.recovery.threads.per.data.dir"] * len(self._logs.dirs)
-            await asyncio.gather(*(close_some() for _ in range(max(_CLOSING_THREADS, threads))))
-            epoch = self._lifecycle.broker_epoch if self._lifecycle is not None else -1
-            for job in self._logs.marker_jobs(epoch):
-                await self._run_job(job)
-        except (OSError, ApiError) as error:
-            log.error("the logs could not be closed cleanly: %s", error)
 
     async def _close_quorum(self, clean: bool) -> None:
         if self._quorum is None:
@@ -561,7 +450,7 @@ class Node:
             for last in (self._quorum.snapshot_before_stop, self._quorum.shutdown):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(5):
-                        await _settled(last())
+                        await settled(last())
         try:
             self._quorum.close(clean)
         except (OSError, ApiError) as error:
@@ -577,15 +466,3 @@ def _warn_of_properties(config: ServerConfig) -> None:
     for name, instead in _WITHOUT_EFFECT.items():
         if config[name]:
             log.warning("property %s=%s has no effect: %s", name, config[name], instead)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _settled(pending: Pending[Any]) -> None:
-    """Wait for a pending answer."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    pending.then(lambda _, __: _wake(done))
-    await done

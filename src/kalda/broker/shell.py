@@ -11,11 +11,13 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kalda.base.clock import Clock
 from kalda.base.disk import Disk
+from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid, random_uuid
+from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timers
 from kalda.broker.disk import RealDisk
 
@@ -104,3 +106,15 @@ class Host:
     def new_uuid(self) -> Uuid:
         """A fresh id from the machine's entropy."""
         return random_uuid(os.urandom)
+
+
+async def settled(pending: Pending[Any]) -> None:
+    """Wait for a pending answer, whatever it is."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: Any, __: ApiError | None) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    pending.then(wake)
+    await done
