@@ -7,6 +7,7 @@ every partition's list when it is done, so that a list never keeps more than the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from kalda.replication.partition import Partition
 
 
-class Waiter:
+class Waiter(ABC):
     """One waiting request. `on_moved` is called for every move of a watched partition, `finish` once, unless it is
     stopped before."""
 
@@ -27,13 +28,13 @@ class Waiter:
         self._partitions: list[Partition] = []
         self._timer: Timer | None = None
 
+    @abstractmethod
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
         """A watched partition moved; `appended_bytes` became readable. Calls `leave` when it has waited enough."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """Answer the request."""
-        raise NotImplementedError
 
     def wait(self, partitions: list[Partition], timers: Timers, timeout_ms: int, *, at_end: bool = False) -> None:
         """Start to watch, for `timeout_ms` at most: the high watermarks, or with `at_end` the logs' ends."""
