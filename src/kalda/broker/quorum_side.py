@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
@@ -29,11 +29,17 @@ from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader
 from kalda.metadata.snapshot_generator import SnapshotGenerator
 from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft.batches import CommittedBatch
 from kalda.raft.machine import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
 from kalda.raft.values import Endpoint, ReplicaKey
 from kalda.raft.voters import Voter, VoterSet
+
+if TYPE_CHECKING:
+    from kalda.broker.prober import Prober
+    from kalda.controller.quorum_controller import QuorumController
+    from kalda.controller.suspects import Probe
 
 log = logging.getLogger("kalda.quorum")
 
@@ -76,7 +82,7 @@ class LoadedSnapshot:
 class _Listens(Protocol):
     """What the driver tells, to somebody who takes snapshots as records."""
 
-    def on_commit(self, batches: list[Any]) -> None: ...
+    def on_commit(self, batches: list[CommittedBatch]) -> None: ...
 
     def load_snapshot(self, snapshot: LoadedSnapshot) -> Iterator[None]: ...
 
@@ -90,7 +96,7 @@ class SnapshotAdapter:
         self._listener = listener
         self._after = after
 
-    def on_commit(self, batches: list[Any]) -> None:
+    def on_commit(self, batches: list[CommittedBatch]) -> None:
         """Committed batches."""
         self._listener.on_commit(batches)
         self._after()
@@ -168,9 +174,9 @@ class QuorumSide:
         self.loader = MetadataLoader(config.node_id, lambda: self.raft.committed_end or None)
         self.on_loaded: Callable[[], None] = _nothing
         """Told after the loader has taken something in."""
-        self.controller = None
+        self.controller: QuorumController | None = None
         self._policies: Policies | None = None
-        self._prober: Any = None
+        self._prober: Prober | None = None
         if config.is_controller:
             self.controller = self._make_controller(metadata_dir, cluster_id, incarnation_id)
         self._snapshots = SnapshotGenerator(
@@ -181,7 +187,7 @@ class QuorumSide:
             max_interval_ms=config["metadata.log.max.snapshot.interval.ms"],
         )
 
-    def _make_controller(self, metadata_dir: str, cluster_id: str, incarnation_id: Uuid) -> Any:
+    def _make_controller(self, metadata_dir: str, cluster_id: str, incarnation_id: Uuid) -> QuorumController:
         from kalda.broker.prober import Prober
         from kalda.controller.config_schema import NodeConfigSchema
         from kalda.controller.context import ControllerConfig
@@ -293,7 +299,7 @@ class QuorumSide:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.controller is None:
+        if self.controller is None or self._prober is None:
             return
         now_ms = self._clock.mono_ms()
         for probe in self.controller.probes_due(now_ms):
@@ -302,7 +308,7 @@ class QuorumSide:
         if deadline is not None:
             self._timer = self._timers.call_later_ms(max(1, deadline - now_ms), self.arm)
 
-    def _on_probed(self, probe: Any, refused: bool) -> None:
+    def _on_probed(self, probe: Probe, refused: bool) -> None:
         assert self.controller is not None
         self.controller.on_probed(probe, refused)
         self.arm()
