@@ -111,8 +111,13 @@ class BrokerSide:
         self._keeper.start()
 
     def _set_stray_logs_aside(self) -> None:
-        """Logs that the metadata does not give to this broker are not served, and not deleted either."""
+        """Logs that the metadata does not give to this broker are not served, and not deleted either.
+
+        One that was opened before its directory failed has no replica either, and is where it belongs.
+        """
         for known in self.logs:
+            if known.offline:
+                continue
             topic_partition = known.topic_partition
             if self.services.replicas.find(*topic_partition) is None:
                 log.warning("%s is not known to the cluster: its log is set aside", topic_partition)

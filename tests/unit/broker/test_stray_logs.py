@@ -1,0 +1,29 @@
+"""What becomes of logs that a start finds and serves to nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kalda.testing import Cluster
+
+PARTITIONS = 16
+
+
+def test_logs_of_a_directory_that_fails_while_they_are_opened_are_no_strays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, broken = tmp_path / "d0", tmp_path / "d1"
+    with Cluster(config={"log.dirs": f"{whole},{broken}"}, directory=tmp_path) as cluster:
+        cluster.create_topic("orders", partitions=PARTITIONS)
+        logs = sorted(path.name for path in broken.glob("orders-*"))
+        assert len(logs) == PARTITIONS // 2
+        cluster.kill_node(1)  # logs are opened one by one after that
+        segment = broken / logs[-1] / f"{0:020}.log"
+        segment.unlink()
+        segment.mkdir()
+        cluster.start_node(1)
+    assert f"log directory {broken} is offline" in caplog.text
+    assert "set aside" not in caplog.text
+    assert sorted(path.name for path in broken.glob("orders-*")) == logs
