@@ -7,7 +7,7 @@ Pure: texts and mappings in, values and errors out. It reads no file and knows n
 - `broker_groups`, `broker_log`, `broker_node`, `broker_quorum`, `broker_replication`, `broker_security`,
   `broker_share`, `broker_tiering`, `broker_transactions`: its rows by area
 - `broker_kalda`: rows that Kafka does not have
-- `topic`, `group`, `client_metrics`, `quota`: the tables of the other resources, and what is valid together
+- `topic`, `group`, `client_metrics`: the tables of the other resources, and what is valid together
 - `quorum_addresses`, `listeners`: addresses inside values
 - `server`, `server_checks`: a node's configuration, checked as a whole
 - `dynamic`: layers of dynamic configs, what may be altered

@@ -266,12 +266,3 @@ CLIENT_METRICS: dict[str, str] = {
     "match": "Which clients: property=regular expression, all of which must match.",
     "metrics": "Prefixes of the names of the metrics to push; * for all, none for none.",
 }
-QUOTA: dict[str, str] = {
-    "SCRAM-SHA-256": "SCRAM-SHA-256 credential.",
-    "SCRAM-SHA-512": "SCRAM-SHA-512 credential.",
-    "connection_creation_rate": "Connections a second that an address may open.",
-    "consumer_byte_rate": "Bytes a second that may be fetched.",
-    "controller_mutation_rate": "Partitions a second that may be created and deleted.",
-    "producer_byte_rate": "Bytes a second that may be produced.",
-    "request_percentage": "Share of the handlers' time, in percent of one thread.",
-}
