@@ -5,9 +5,10 @@ to lead or to follow. When the copy has once caught up, the controller is told o
 and the copy has caught up again, and is as durable, the two logs change places. So a directory that fails afterwards
 takes the replica along in the controller's eyes too.
 
-Reads of the copy run as jobs, of bounded size, for a bounded number of moves at a time; the last piece is read from
-the page cache in the turn in which the logs change places. A move that meets a failing disk, or whose replica leaves
-this broker, ends; where the controller was told of the new directory by then, it is told of the old one again.
+Reads for the copy run as jobs, of bounded size, for a bounded number of moves at a time, and so does whatever syncs the
+copy: also where it is cut back, because its log has taken records back. The last piece is read from the page cache in
+the turn in which the logs change places. A move that meets a failing disk, or whose replica leaves this broker, ends;
+where the controller was told of the new directory by then, it is told of the old one again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kalda.storage.job import Job
 from kalda.storage.log import FetchInfo, Log, UnexpectedAppendOffset
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
+from kalda.storage.truncating import cut_job
 
 log = logging.getLogger("kalda.moves")
 
@@ -244,7 +246,8 @@ class DirMoves:
         if move.held_since_ms >= 0 and self._now_ms() - move.held_since_ms > _LONGEST_HOLD_MS:
             self._release(move)
         try:
-            self._align(move)
+            if not self._align(move):
+                return
             if not move.caught_up and move.held_since_ms >= 0:
                 self._copy_tail(move)
             if not move.caught_up:
@@ -274,18 +277,22 @@ class DirMoves:
             self._release(move)
             self._later(move)
 
-    def _align(self, move: _Move) -> None:
-        """Take back what the log has taken back, or does not have any more."""
+    def _align(self, move: _Move) -> bool:
+        """Take back what the log has taken back, or does not have any more. False where a job does that."""
         current, future = move.partition.log, move.future
         end = _common_end(current, future)
         if future.log_end_offset < current.log_start_offset:
             future.truncate_fully_and_start_at(current.log_start_offset)
         elif end < future.log_end_offset:
             log.info("the copy of %s is cut back from %d to %d", move.partition, future.log_end_offset, end)
+            if end >= future.log_start_offset:
+                self._run(move, cut_job(future, end))
+                return False
             future.truncate_to(end)
         self._take_watermarks(current, future)
         if future.config != current.config:
             future.update_config(current.config)
+        return True
 
     @staticmethod
     def _take_watermarks(current: Log, future: Log) -> None:
@@ -415,13 +422,20 @@ class DirMoves:
 
     def _sync(self, move: _Move) -> None:
         self._logs.futures.align_epochs(move.partition.topic_partition)
-        job = move.future.flush_job()
-        self._running += 1
-        self._jobs.run(job.run, lambda _, error: self._synced(move, job, error))
+        self._run(move, move.future.flush_job())
 
-    def _synced(self, move: _Move, job: Job[None], error: BaseException | None) -> None:
+    def _run(self, move: _Move, job: Job[None]) -> None:
+        """Something that waits for the disk of the copy; then the next step."""
+        self._running += 1
+        self._jobs.run(job.run, lambda _, error: self._done(move, job, error))
+
+    def _done(self, move: _Move, job: Job[None], error: BaseException | None) -> None:
         self._running -= 1
-        if self._moves.get(move.partition.topic_partition) is not move:
+        if self._closed:
+            return
+        if not self._is_under_way(move):
+            # Its files may have been renamed under the job: what that met says nothing about the disk.
+            self._end(move)
             self._go_on()
             return
         try:

@@ -672,14 +672,14 @@ class Log:
                 raise self._failed(error) from error
             self._refresh()
             return False
-        self._cut(lambda: cut(self, offset))
+        self.cut_with(lambda: cut(self, offset))
         return True
 
     def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
         """Empty the log; it goes on at `offset`."""
-        self._cut(lambda: empty(self, offset, log_start_offset))
+        self.cut_with(lambda: empty(self, offset, log_start_offset))
 
-    def _cut(self, work: Callable[[], None]) -> None:
+    def cut_with(self, work: Callable[[], None]) -> None:
         self._online()
         try:
             self._forget_places()

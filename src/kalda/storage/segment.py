@@ -10,6 +10,7 @@ otherwise; its age for retention from its largest timestamp, from the file's mod
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
@@ -373,24 +374,30 @@ class Segment:
 
     # Shrinking and closing
 
-    def truncate_to(self, offset: int) -> int:
-        """Batches from the one that holds `offset` on go; the number of bytes that went."""
+    def shorten_to(self, offset: int) -> Callable[[], None]:
+        """Batches from the one that holds `offset` on go. What cuts them off the file, and syncs it, is given back: for
+        another thread, but before the next append."""
         position = self.locate(offset, read_waiting)
+        file = self.file().share()
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
         self.txn_index.truncate_to(offset)
         self.bytes_since_index = 0
         self.indexes_full = self.sealed = False
         self._max_timestamp = None
-        if position is None:
-            return 0
-        gone = self.size - position
-        self.file().truncate(position)
-        self.size = position
-        self.hot_from = min(self.hot_from, position)
-        if not position:
-            self._first_timestamp = None
-        return gone
+        if position is not None:
+            self.size = position
+            self.hot_from = min(self.hot_from, position)
+            if not position:
+                self._first_timestamp = None
+
+        def cut_off() -> None:
+            with contextlib.closing(file):
+                if position is not None:
+                    file.truncate(position)
+                file.sync()
+
+        return cut_off
 
     def reset_state(self, size: int, max_timestamp: tuple[int, int]) -> None:
         """After a recovery has rewritten the indexes."""

@@ -7,9 +7,11 @@ one or of the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kalda.storage.config import MAX_INT64
+from kalda.storage.job import Job
 from kalda.storage.loading import replay_producers
 from kalda.storage.segment import Segment
 
@@ -23,21 +25,51 @@ def cut(log: Log, offset: int) -> None:
     if log.segments.first.base_offset > offset:
         empty(log, offset, None)
         return
+    _shorten(log, offset)()
+    _settle(log, offset)
+
+
+def cut_job(log: Log, offset: int) -> Job[None]:
+    """A job that takes back everything from `offset` on, for a log that nobody appends to or reads until it is done.
+    The log ends at `offset` at once; its epochs and producers follow when the files do."""
+    assert log.segments.first.base_offset <= offset < log.log_end_offset, f"{log.topic_partition} has no {offset}"
+    works: list[Callable[[], None]] = []
+    log.cut_with(lambda: works.append(_shorten(log, offset)))
+    return Job(f"truncate {log.topic_partition}", works[0], lambda _: log.cut_with(lambda: _settle(log, offset)))
+
+
+def _shorten(log: Log, offset: int) -> Callable[[], None]:
+    """The log ends at `offset`. What does the same to its files, durably, is given back: for any thread, as soon as
+    may be."""
     log.lower_recovery_point(offset)
     later = log.segments.above(offset)
-    for segment in reversed(later):
-        _remove(log, segment)
-    if later:
-        log.disk.sync_dir(log.directory)
-    log.segments.active.truncate_to(offset)
-    log.segments.active.file().sync()
+    for segment in later:
+        log.segments.remove(segment)
+        segment.close()
+    removers = [segment.files() for segment in reversed(later)]
+    cut_off = log.segments.active.shorten_to(offset)
     log.log_end_offset = offset
     log.log_start_offset = min(log.log_start_offset, offset)
+    log.high_watermark = min(log.high_watermark, offset)
+    log.producer_states.clear(offset)
+    disk, directory = log.disk, log.directory
+
+    def work() -> None:
+        for remove in removers:
+            remove(disk)
+        if removers:
+            disk.sync_dir(directory)
+        cut_off()
+
+    return work
+
+
+def _settle(log: Log, offset: int) -> None:
+    """The files end there: only now may epochs be forgotten, by which others see what is in them."""
     log.leader_epochs.truncate_from_end(offset)
     # The producers as they were: the last snapshot below, and the batches after it. Nobody has expired meanwhile.
     log.snapshots.load_latest(log.producer_states, log.log_start_offset, offset, 0, MAX_INT64)
     replay_producers(log.producer_states, log.segments, offset)
-    log.high_watermark = min(log.high_watermark, offset)
 
 
 def empty(log: Log, offset: int, log_start_offset: int | None) -> None:

@@ -16,7 +16,7 @@ from kalda.records.builder import build_batch
 from kalda.replication.dir_moves import DirMoves
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.sim.disk import SimDisk
+from kalda.sim.disk import SimDisk, SimFile
 from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
@@ -198,6 +198,52 @@ def test_a_follower_that_truncates_truncates_its_copy(world: World) -> None:
     assert world.home == "/d1"
     assert content(partition.log) == content(leader)
     assert partition.log.leader_epochs.entries == [(0, 0), (1, 6)]
+
+
+def cut_back(world: World) -> Log:
+    """A copy of ten records, whose log has taken back four of them; the job that cuts it waits."""
+    partition = world.lead()
+    write(partition, 60)
+    world.moves.alter(TP, "/d1")
+    future = world.logs.futures.get(TP)
+    assert future is not None
+    assert len(future.segments) > 2
+    world.follow(1)
+    partition.log.truncate_to(6)
+    world.hold_jobs = True
+    world.agree()
+    assert len(world.waiting) == 1
+    return future
+
+
+def test_a_copy_is_cut_back_on_a_thread(world: World) -> None:
+    syncs: list[str] = []
+    future = cut_back(world)
+    sync, sync_dir = SimFile.sync, SimDisk.sync_dir
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimFile, "sync", lambda file: (syncs.append("file"), sync(file)))
+        patch.setattr(SimDisk, "sync_dir", lambda disk, path: (syncs.append(path), sync_dir(disk, path)))
+        assert future.log_end_offset == 6
+        assert future.leader_epochs.entries == [(0, 0)]
+        world.waiting.pop(0)()
+        assert syncs == [future.directory, "file"], "names first, and all of it by the job"
+    world.hold_jobs = False
+    world.let_jobs_run()
+    world.advance(100)
+    assert world.home == "/d1"
+    assert len(future.segments) == 1
+    assert future.log_end_offset == 6
+
+
+def test_a_copy_that_is_given_up_while_it_is_cut_takes_no_disk_along(world: World) -> None:
+    cut_back(world)
+    world.logs.delete_log(TP)
+    world.replicas.remove(TP)
+    world.hold_jobs = False
+    world.let_jobs_run()
+    world.advance(100)
+    assert all(directory.online for directory in world.logs.dirs)
+    assert not world.moves
 
 
 def test_deleted_records_are_not_copied(world: World) -> None:

@@ -1,0 +1,77 @@
+"""The power fails while a log is cut back by a job, before it, or after: what is left is a beginning of the one history
+or of the other, and its last epoch is told by name."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kalda.base.ids import TopicPartition
+from kalda.records.batch import iter_batches
+from kalda.records.builder import build_batch
+from kalda.sim.disk import SimDisk
+from kalda.storage.config import LogConfig
+from kalda.storage.log import Log
+from kalda.storage.truncating import cut_job
+
+CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
+TP = TopicPartition("t", 0)
+
+
+def open_log(disk: SimDisk, recovery_point: int) -> Log:
+    return Log.open(
+        disk, "/d/t-0", CONFIG, topic_partition=TP, now_ms=0, clean=not recovery_point, recovery_point=recovery_point
+    )
+
+
+def append(log: Log, rng: random.Random, epoch: int, count: int) -> None:
+    for _ in range(count):
+        value = rng.randbytes(rng.choice((10, 100, 300)))
+        log.append_as_leader(build_batch([(0, None, value, ())]), epoch, 0)
+
+
+def content(log: Log) -> bytes:
+    found, offset = b"", log.log_start_offset
+    while (info := log.read(offset, 1 << 20, log.log_end_offset, True)).size_bytes:
+        found += bytes(info.records)
+        offset = info.next_offset
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_log_that_is_cut_back(seed: int) -> None:
+    rng = random.Random(seed)
+    disk = SimDisk(rng)
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    log = open_log(disk, 0)
+    append(log, rng, 0, rng.randrange(2, 12))
+    append(log, rng, 1, rng.randrange(1, 12))
+    log.flush(rng.randrange(1, log.log_end_offset + 1))
+    old, end = content(log), log.log_end_offset
+    target = rng.randrange(1, end)
+    stage = rng.randrange(4)
+    job = cut_job(log, target)
+    assert log.log_end_offset == target
+    recovery_point = log.recovery_point
+    new = b""
+    if stage:
+        job.run()
+    if stage > 1:
+        job.finish()
+        new = content(log)
+        assert old.startswith(new)
+    if stage > 2:
+        append(log, rng, 2, rng.randrange(1, 6))
+        new = content(log)
+    disk.crash()
+    log = open_log(disk, max(1, recovery_point))
+    left = content(log)
+    assert (not stage and old.startswith(left)) or new.startswith(left) or (stage == 1 and old.startswith(left))
+    assert log.log_end_offset >= recovery_point
+    headers = [header for _, header in iter_batches(left)]
+    if stage:
+        assert log.log_end_offset <= target or headers[target].partition_leader_epoch == 2
+    if headers:
+        assert log.latest_epoch == headers[-1].partition_leader_epoch
