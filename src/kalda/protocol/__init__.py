@@ -5,7 +5,7 @@ and decode functions are generated for a message and a version on their first us
 and back and keeps no state: it knows no socket, no log, no cluster. Whatever it decodes is hostile until bounded:
 a malformed frame raises `InvalidRequest`, and never allocates beyond a small multiple of its own size.
 
-- `notation`: `Struct`, `Request`, `Response`, `RecordBody`, `field`, and the wire types
+- `notation`: `Struct`, `Request`, `Response`, `RecordBody`, `field`, `maker`, and the wire types
 - `schema`: what a declaration says about one version
 - `source`: what the two generators share
 - `decoder`, `encoder`: generate a message's functions for one version

@@ -28,6 +28,7 @@ from kalda.protocol.messages.fetch import (
     FetchResponseLeaderIdAndEpoch,
     FetchResponsePartitionData,
 )
+from kalda.protocol.notation import maker
 from kalda.replication.fetch_session import FetchContext, FetchEntry, Resting
 from kalda.replication.partition import Partition
 from kalda.replication.waiting import Waiter
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 READ_COMMITTED = 1
 _NO_BYTES = b""
+_response = maker(FetchResponse, "session_id")
+_topic_response = maker(FetchableTopicResponse, "topic", "topic_id")
+_partition_response = maker(FetchResponsePartitionData, "partition_index", "records")
 
 
 class Fetch:
@@ -152,7 +156,7 @@ class Fetch:
             elif may_be_read and partition is not None and self._is_read(entry, partition):
                 self.answers.append(None)
                 continue
-            answer = FetchResponsePartitionData(partition_index=entry.index, records=_NO_BYTES)
+            answer = _partition_response(entry.index, _NO_BYTES)
             self.answers.append(answer)
             try:
                 if partition is None:
@@ -333,7 +337,7 @@ class Fetch:
     def response(self) -> FetchResponse:
         """What has been read, by topic; of an incremental session only what is news."""
         context = self._context
-        response = FetchResponse(session_id=context.session_id)
+        response = _response(context.session_id)
         session = context.session
         topic: FetchableTopicResponse | None = None
         last: FetchEntry | None = None
@@ -347,7 +351,7 @@ class Fetch:
                 if answer.records:
                     session.to_the_end(entry)
             if topic is None or last is None or last.topic != entry.topic or last.topic_id != entry.topic_id:
-                topic = FetchableTopicResponse(topic=entry.topic, topic_id=entry.topic_id)
+                topic = _topic_response(entry.topic, entry.topic_id)
                 response.responses.append(topic)
                 last = entry
             topic.partitions.append(answer)

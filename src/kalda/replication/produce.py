@@ -21,6 +21,7 @@ from kalda.protocol.messages.produce import (
     ProduceResponseLeaderIdAndEpoch,
     TopicProduceResponse,
 )
+from kalda.protocol.notation import maker
 from kalda.records.validate import RecordsRefused
 from kalda.replication.partition import Partition
 from kalda.replication.waiting import OffsetWaiter
@@ -48,6 +49,9 @@ _UNJUDGED = frozenset(
 """Refusals before the log had a say: their answers tell no log start offset."""
 _CODEC_BITS = 7
 _ZSTD = 4
+_response = maker(ProduceResponse)
+_topic_response = maker(TopicProduceResponse, "name", "topic_id")
+_appended = maker(PartitionProduceResponse, "index", "base_offset", "log_append_time_ms", "log_start_offset")
 
 
 class Produce:
@@ -82,7 +86,7 @@ class Produce:
         self._cold: dict[Log, list[tuple[str, TopicProduceResponse, PartitionProduceData]]] | None = {}
         self._required: dict[Partition, int] = {}
         self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
-        self.response = ProduceResponse()
+        self.response = _response()
         self.failed = False
 
     def append(self, topic: str, answer: TopicProduceResponse, data: PartitionProduceData) -> None:
@@ -110,14 +114,10 @@ class Produce:
             _fail(result, error, partition)
             answer.partition_responses.append(result)
             return
-        result = PartitionProduceResponse(
-            index=data.index,
-            base_offset=info.first_offset,
-            log_append_time_ms=info.log_append_time_ms,
-            log_start_offset=info.log_start_offset,
-        )
+        first_offset, last_offset, _, append_time_ms, start_offset, _, _, _ = info
+        result = _appended(data.index, first_offset, append_time_ms, start_offset)
         answer.partition_responses.append(result)
-        end = info.last_offset + 1
+        end = last_offset + 1
         if not (partition.committed(end) if self._acks == ALL else partition.durable(end)):
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._answers.setdefault(partition, []).append(result)
@@ -212,7 +212,7 @@ def run(
     produce = Produce(manager, request.acks, now_ms, zstd, tell_leaders)
     unnamed = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for topic, name in zip(request.topic_data, names, strict=True):
-        answer = TopicProduceResponse(name=name, topic_id=topic.topic_id)
+        answer = _topic_response(name, topic.topic_id)
         produce.response.responses.append(answer)
         partitions = topic.partition_data
         if len(partitions) > 1:

@@ -1,0 +1,34 @@
+"""Makers: functions that make a struct as a call of its class does."""
+
+from __future__ import annotations
+
+import pytest
+
+from kalda.base.ids import ZERO_UUID
+from kalda.protocol.messages.fetch import FetchResponsePartitionData
+from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.notation import Struct, maker
+
+
+@pytest.mark.parametrize("cls", [ProduceResponse, TopicProduceResponse, FetchResponsePartitionData])
+def test_a_maker_without_fields_gives_the_defaults(cls: type[Struct]) -> None:
+    assert maker(cls)() == cls()
+
+
+def test_a_maker_takes_its_fields_in_the_order_in_which_they_were_named() -> None:
+    make = maker(PartitionProduceResponse, "base_offset", "index", "record_errors")
+    assert make(5, 1, []) == PartitionProduceResponse(index=1, base_offset=5, record_errors=[])
+
+
+def test_lists_and_structs_are_made_fresh_unless_they_are_given() -> None:
+    make = maker(TopicProduceResponse, "name")
+    one, other = make("t"), make("t")
+    one.partition_responses.append(PartitionProduceResponse())
+    assert other == TopicProduceResponse(name="t", topic_id=ZERO_UUID)
+    make_partition = maker(PartitionProduceResponse)
+    assert make_partition().current_leader is not make_partition().current_leader
+
+
+def test_a_field_that_is_none_of_the_class_is_refused() -> None:
+    with pytest.raises(AssertionError, match="has not all of"):
+        maker(TopicProduceResponse, "nmae")
