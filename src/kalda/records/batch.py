@@ -11,7 +11,7 @@ is promised: counts, offsets and timestamps are the sender's word until the CRC 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
@@ -53,7 +53,6 @@ _HEADER = Struct(">qiibIhiqqqhii")
 _LENGTH = Struct(">i")
 _BASE_OFFSET = Struct(">q")
 _UINT32 = Struct(">I")
-_STAMP = Struct(">qii")
 
 
 class TimestampType(IntEnum):
@@ -152,9 +151,8 @@ def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     return header
 
 
-def peek_header(buf: Buffer) -> tuple[int, ...]:
-    """The fields at the start of `buf`, which has their 61 bytes. Nothing is checked, not even the magic."""
-    return _HEADER.unpack_from(buf)
+peek_header: Callable[[Buffer], tuple[int, ...]] = _HEADER.unpack_from
+"""The fields at the start of a buffer, which has their 61 bytes. Nothing is checked, not even the magic."""
 
 
 def write_header(buf: bytearray | memoryview, pos: int, header: BatchHeader) -> None:
@@ -210,6 +208,5 @@ def stamp(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch:
     _LENGTH.pack_into(buf, pos + LOG_OVERHEAD, leader_epoch)
 
 
-def stamp_front(buf: bytearray | memoryview, base_offset: int, length: int, leader_epoch: int) -> None:
-    """`stamp`, at the front, of a batch whose length field is known."""
-    _STAMP.pack_into(buf, 0, base_offset, length, leader_epoch)
+stamp_known: Callable[[bytearray | memoryview, int, int, int, int], None] = Struct(">qii").pack_into
+"""`stamp`, where the length field is known: buffer, position, base offset, length, leader epoch."""

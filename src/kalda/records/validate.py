@@ -37,7 +37,7 @@ from kalda.records.batch import (
     check_crc,
     peek_header,
     read_header,
-    stamp_front,
+    stamp_known,
     write_crc,
 )
 from kalda.records.builder import Record, decode_section, records_section, seal
@@ -160,7 +160,6 @@ def _whole_batch(buf: bytes | bytearray | memoryview, pos: int) -> int:
 def validate_produced(
     records: bytearray | memoryview,
     rules: RecordRules,
-    *,
     first_offset: int,
     leader_epoch: int,
     now_ms: int,
@@ -220,7 +219,7 @@ def validate_produced(
         length, max_timestamp = header.batch_length, header.max_timestamp
         if rules.timestamp_type is TimestampType.LOG_APPEND:
             append_time_ms = now_ms
-    stamp_front(buf, first_offset, length, leader_epoch)
+    stamp_known(buf, 0, first_offset, length, leader_epoch)
     stamped = _new_tuple(BatchHeader, (first_offset, length, leader_epoch, *header[3:]))
     last_offset = first_offset + delta
     return _new_tuple(ValidatedRecords, (buf, stamped, max_timestamp, last_offset, append_time_ms, recompress))

@@ -182,7 +182,7 @@ class Partition:
                 f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
                 f"{self.min_isr} for partition {self.topic_partition}",
             )
-        info = log.append_as_leader(records, self.leader_epoch, now_ms, origin=origin)
+        info = log.append_as_leader(records, self.leader_epoch, now_ms, origin)
         if log.flush_due:
             self._flush(log.log_end_offset)
         if self.in_sync.followers:

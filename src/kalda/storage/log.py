@@ -245,7 +245,6 @@ class Log:
         records: bytearray | memoryview,
         leader_epoch: int,
         now_ms: int,
-        *,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         verification: Verification | None = None,
         transaction_version: int = 0,
@@ -262,14 +261,8 @@ class Log:
         first_offset = self.log_end_offset
         if origin is _RAFT_LEADER:
             return self._append_raft(records, leader_epoch, now_ms)
-        buf, header, max_timestamp, _, append_time_ms, _ = validate_produced(
-            records,
-            self._rules,
-            first_offset=first_offset,
-            leader_epoch=leader_epoch,
-            now_ms=now_ms,
-            from_client=origin is _CLIENT,
-            zstd_allowed=zstd_allowed,
+        buf, header, max_timestamp, last_offset, append_time_ms, _ = validate_produced(
+            records, self._rules, first_offset, leader_epoch, now_ms, origin is _CLIENT, zstd_allowed
         )
         size = len(buf)
         if size > self.config.segment_bytes:
@@ -278,7 +271,8 @@ class Log:
                 f"the batch has {size} bytes, segment.bytes allows {self.config.segment_bytes}",
             )
         marker = None
-        if header.producer_id >= 0:
+        idempotent = header.producer_id >= 0
+        if idempotent:
             states = self.producer_states
             if header.is_control:
                 marker = read_marker(buf, header)
@@ -289,7 +283,6 @@ class Log:
             elif (duplicate := states.admit(header, verification, self._verify)) is not None:
                 first, last, timestamp = duplicate.first_offset, duplicate.last_offset, duplicate.timestamp
                 return AppendInfo(first, last, timestamp, timestamp, self.log_start_offset, size, duplicate=True)
-        last_offset = first_offset + header.last_offset_delta
         try:
             segment = self.segments.active
             if segment.should_roll(size, max_timestamp, last_offset, now_ms):
@@ -300,7 +293,7 @@ class Log:
         except OSError as error:
             raise self._failed(error) from error
         self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
-        if header.producer_id >= 0:
+        if idempotent:
             self._apply_producer(header, marker)
         start_offset = self.log_start_offset
         return _new_tuple(
