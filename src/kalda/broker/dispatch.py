@@ -77,7 +77,7 @@ Reply = Response | Encoded | Pending[Any] | None
 Handler = Callable[[RequestContext, Any], Reply]
 Encode = Callable[[int, Response], list[Buffer]]
 """A response's frame, given its correlation id."""
-Route = tuple[Api, Handler, Callable[[Buffer, int], tuple[Any, int]], Encode]
+Route = tuple[Api, Handler, Callable[[Buffer, int], tuple[Any, int]], type[Response], Encode]
 
 
 class Features:
@@ -122,18 +122,19 @@ class Dispatcher:
         route = self._routes.get(header[:2]) or self._new_route(context)
         if route is None:
             return encode_response(header.correlation_id, self._unsupported_api_versions(), 0)
-        api, handler, decode, encode = route
+        api, handler, decode, response, encode = route
         request, _ = decode(context.frame, header.body_at)
         try:
             reply = handler(context, request)
         except ApiError as error:
             reply = self._failed(api, context, request, error)
-        if reply is None:
-            return None
-        if isinstance(reply, Pending):
-            return self._later(route, context, request, reply)
-        if isinstance(reply, Encoded):
-            return reply.buffers
+        if type(reply) is not response:
+            if reply is None:
+                return None
+            if isinstance(reply, Pending):
+                return self._later(route, context, request, reply)
+            if isinstance(reply, Encoded):
+                return reply.buffers
         return encode(header.correlation_id, reply)
 
     def _new_route(self, context: RequestContext) -> Route | None:
@@ -149,14 +150,15 @@ class Dispatcher:
             if api.key is ApiKey.API_VERSIONS:
                 return None
             raise InvalidRequest(f"{api.name} has versions {lowest} to {highest} here, not {version}")
-        decode, encode = decoder(request_class(api.key), version), response_encoder(response_class(api.key), version)
-        route = self._routes[header[:2]] = (api, handler, decode, encode)
+        response = response_class(api.key)
+        decode, encode = decoder(request_class(api.key), version), response_encoder(response, version)
+        route = self._routes[header[:2]] = (api, handler, decode, response, encode)
         return route
 
     def _later(
         self, route: Route, context: RequestContext, request: Request, reply: Pending[Any]
     ) -> Pending[list[Buffer]]:
-        api, _, _, encode = route
+        api, _, _, _, encode = route
         answer: Pending[list[Buffer]] = Pending()
         answer.on_abandoned = reply.abandon
 

@@ -322,21 +322,20 @@ class Connection(asyncio.BufferedProtocol):
         """Hand out frames until they, the turn or the peer's allowance are used up; then write what was answered."""
         next_frame = self._frames.next_frame
         handler = self._handler
-        turn = self._listener.limits.frames_per_turn
+        left = turn = self._listener.limits.frames_per_turn
         self._serving = True
         try:
             while not self._holds:
                 frame = next_frame()
                 if frame is None:
                     break
-                self.requests += 1
+                left -= 1
                 answer = handler(self, frame)
                 if type(answer) is list and not self._slots:
                     self._put(answer)
                 elif answer is not None:
                     self._enqueue(answer, len(frame))
-                turn -= 1
-                if not turn:
+                if not left:
                     self._hold(Hold.TURN)
                     self._listener.call_soon(self._next_turn)
         except BadFrameSize as error:
@@ -355,6 +354,7 @@ class Connection(asyncio.BufferedProtocol):
             self._fail()
         finally:
             self._serving = False
+            self.requests += turn - left
         if self._out:
             self._flush()
         if not self._holds:
@@ -379,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _put(self, buffers: list[Buffer]) -> None:
         """Add one answer to the output; an empty one is none."""
-        size = sum(map(len, buffers))
+        size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         if not size:
             return
         self.responses += 1

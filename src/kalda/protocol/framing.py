@@ -24,6 +24,11 @@ _REQUEST = _Struct(">hhih")
 _CORRELATION = _Struct(">i")
 _TAGGED_CORRELATION = _Struct(">ix")
 _new_tuple = tuple.__new__
+_CLIENT_ID_AT = _REQUEST.size
+_NEVER = 2**15
+_FLEXIBLE_FROM: dict[int, int] = {
+    key: _NEVER if api.flexible_from is None else api.flexible_from for key, api in API.items()
+}
 
 
 class RequestHeader(NamedTuple):
@@ -46,22 +51,22 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
         api_key, api_version, correlation_id, size = _REQUEST.unpack_from(frame)
     except _struct_error:
         raise InvalidRequest(f"request header is cut short at {len(frame)} bytes") from None
-    pos = 10
+    pos = _CLIENT_ID_AT
     client_id = None
     if size >= 0:
-        if size > len(frame) - pos:
-            raise InvalidRequest(f"client id of {size} bytes in {len(frame) - pos}")
+        pos += size
+        if pos > len(frame):
+            raise InvalidRequest(f"client id of {size} bytes in {len(frame) - _CLIENT_ID_AT}")
         try:
-            client_id = str(frame[pos : pos + size], "utf-8")
+            client_id = str(frame[_CLIENT_ID_AT:pos], "utf-8")
         except UnicodeDecodeError:
             raise InvalidRequest("client id is not UTF-8") from None
-        pos += size
     elif size < -1:
         raise InvalidRequest(f"client id of {size} bytes")
-    api = API.get(api_key)
-    if api is None:
+    flexible_from = _FLEXIBLE_FROM.get(api_key)
+    if flexible_from is None:
         raise InvalidRequest(f"API key {api_key} is unknown")
-    if api.flexible_from is not None and api_version >= api.flexible_from:
+    if api_version >= flexible_from:
         pos = pos + 1 if pos < len(frame) and frame[pos] == 0 else _skip_tagged(frame, pos)
     return _new_tuple(RequestHeader, (api_key, api_version, correlation_id, client_id, pos))
 
