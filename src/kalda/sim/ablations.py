@@ -120,6 +120,69 @@ def _trust_any_broker_epoch(switch: Switch) -> None:
     switch.set(AlterPartitionControl, "_is_eligible", lambda self, replica: self._cluster.is_active(replica.broker_id))
 
 
+def _read_all_of_followers(switch: Switch) -> None:
+    from kalda.replication.partition import Partition
+
+    checked = Partition.readable_end
+
+    def readable_end(self: Partition, read_committed: bool) -> int:
+        return checked(self, read_committed) if self.is_leader else self.log.log_end_offset
+
+    switch.set(Partition, "readable_end", readable_end)
+
+
+def _take_any_copy(switch: Switch) -> None:
+    """As the logs change places, what the copy lacks is given up: the assertion there would stop the move."""
+    from kalda.base.ids import TopicPartition
+    from kalda.replication import dir_moves
+    from kalda.storage.future_logs import FutureLogs
+    from kalda.storage.log import Log
+
+    checked = FutureLogs.swap
+
+    def swap(self: FutureLogs, topic_partition: TopicPartition) -> Log:
+        current, future = self._manager.get(topic_partition), self._logs[topic_partition]
+        assert current is not None
+        current.truncate_to(future.log_end_offset)
+        return checked(self, topic_partition)
+
+    switch.set(FutureLogs, "swap", swap)
+    switch.set(FutureLogs, "is_as_durable", lambda self, topic_partition: True)
+    switch.set(dir_moves._Move, "caught_up", property(lambda self: self.future.log_end_offset > 0))
+
+
+def _move_unsynced(switch: Switch) -> None:
+    """Neither is the copy synced nor are the log's flushes held up until it is."""
+    from kalda.base.ids import TopicPartition
+    from kalda.replication.dir_moves import DirMoves
+    from kalda.replication.partition import Partition
+    from kalda.storage.future_logs import FutureLogs
+    from kalda.storage.log import Log
+
+    checked = FutureLogs.swap
+
+    def swap(self: FutureLogs, topic_partition: TopicPartition) -> Log:
+        current = self._manager.get(topic_partition)
+        assert current is not None
+        future = self._logs[topic_partition]
+        future.recovery_point = max(future.recovery_point, current.recovery_point)
+        return checked(self, topic_partition)
+
+    def hold_flushes(self: Partition) -> bool:
+        return True
+
+    switch.set(FutureLogs, "is_as_durable", lambda self, topic_partition: True)
+    switch.set(FutureLogs, "swap", swap)
+    switch.set(Partition, "hold_flushes", hold_flushes)
+    switch.set(DirMoves, "_sync", lambda self, move: self._soon(move))
+
+
+def _inherit_checkpoints(switch: Switch) -> None:
+    from kalda.storage.log_dir import LogDir
+
+    switch.set(LogDir, "vouch_no_more_for", lambda self, topic_partition: None)
+
+
 def _forget_votes(switch: Switch) -> None:
     from kalda.raft.machine import RaftMachine
 
@@ -262,6 +325,10 @@ ABLATIONS = {
         Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way"), seeds=80),
         Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("lie", "pause", "cut", "slow")),
         Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("stale",)),
+        Ablation("the high watermark for readers of followers", _read_all_of_followers, 3, ("slow",), loads=("racks",)),
+        Ablation("moves of whole logs only", _take_any_copy, 1, ("slow-disk",), loads=("dirs",)),
+        Ablation("moves of synced logs only", _move_unsynced, 1, faults.POWER, loads=("dirs",)),
+        Ablation("new logs of old names", _inherit_checkpoints, 3, ("kill",), loads=("phoenix",)),
         Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
     )
 }

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,8 @@ from kalda.sim.network import BACKLOG, SimNetwork, SimServer
 from kalda.sim.process import BOOT, Boot
 
 _MAX_TURNS_AT_ONE_TIME = 200_000
+_RESOLUTION_S = 1e-9
+_MIN_CANCELLED = 100
 
 
 class Stuck(Exception):
@@ -31,26 +35,47 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def __init__(self, start_s: float = 0.0) -> None:
         super().__init__()
-        self._clock_resolution = 1e-9
-        self._selector = self
         self._now = start_s
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """By time, then in the order in which they were set. The numbers spare comparing handles, which is slow."""
+        self._set = 0
+        self._cancelled = 0
         self._turns = 0
         self._over = False
         self.set_task_factory(_make_task)
 
-    # What the base class asks of its selector and its self-pipe.
+    # What the base class does otherwise, with a selector and a pipe.
 
-    def select(self, timeout: float | None) -> tuple[()]:
-        """Nothing comes from outside; where nothing is ready, it is the time of the next timer."""
-        if timeout is None:
-            raise Stuck("everybody waits, and no timer is set")
-        if timeout > 0:
-            self._now = self._scheduled[0]._when  # type: ignore[attr-defined]
-            self._turns = 0
+    def _run_once(self) -> None:
+        """One turn. Nothing comes from outside; where nothing is ready, it is the time of the next timer."""
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._cancelled -= 1
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            if not timers:
+                raise Stuck("everybody waits, and no timer is set")
+            if timers[0][0] > self._now:
+                self._now = timers[0][0]
+                self._turns = 0
         self._turns += 1
         if self._turns > _MAX_TURNS_AT_ONE_TIME:
             raise Stuck(f"{_MAX_TURNS_AT_ONE_TIME} turns of the loop at {self._now:.6f} s")
-        return ()
+        until = self._now + _RESOLUTION_S
+        while timers and timers[0][0] < until:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            step = ready.popleft()
+            if not step.cancelled():
+                step._run()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._cancelled += 1
+        if self._cancelled > _MIN_CANCELLED and self._cancelled > len(self._timers) // 2:
+            self._timers[:] = [timer for timer in self._timers if not timer[2].cancelled() and timer[2] is not handle]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
 
     def _process_events(self, event_list: object) -> None:
         return
@@ -64,8 +89,8 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now
 
     def finish(self) -> None:
-        """From now on nothing is scheduled any more, but nobody fails who tries: what is left half done is cleared
-        away, and its last words are nothing to anybody."""
+        """From now on nobody fails who schedules something: what is left half done is cleared away, and its last words
+        are nothing to anybody."""
         self._over = True
         self.set_exception_handler(lambda *_: None)
 
@@ -73,25 +98,36 @@ class SimLoop(asyncio.BaseEventLoop):
         if not self._over:
             super()._check_closed()  # type: ignore[misc]
 
+    def close(self) -> None:
+        self._timers.clear()
+        super().close()
+
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         boot = BOOT.get() if context is None else context.get(BOOT)
-        if boot is None:
-            return super().call_soon(callback, *args, context=context)
         if context is None:
             context = contextvars.copy_context()
-        return super().call_soon(boot.run, context, callback, args, context=context)
+        if boot is None:
+            step = asyncio.Handle(callback, args, self, context)
+        else:
+            step = asyncio.Handle(boot.run, (context, callback, args), self, context)
+        self._ready.append(step)  # type: ignore[attr-defined]
+        return step
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         boot = BOOT.get() if context is None else context.get(BOOT)
-        if boot is None:
-            return super().call_at(when, callback, *args, context=context)
         if context is None:
             context = contextvars.copy_context()
-        return super().call_at(when, boot.run, context, callback, args, context=context)
+        if boot is None:
+            timer = asyncio.TimerHandle(when, callback, args, self, context)
+        else:
+            timer = asyncio.TimerHandle(when, boot.run, (context, callback, args), self, context)
+        self._set += 1
+        heapq.heappush(self._timers, (when, self._set, timer))
+        return timer
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None

@@ -2,7 +2,9 @@
 
 - *unsynced*: power is lost where topics do not sync before they acknowledge
 - *lie*: a drive whose syncs do nothing, and then loses power. Only that of the data: who forgets a vote or a record of
-  the metadata log after it has promised to keep it, breaks what Raft rests on, and no quorum of 2f+1 can bear it
+  the metadata log after it has promised to keep it, breaks what Raft rests on, and no quorum of 2f+1 can bear it. The
+  checkpoint of what is synced may be the one thing that it kept: an operator who knows the drive takes that away, so
+  that the logs are recovered from their beginnings
 - *rot*: a bit of a segment flips
 - *misdirect*: a piece of a batch lands within another one, perhaps of another partition
 - *stale*: power is lost while the news that the replica has caught up is under way to the controller (KIP-903)
@@ -34,6 +36,7 @@ from kalda.records.batch import ATTRIBUTES_POSITION, iter_batches
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.disk import SimDisk
 from kalda.sim.history import TopicPartition
+from kalda.storage.checkpoints import RECOVERY_POINT_FILE
 from kalda.storage.naming import FUTURE_DIR_SUFFIX
 
 DATA_DIR = "/data"
@@ -163,6 +166,9 @@ class Losses:
         else:
             disk.crash()
         disk.lie_below = ""
+        for log_dir in node.config.log_dirs:
+            disk.remove(f"{log_dir}/{RECOVERY_POINT_FILE}")
+            disk.sync_dir(log_dir)
         await self._restart(node)
 
     # Damage.
