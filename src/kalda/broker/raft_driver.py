@@ -663,9 +663,11 @@ class RaftDriver:
         kept = bool(self._kept) and self._kept[0].base_offset <= offset
         size = 0
         for batch in self._kept if kept else self.log.read_batches(offset, limit):
-            if batch.last_offset >= limit or len(batches) == MAX_BATCHES_A_TURN or size >= MAX_BYTES_A_TURN:
+            if batch.last_offset >= limit:
                 break
             if batch.base_offset >= offset:
                 batches.append(batch)
                 size += batch.size_bytes
+                if len(batches) == MAX_BATCHES_A_TURN or size >= MAX_BYTES_A_TURN:
+                    break  # before one more is decoded
         return batches

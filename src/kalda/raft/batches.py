@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kalda.base.errors import ApiError, CorruptRecord, ErrorCode, InvalidRequest
-from kalda.protocol.record_framing import VersionedRecord, decode_metadata_record, encode_metadata_record
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.protocol.record_framing import VersionedRecord, encode_metadata_record
 from kalda.raft.rpc import Control, FetchedBatch
 from kalda.records.batch import LOG_OVERHEAD, BatchHeader, Buffer, check_crc, read_header
-from kalda.records.builder import build_batch, read_records
+from kalda.records.builder import build_batch
 from kalda.records.control import ControlRecord, read_control_batch
+from kalda.records.messages import decode_metadata_messages
 
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 
@@ -55,13 +56,7 @@ def decode_batch(buf: Buffer, pos: int, header: BatchHeader) -> CommittedBatch:
     if header.is_control:
         controls = read_control_batch(buf, pos, header)
     else:
-        for record in read_records(buf, pos, header):
-            if record.value is None:
-                raise CorruptRecord(f"the metadata record at offset {record.offset} has no value")
-            try:
-                records.append(decode_metadata_record(record.value))
-            except InvalidRequest as error:
-                raise CorruptRecord(f"the metadata record at offset {record.offset}: {error.message}") from error
+        records = decode_metadata_messages(buf, pos, header)
     return CommittedBatch(
         header.base_offset,
         header.last_offset,

@@ -8,6 +8,7 @@ This floor knows the format and nothing of logs, sockets, topics or clocks.
 - `checksum`: CRC32C
 - `codec`: the records' section, parsed, and to and from columns; compiled by Cython where a compiler was at hand
 - `values`: the records' section to and from Python tuples; compiled likewise
+- `messages`: metadata records out of batches, most of them by compiled code
 - `builder`: batches from records and records from batches, as Python values
 - `compression`: the four codecs, bounded before anything is allocated
 - `control`: control batches: transaction markers and KRaft's own records

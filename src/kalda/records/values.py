@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, binding=False
-"""The records' section of a batch as Python values: a tuple for a record, `bytes` for its key and value.
+"""The records' section of a batch as Python values: a tuple for a record, `bytes` for its key and value; or the
+messages in the values.
 
 Compiled like `codec`, which knows the format; this module makes and takes apart the objects.
 """
@@ -133,6 +134,209 @@ def decode_records(
     if pos != end:
         raise _left_over(end - pos, count)
     return out
+
+
+INT8, INT16, INT32, INT64, BOOL, UUID, STRING, INT32S, UUIDS = range(9)
+"""The kinds of fields that `decode_flat` reads: fixed-size ones, a compact string, compact lists."""
+
+
+@cython.cfunc
+def _flat_value(
+    kind: cython.int,
+    nullable: cython.bint,
+    p: cython.pointer[cython.const[cython.uchar]],
+    at: cython.pointer[cython.Py_ssize_t],
+    end: cython.Py_ssize_t,
+) -> object:
+    """The value at `at[0]`, which moves behind it; to -1 for what this does not read."""
+    pos: cython.Py_ssize_t = at[0]
+    size: cython.Py_ssize_t
+    number: cython.ulonglong = 0
+    values: list
+    i: cython.Py_ssize_t
+    at[0] = -1
+    if kind <= 5:  # of fixed size
+        size = 16 if kind == 5 else 8 if kind == 3 else 4 if kind == 2 else 2 if kind == 1 else 1
+        if end - pos < size:
+            return None
+        at[0] = pos + size
+        if kind == 5:
+            return _slice(p, pos, 16)
+        for i in range(size):
+            number = (number << 8) | p[pos + i]
+        if kind == 2:
+            return cython.cast(cython.int, number)
+        if kind == 3:
+            return cython.cast(cython.longlong, number)
+        if kind == 1:
+            return cython.cast(cython.short, number)
+        if kind == 0:
+            return cython.cast(cython.schar, number)
+        return number != 0
+    if pos >= end or p[pos] > 0x7F:
+        return None
+    size = p[pos]
+    size -= 1
+    pos += 1
+    if size < 0:
+        if nullable:
+            at[0] = pos
+        return None
+    if kind == 6:
+        if size > end - pos:
+            return None
+        try:
+            text = _slice(p, pos, size).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+        at[0] = pos + size
+        return text
+    values = []
+    if kind == 7:
+        if size * 4 > end - pos:
+            return None
+        for _ in range(size):
+            number = (cython.cast(cython.ulonglong, p[pos]) << 24) | (p[pos + 1] << 16) | (p[pos + 2] << 8) | p[pos + 3]
+            values.append(cython.cast(cython.int, number))
+            pos += 4
+    else:
+        if size * 16 > end - pos:
+            return None
+        for _ in range(size):
+            values.append(_slice(p, pos, 16))
+            pos += 16
+    at[0] = pos
+    return values
+
+
+@cython.cfunc
+def _flat(
+    program: tuple, p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> object:
+    """The message at `pos`, None for one that is not as plain as the program expects.
+
+    A program is (class, defaults, fields, tagged fields, version). Defaults are (name, value), a list made anew each
+    time; fields are (name, kind, nullable); tagged ones stand at their tags, which have no gaps."""
+    defaults: tuple = program[1]
+    fields: tuple = program[2]
+    tagged: tuple = program[3]
+    field: tuple
+    count: cython.int
+    tag: cython.int
+    last: cython.int = -1
+    size: cython.Py_ssize_t
+    at: cython.Py_ssize_t = pos
+    message: object = PyType_GenericAlloc(cython.cast(type, program[0]), 0)  # noqa: F821  (in values.pxd)
+    for field in defaults:
+        setattr(message, field[0], [] if type(field[1]) is list else field[1])
+    for field in fields:
+        value = _flat_value(field[1], field[2], p, cython.address(at), end)
+        if at < 0:
+            return None
+        setattr(message, field[0], value)
+    if at >= end or p[at] > 0x7F:
+        return None
+    count = p[at]
+    at += 1
+    while count > 0:
+        count -= 1
+        if end - at < 2 or p[at] > 0x7F or p[at + 1] > 0x7F:
+            return None
+        tag = p[at]
+        size = p[at + 1]
+        at += 2
+        if tag <= last or tag >= len(tagged) or size > end - at:
+            return None
+        last = tag
+        pos = at + size
+        field = tagged[tag]
+        value = _flat_value(field[1], field[2], p, cython.address(at), end)
+        if at != pos:
+            return None
+        setattr(message, field[0], value)
+    return message
+
+
+def decode_flat(
+    data: cython.const[cython.uchar][::1],
+    pos: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    programs: dict,
+    record_type: type,
+) -> tuple:
+    """([value or message], how many are values): of the `count` records of `data[pos:end]`, the messages in their
+    values, as tuples of `record_type`: message, version.
+
+    A program is looked up by a value's first three bytes as one number. A value that has none, or is not plain (long
+    strings, unknown tags, whatever is wrong) comes as it is: who knows the whole format may read it, or say what is
+    wrong. Uncompiled, all come like that.
+    """
+    i: cython.Py_ssize_t
+    following: cython.Py_ssize_t
+    _timestamp_delta: cython.longlong
+    _offset_delta: cython.longlong
+    _key_at: cython.Py_ssize_t
+    _key_length: cython.Py_ssize_t
+    value_at: cython.Py_ssize_t
+    value_length: cython.Py_ssize_t
+    _header_count: cython.Py_ssize_t
+    _headers_at: cython.Py_ssize_t
+    kind: cython.int
+    last_kind: cython.int = -1
+    values: cython.Py_ssize_t = 0
+    program: object = None
+    _check_section(len(data), pos, end, count)
+    out: list = []
+    if end > pos:
+        if cython.compiled:
+            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
+        else:
+            p = data
+    for i in range(count):
+        (
+            following,
+            _timestamp_delta,
+            _offset_delta,
+            _key_at,
+            _key_length,
+            value_at,
+            value_length,
+            _header_count,
+            _headers_at,
+        ) = _record(p, pos, end)
+        if following < 0:
+            raise _broken(i, count)
+        pos = following
+        message: object = None
+        if cython.compiled and value_length > 3:
+            kind = (p[value_at] << 16) | (p[value_at + 1] << 8) | p[value_at + 2]
+            if kind != last_kind:
+                program, last_kind = programs.get(kind), kind
+            if program is not None:
+                message = _flat(program, p, value_at + 3, value_at + value_length)
+        if message is not None:
+            out.append(_pair(record_type, message, cython.cast(tuple, program)[4]))
+        else:
+            values += 1
+            out.append(None if value_length < 0 else _slice(p, value_at, value_length))
+    if pos != end:
+        raise _left_over(end - pos, count)
+    return out, values
+
+
+@cython.cfunc
+@cython.inline
+def _pair(record_type: type, first: object, second: object) -> object:
+    """`record_type((first, second))`, as `_make`."""
+    if cython.compiled:
+        pair: object = PyType_GenericAlloc(record_type, 2)  # noqa: F821  (in values.pxd)
+        Py_INCREF(first)
+        PyTuple_SET_ITEM(pair, 0, first)
+        Py_INCREF(second)
+        PyTuple_SET_ITEM(pair, 1, second)
+        return pair
+    return tuple.__new__(record_type, (first, second))
 
 
 @cython.cfunc

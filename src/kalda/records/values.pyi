@@ -15,6 +15,24 @@ def decode_records(
     base_timestamp: int,
     append_timestamp: int | None,
 ) -> list[R]: ...
+
+INT8: int
+INT16: int
+INT32: int
+INT64: int
+BOOL: int
+UUID: int
+STRING: int
+INT32S: int
+UUIDS: int
+
+Program = tuple[
+    type, tuple[tuple[str, object], ...], tuple[tuple[str, int, bool], ...], tuple[tuple[str, int, bool], ...], int
+]
+
+def decode_flat(
+    data: Buffer, pos: int, end: int, count: int, programs: dict[int, Program], record_type: type[R]
+) -> tuple[list[R | bytes | None], int]: ...
 def encode_records(
     rows: Sequence[tuple[object, ...]], reserve: int, base_offset: int, base_timestamp: int, with_offsets: bool
 ) -> tuple[bytearray, int]: ...
