@@ -7,7 +7,8 @@ The broker registers, then sends heartbeats; their answers move it on:
 
 It asks to stay fenced until it is ready, so no client is sent to a broker that still recovers its logs. At most one
 request is under way; what becomes urgent meanwhile is sent right after. A broker that cannot register within
-`initial.broker.registration.timeout.ms` gives up.
+`initial.broker.registration.timeout.ms` gives up; but not while this node itself gets on with replaying the metadata
+log, since it may be its own controller, or all others as busy, who has to answer.
 
 A machine without sockets or clocks: it sends through an injected channel and waits on injected timers.
 """
@@ -75,6 +76,10 @@ class Milestones:
     may_shut_down: Pending[None] = field(default_factory=Pending)
 
 
+def _nothing_to_replay() -> None:
+    return None
+
+
 class BrokerLifecycle:
     """The broker's side of the conversation."""
 
@@ -88,7 +93,9 @@ class BrokerLifecycle:
         *,
         heartbeat_interval_ms: int,
         registration_timeout_ms: int,
+        replayed: Callable[[], int | None] = _nothing_to_replay,
     ) -> None:
+        """`replayed` tells how far this node's replay of the metadata log is, None when it is through."""
         self.state = BrokerState.NOT_RUNNING
         self.broker_epoch = -1
         self.milestones = Milestones()
@@ -99,6 +106,8 @@ class BrokerLifecycle:
         self._on_fatal = on_fatal
         self._heartbeat_interval_ms = heartbeat_interval_ms
         self._registration_timeout_ms = registration_timeout_ms
+        self._replayed = replayed
+        self._replayed_before: int | None = None
         self._registered = False
         self._ready_to_unfence = False
         self._in_flight = False
@@ -114,9 +123,8 @@ class BrokerLifecycle:
         """Begin to register."""
         assert self.state is BrokerState.NOT_RUNNING, f"start in state {self.state.name}"
         self.state = BrokerState.STARTING
-        self._registration_timer = self._timers.call_later_ms(
-            self._registration_timeout_ms, self._registration_timed_out
-        )
+        self._replayed_before = self._replayed()
+        self._wait_for_registration()
         self._communicate()
 
     def set_ready_to_unfence(self) -> None:
@@ -206,8 +214,17 @@ class BrokerLifecycle:
             self.milestones.registered.complete(None)
         self._schedule(0)
 
+    def _wait_for_registration(self) -> None:
+        self._registration_timer = self._timers.call_later_ms(
+            self._registration_timeout_ms, self._registration_timed_out
+        )
+
     def _registration_timed_out(self) -> None:
-        if self.state is not BrokerState.SHUTTING_DOWN:
+        before, self._replayed_before = self._replayed_before, self._replayed()
+        if self._replayed_before is not None and self._replayed_before != before:
+            log.info("broker %d is not registered yet: metadata are still replayed", self._identity.broker_id)
+            self._wait_for_registration()
+        elif self.state is not BrokerState.SHUTTING_DOWN:
             self._on_fatal("no registration with the controller quorum within initial.broker.registration.timeout.ms")
 
     def _heartbeat(self) -> BrokerHeartbeatRequest:

@@ -156,6 +156,7 @@ class QuorumSide:
         self._of_controller: Registration | None = None
         self._of_loader: Registration | None = None
         self._lifting: Iterator[None] | None = None
+        self._steps_taken = 0
         metadata_dir = config.metadata_log_dir
         self.metadata_log = MetadataLog.open(
             host.disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
@@ -243,6 +244,13 @@ class QuorumSide:
         self._lift_controller()
         self.on_loaded()
 
+    def replayed(self) -> int | None:
+        """How far the replay of what was committed before is, as a number that grows; None when it is through."""
+        behind, ahead = self._of_controller, self._of_loader
+        if ahead is None or self.loader.catching_up or (behind is not None and behind.held):
+            return (0 if ahead is None else ahead.next_offset) + self._steps_taken
+        return None
+
     def _worth_an_image(self) -> int:
         """How many records take longer to replay than a controller to be made anew."""
         return max(_WORTH_AN_IMAGE, len(self.loader.image.topics.by_id))
@@ -267,6 +275,7 @@ class QuorumSide:
     def _lift(self, end: int) -> None:
         if self._lifting is None:
             return  # closed
+        self._steps_taken += 1
         try:
             next(self._lifting)
         except StopIteration:

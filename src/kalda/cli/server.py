@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kalda.base.configs.server import ServerConfig
 
+_MANY_OBJECTS = 500_000
+
 USAGE = """Usage: kalda server FILE [--override KEY=VALUE]... [--log-level LEVEL] [--log-format text|json]
 
 Start a node with the server.properties FILE, as kafka-server-start does. The log directories must have been
@@ -156,8 +158,10 @@ async def _serve(options: Options) -> int:
             await asyncio.wait((starting,))
         else:
             starting.result()
-            # What start-up made stays: no collection needs to look at it again.
-            gc.collect()
+            # What start-up made stays: no collection needs to look at it again. Where that is the metadata of a very
+            # large cluster, the first look would take seconds, in which nobody is answered, and find as little.
+            if gc.get_count()[0] < _MANY_OBJECTS:
+                gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 50, 100)
             gc.enable()

@@ -59,6 +59,7 @@ class TopicsImage(NamedTuple):
 
 
 EMPTY = TopicsImage({}, {})
+_NONE: Mapping[int, PartitionRegistration] = {}
 
 
 class LocalPartition(NamedTuple):
@@ -139,13 +140,14 @@ class TopicDelta:
 
     def collect_local_changes(self, broker_id: int, changes: LocalChanges) -> None:
         """Sorts each changed partition into `changes`, by what it was to this broker and what it is now."""
+        known = self.image.partitions
         for partition_id, now in self.partition_changes.items():
-            before = self.image.partitions.get(partition_id)
-            key = TopicPartition(self.name, partition_id)
+            before = known.get(partition_id)
             if broker_id not in now.replicas:
                 if before is not None and broker_id in before.replicas:
-                    changes.deletes[key] = self.id
+                    changes.deletes[TopicPartition(self.name, partition_id)] = self.id
                 continue
+            key = TopicPartition(self.name, partition_id)
             if before is None or before.partition_epoch != now.partition_epoch:
                 local = LocalPartition(self.id, now)
                 if now.leader != broker_id:
@@ -180,8 +182,8 @@ class TopicsDelta:
         """From nothing to `image`."""
         delta = cls(EMPTY)
         for topic_id, topic in image.by_id.items():
-            changed = delta.changed[topic_id] = TopicDelta(TopicImage(topic.name, topic_id, {}))
-            changed.partition_changes.update(topic.partitions)
+            changed = delta.changed[topic_id] = TopicDelta(TopicImage(topic.name, topic_id, _NONE))
+            changed.partition_changes = dict(topic.partitions)
             delta.created[topic.name] = topic_id
         return delta
 

@@ -30,6 +30,7 @@ class World:
         self.time = HandTime()
         self.asked: list[Any] = []
         self.fatal: list[str] = []
+        self.replayed: int | None = None
         self._pending: Pending[Any] = Pending()
         identity = BrokerIdentity(1, "cluster", Uuid(b"i" * 16), [], [], None, lambda: [RIGHT, LEFT], 6)
         self.broker = BrokerLifecycle(
@@ -40,6 +41,7 @@ class World:
             self.fatal.append,
             heartbeat_interval_ms=INTERVAL_MS,
             registration_timeout_ms=REGISTRATION_MS,
+            replayed=lambda: self.replayed,
         )
 
     def _send(self, request: Any) -> Pending[Any]:
@@ -175,3 +177,25 @@ def test_who_leads_nothing_need_not_ask(world: World) -> None:
     world.time.advance(REGISTRATION_MS)
     assert not world.asked
     assert not world.fatal
+
+
+def test_it_does_not_give_up_while_the_node_gets_on_with_its_replay(world: World) -> None:
+    world.replayed = 0
+    world.broker.start()
+    for replayed in (5_000, 900_000, 900_001):
+        world.replayed = replayed
+        world.time.advance(REGISTRATION_MS)
+        assert world.fatal == []
+    world.time.advance(REGISTRATION_MS)
+    assert len(world.fatal) == 1, "it hangs"
+
+
+def test_it_gives_up_a_while_after_the_replay(world: World) -> None:
+    world.replayed = 0
+    world.broker.start()
+    world.replayed = 1_000_000
+    world.time.advance(REGISTRATION_MS)
+    world.replayed = None
+    assert world.fatal == []
+    world.time.advance(REGISTRATION_MS)
+    assert len(world.fatal) == 1
