@@ -29,6 +29,7 @@ from kalda.storage.compaction import (
     group_segments,
 )
 from kalda.storage.config import MAX_INT64
+from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
@@ -65,8 +66,9 @@ def cleanable(log: Log, checkpoint: int | None, now_ms: int) -> Cleanable | None
         return None
     overdue = False
     if log.config.max_compaction_lag_ms < MAX_INT64:
-        earliest = min(s.largest_timestamp() for s in log.segments.between(first_dirty, first_uncleanable))
-        overdue = earliest < now_ms - log.config.max_compaction_lag_ms
+        late_ms = now_ms - log.config.max_compaction_lag_ms
+        dirty_segments = log.segments.between(first_dirty, first_uncleanable)
+        overdue = any(0 < segment.first_timestamp(read_waiting) < late_ms for segment in dirty_segments)
     return Cleanable(log, first_dirty, first_uncleanable, clean, dirty, overdue)
 
 

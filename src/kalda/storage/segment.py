@@ -234,7 +234,11 @@ class Segment:
         if first is None:
             first = self.first_timestamp(read_waiting)
         waited_ms = max_timestamp - first if first >= 0 else now_ms - self.created_ms
-        return waited_ms > self.config.segment_ms - self.jitter_ms or self.indexes_full
+        config = self.config
+        if waited_ms > config.segment_ms - self.jitter_ms or self.indexes_full:
+            return True
+        # Records of the active segment are not compacted: it has to end for them to be in time (KIP-354).
+        return waited_ms > config.max_compaction_lag_ms and config.compacts
 
     def first_timestamp(self, read: Reader) -> int:
         """The first batch's largest timestamp; -1 where the segment is empty."""

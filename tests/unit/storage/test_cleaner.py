@@ -193,6 +193,24 @@ def test_what_is_too_young_or_not_stable_is_left() -> None:
     assert values.count("y" * 60) == 20
 
 
+def test_what_waits_too_long_is_compacted_whatever_the_ratio() -> None:
+    node = Node(max_compaction_lag_ms="1000", min_cleanable_dirty_ratio="1", internal_segment_bytes="100000")
+    for n in range(5):
+        node.put(("key", f"{n}"))
+        node.now_ms += 200
+    assert node.cleaner.clean(node.now_ms) == 0, "all are in the active segment"
+    node.now_ms += 1
+    node.put(("key", "5"))
+    node.log.flush()
+    assert len(list(node.log.segments)) == 2, "which ends when its first record is overdue"
+    assert node.cleaner.clean(node.now_ms) == 1
+    assert [value for _, key, value in contents(node.log) if key == "key"] == ["4", "5"]
+    node.log.update_config(LogConfig.from_dict({"max.compaction.lag.ms": "1000", "cleanup.policy": "delete"}))
+    node.now_ms += 2000
+    node.put(("key", "6"))
+    assert len(list(node.log.segments)) == 2, "nothing waits to be compacted in a log that is not"
+
+
 def test_a_full_map_cleans_in_several_rounds() -> None:
     node = Node()
     for key in range(60):
