@@ -12,7 +12,12 @@ import pytest
 from kalda.sim.ablations import ABLATIONS, QUORUM_ABLATIONS
 from kalda.sim.scenario import simulate
 
-QUICK = ("sync before acknowledging", "producers' sequences")
+QUICK = (
+    "sync before acknowledging",
+    "producers' sequences",
+    "the high watermark for readers of followers",
+    "moves of whole logs only",
+)
 CHOSEN = tuple(ABLATIONS) if os.environ.get("KALDA_SIM_ABLATIONS") == "all" else QUICK
 
 

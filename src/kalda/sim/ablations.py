@@ -177,12 +177,6 @@ def _move_unsynced(switch: Switch) -> None:
     switch.set(DirMoves, "_sync", lambda self, move: self._soon(move))
 
 
-def _inherit_checkpoints(switch: Switch) -> None:
-    from kalda.storage.log_dir import LogDir
-
-    switch.set(LogDir, "vouch_no_more_for", lambda self, topic_partition: None)
-
-
 def _forget_votes(switch: Switch) -> None:
     from kalda.raft.machine import RaftMachine
 
@@ -328,7 +322,6 @@ ABLATIONS = {
         Ablation("the high watermark for readers of followers", _read_all_of_followers, 3, ("slow",), loads=("racks",)),
         Ablation("moves of whole logs only", _take_any_copy, 1, ("slow-disk",), loads=("dirs",)),
         Ablation("moves of synced logs only", _move_unsynced, 1, faults.POWER, loads=("dirs",)),
-        Ablation("new logs of old names", _inherit_checkpoints, 3, ("kill",), loads=("phoenix",)),
         Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
     )
 }
