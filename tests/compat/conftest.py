@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from apache_kafka import ApacheKafkaNode, KafkaTools, kafka_jars
@@ -34,20 +35,23 @@ def fresh() -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session")
-def kafka_tools() -> KafkaTools:
-    """Apache Kafka's command-line tools; skips where they cannot be had."""
-    jars = kafka_jars()
-    if isinstance(jars, str):
-        pytest.skip(jars)
+def jars() -> Path:
+    """The folder of Apache Kafka's jars; skips where they cannot be had."""
+    found = kafka_jars()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def kafka_tools(jars: Path) -> KafkaTools:
+    """Apache Kafka's command-line tools."""
     return KafkaTools(jars)
 
 
 @pytest.fixture(scope="session")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Callable[[Asker], None]], None]]:
+def both(tmp_path_factory: pytest.TempPathFactory, jars: Path) -> Iterator[Callable[[Callable[[Asker], None]], None]]:
     """Runs a scenario against a fresh Apache Kafka and a fresh Kalda, and fails where their answers differ."""
-    jars = kafka_jars()
-    if isinstance(jars, str):
-        pytest.skip(jars)
     with (
         ApacheKafkaNode(tmp_path_factory.mktemp("peer") / "kafka", jars) as kafka,
         LoneNode(tmp_path_factory.mktemp("node") / "kalda") as kalda,

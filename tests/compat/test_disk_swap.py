@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apache_kafka import ApacheKafkaNode, KafkaTools, kafka_jars
+from apache_kafka import ApacheKafkaNode, KafkaTools
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import LoneNode
@@ -265,11 +265,8 @@ class Visitor:
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[dict[str, LoneNode]]:
+def brokers(tmp_path: Path, jars: Path) -> Iterator[dict[str, LoneNode]]:
     """Kalda and Kafka with the same properties, on the same directory and ports; one of them runs at a time."""
-    jars = kafka_jars()
-    if isinstance(jars, str):
-        pytest.skip(jars)
     with LoneNode(tmp_path, SETTINGS) as kalda, ApacheKafkaNode(tmp_path, jars) as kafka:
         kafka.port, kafka.controller_port, kafka.properties = kalda.port, kalda.controller_port, kalda.properties
         yield {"kalda": kalda, "kafka": kafka}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from apache_kafka import KafkaTools
 from lone_node import LoneNode
-from test_crash import PARTITIONS, ROUNDS, Writer, create, number_of, read_all
+from numbered_events import PARTITIONS, ROUNDS, Writer, create, read_all
 
 from kalda.protocol.messages.admin import (
     AlterReplicaLogDir,
@@ -93,11 +93,7 @@ def test_moves_under_load(node: LoneNode) -> None:
         all_in(node, "events", target)
     writer.wait_for(1)
     writer.finish()
-    for partition, values in read_all(node, "events").items():
-        numbers = [number_of(value) for value in values]
-        assert numbers == sorted(set(numbers)), f"partition {partition} has doubles, or lost its order"
-        missing = set(writer.acknowledged[partition]) - set(numbers)
-        assert not missing, f"partition {partition} lost {len(missing)} of {len(numbers)}: {sorted(missing)[:10]}"
+    writer.check(read_all(node, "events"))
     left = [Path(other) for other in dirs(node) if other != target]
     wait_until(lambda: not [path for each in left for path in each.glob("events-*")], "what was left behind is deleted")
     node.stop()

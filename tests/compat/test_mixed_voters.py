@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from lone_node import CLUSTER_ID, free_ports
 from mixed_nodes import KAFKA, KALDA, MAX_LEAD, METADATA, MixedCluster, MixedNode
+from mixed_requests import ROUNDS, change_metadata
 from node_cluster import wait_until
-from test_mixed_cluster import ROUNDS, change_metadata, jars
 
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_from_text
 from kalda.network.blocking import BlockingConnection
@@ -29,7 +29,6 @@ from kalda.protocol.messages.quorum import (
 )
 from kalda.protocol.notation import Request
 
-__all__ = ["jars"]
 pytestmark = [
     pytest.mark.compat,
     pytest.mark.skipif(ROUNDS == 1, reason="takes minutes: set KALDA_MIXED_ROUNDS"),

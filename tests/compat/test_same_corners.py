@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from data_requests import batch, fetch, produce
 from same_answers import Asker
-from test_same_data import batch, fetch, produce
 
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.messages.admin import (
