@@ -159,3 +159,15 @@ def test_helper_modules_of_tests_have_unique_names() -> None:
     """They are imported by bare name, from whichever directory has them."""
     helpers = [path.stem for path in sources("tests") if not path.name.startswith(("test_", "__init__", "conftest"))]
     assert sorted(helpers) == sorted(set(helpers))
+
+
+def test_tests_do_not_import_tests() -> None:
+    """What two of them share is a module of its own: pytest rewrites the assertions of what it collects only."""
+    expect_none(
+        [
+            f"{name_of(path)}: {module}"
+            for path in sources("tests", "bench")
+            for module in sorted(imported_modules(path))
+            if module.startswith("test_")
+        ]
+    )

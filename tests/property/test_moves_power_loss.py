@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from by_hand import HandTime
-from test_power_loss import IN_FLIGHT, TOPIC_ID, TP, Producer, Threads
+from power_world import IN_FLIGHT, TOPIC_ID, TP, Producer, Threads
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid, uuid_to_text

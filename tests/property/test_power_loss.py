@@ -14,55 +14,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from power_world import IN_FLIGHT, TOPIC_ID, TP, Producer, Threads
 
-from kalda.base.ids import TopicPartition, Uuid
 from kalda.protocol.messages.metadata_records import NoOpRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import encode_batch
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.quorum_state import ElectionState
 from kalda.records.batch import iter_batches
-from kalda.records.builder import build_batch, read_records
+from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log_manager import LogManager, LogManagerConfig
 
-TP = TopicPartition("t", 0)
-TOPIC_ID = Uuid(bytes(15) + b"\x09")
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)
-PRODUCER = 77
-IN_FLIGHT = 5
 STEPS = 300
-
-
-class Threads:
-    """Jobs whose halves run one by one, in any order among jobs."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._waiting: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
-        self._done: list[Callable[[], None]] = []
-
-    def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
-        self._waiting.append((job, finish))
-
-    def step(self) -> None:
-        """One half of one job."""
-        if self._done and (not self._waiting or self._rng.random() < 0.5):
-            self._done.pop(0)()
-        elif self._waiting:
-            job, finish = self._waiting.pop(self._rng.randrange(len(self._waiting)))
-            try:
-                value, error = job(), None
-            except BaseException as failure:
-                value, error = None, failure
-            self._done.append(lambda: finish(value, error))
-
-    def all(self) -> None:
-        while self._waiting or self._done:
-            self.step()
 
 
 class Broker:
@@ -101,34 +69,6 @@ class Broker:
                 found += [int(record.value or b"") for record in read_records(info.records, position)]
             offset = info.next_offset
         return found
-
-
-class Producer:
-    """Idempotent: up to five batches under way, sent again in order after a failure, never given up."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.acknowledged = 0
-        self.under_way: list[tuple[int, int]] = []
-        """(number, offset after it), oldest first."""
-
-    def send(self, broker: Broker, number: int) -> None:
-        rows = [(broker.now_ms, None, b"%d" % number, [])]
-        batch = build_batch(rows, producer_id=PRODUCER, producer_epoch=0, base_sequence=number)
-        info = broker.partition.append(batch, -1, broker.now_ms)
-        self.under_way.append((number, info.last_offset + 1))
-
-    def hear(self, broker: Broker) -> None:
-        """Acknowledgements come in order."""
-        while self.under_way and broker.partition.committed(self.under_way[0][1]):
-            self.under_way.pop(0)
-            self.acknowledged += 1
-
-    def begin_anew(self, broker: Broker) -> None:
-        """To a broker that has come back: everything that was not acknowledged, in order."""
-        self.under_way.clear()
-        for number in range(self.acknowledged, self.sent):
-            self.send(broker, number)
 
 
 @pytest.mark.parametrize("seed", range(60))
