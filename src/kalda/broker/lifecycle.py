@@ -114,8 +114,8 @@ class BrokerLifecycle:
         self._again_at_once = False
         self._timer: Timer | None = None
         self._registration_timer: Timer | None = None
-        self._offline_dirs: dict[Uuid, bool] = {}
-        """Failed directories, and whether the controller knows."""
+        self._offline_dirs: list[Uuid] = []
+        """Failed directories: every heartbeat names them all."""
 
     # -- told from outside
 
@@ -139,7 +139,8 @@ class BrokerLifecycle:
 
     def on_directory_failure(self, directory: Uuid) -> None:
         """Tell the controller that a log directory is gone."""
-        self._offline_dirs.setdefault(directory, False)
+        if directory not in self._offline_dirs:
+            self._offline_dirs.append(directory)
         self._communicate()
 
     def on_metadata_offset(self) -> None:
@@ -248,8 +249,6 @@ class BrokerLifecycle:
             self._schedule(min(1_000, self._heartbeat_interval_ms))
             return
         assert response is not None
-        for directory in self._offline_dirs:
-            self._offline_dirs[directory] = True
         delay_ms = self._heartbeat_interval_ms
         if self.state is BrokerState.STARTING:
             if response.is_caught_up:
