@@ -172,7 +172,7 @@ def validate_produced(
     the broker's own coordinators, whose control batches and offsets are trusted. Raises `RecordsRefused`, or
     `CorruptRecord` for bad bytes.
     """
-    buf = memoryview(records)
+    buf = records if type(records) is memoryview else memoryview(records)
     header = peek_header(buf) if len(buf) >= HEADER_SIZE else None
     if header is None or header[1] + LOG_OVERHEAD != len(buf) or header[3] != MAGIC or not zstd_allowed:
         buf = buf[: check_single_batch(buf, zstd_allowed=zstd_allowed)]

@@ -35,6 +35,7 @@ _SCAN_BYTES = 8 * 1024  # more than what lies between two index entries, by defa
 _MIN_LENGTH = HEADER_SIZE - LOG_OVERHEAD
 _WALK = Struct(">qi11xi")  # base offset, length, last offset delta
 _WALK_SIZE = _WALK.size
+_new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 
 
 class Placed(NamedTuple):
@@ -345,7 +346,7 @@ class Segment:
             upto, next_offset, _ = _whole_batches(data, end_offset, self, position)
         if upto != len(data):
             data = memoryview(data)[:upto]
-        return Slice(data, next_offset, position + upto, not upto and first > len(data))
+        return _new_tuple(Slice, (data, next_offset, position + upto, not upto and first > len(data)))
 
     def bound(self, position: int, end_offset: int, max_bytes: int, read: Reader) -> int:
         """`max_bytes` cut to where the index knows that batches at or beyond `end_offset` begin."""
