@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
+SOURCES = TESTS.parent / "src"
 PEER = os.environ.get("KALDA_PEER_KAFKA", "")
 """A command that runs Apache Kafka's tools and servers, for the tests that put Kalda beside it."""
 
@@ -27,6 +28,21 @@ for _directory in sorted({path.parent for path in TESTS.rglob("*.py") if not pat
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure() -> None:
+    """Refuse to test what is not what the sources say: a compiled module hides its source until it is built anew."""
+    stale = [
+        source
+        for compiled in SOURCES.rglob("*.so")
+        for source in (compiled.with_name(compiled.name.partition(".")[0] + suffix) for suffix in (".py", ".pxd"))
+        if source.exists() and source.stat().st_mtime > compiled.stat().st_mtime
+    ]
+    if stale:
+        names = ", ".join(str(source.relative_to(TESTS.parent)) for source in stale)
+        raise pytest.UsageError(
+            f"newer than what was compiled of it: {names}. Run: python setup.py build_ext --inplace"
+        )
 
 
 def _missing(*modules: str) -> list[str]:
