@@ -11,7 +11,9 @@ from kalda.sim.scenario import Plan, simulate
 FIRST = (*faults.KILLS, *faults.POWER, *faults.NETWORK, *faults.MACHINE, "disk")
 SECOND = (*FIRST, "full", *faults.CLIENTS, *losses.KINDS)
 """What befell clusters when the seeds were found: a seed means other things where more may befall them."""
+THIRD = (*FIRST, "full", "dir", *faults.CLIENTS, *losses.KINDS)
 OPERATED = ("groups", "churn", "moves", "voters")
+MOVED = (*OPERATED, "dirs", "racks", "deletes", "phoenix")
 
 SEEDS = {
     "a truncated follower owed the disk what was gone, and never fetched again": Plan(
@@ -22,6 +24,11 @@ SEEDS = {
     "nobody was told of a flush that could not be started": Plan(2173, 3, FIRST, loads=()),
     "who was added and then removed was waited for in the ISR for ever": Plan(1004, 5, SECOND, loads=OPERATED),
     "a torn file of leader epochs was believed": Plan(133, 3, SECOND, loads=OPERATED),
+    "a directory that failed at the start ended the node": Plan(2, 1, THIRD, loads=MOVED),
+    "groups on a directory that could not be read ended the node": Plan(116, 1, THIRD, loads=MOVED),
+    "the log of a former topic, back with its directory, kept the node from starting": Plan(139, 1, THIRD, loads=MOVED),
+    "a full disk kept a node from saying why it did not start": Plan(128, 1, THIRD, loads=MOVED),
+    "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),
 }
 

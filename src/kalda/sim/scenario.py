@@ -40,10 +40,17 @@ _SHORT_METADATA_LOG = {
 """Many snapshots, and little of the log before them: who was away is sent a snapshot."""
 
 
-LOADS = ("groups", "churn", "moves", "voters", "dirs", "racks", "deletes", "phoenix")
+_BUSY_CLEANER = {
+    "log.roll.ms": "700",
+    "log.cleaner.backoff.ms": "300",
+    "log.cleaner.min.cleanable.ratio": "0.01",
+    "log.cleaner.delete.retention.ms": "500",
+}
+
+LOADS = ("groups", "churn", "moves", "voters", "dirs", "racks", "deletes", "phoenix", "compaction")
 """Who works besides producers and readers: consumer groups; operators of topics, replicas and the quorum; one who moves
 replicas between log directories; readers who say where they are; one who deletes records, and retention; a topic that
-is deleted and made again."""
+is deleted and made again; a cleaner that hurries, for what groups commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,8 @@ class _Temper:
         self.racks = racks.choice((0, 2, 3)) if racks and plan.nodes > 1 else 0
         self.deletes = deletes is not None and deletes.random() < 0.5
         self.retires = deletes is not None and deletes.random() < 0.25
+        cleaner = rng("compaction")
+        self.compacts = cleaner is not None and cleaner.random() < 0.4
         self.phoenix = again is not None and again.random() < 0.6
 
     def overrides(self, apart: bool) -> dict[str, str]:
@@ -106,6 +115,8 @@ class _Temper:
             found["log.dirs"] = ",".join(f"{losses.DATA_DIR}/{number}" for number in range(self.log_dirs))
         if self.move_bytes_per_s is not None:
             found["replica.alter.log.dirs.io.max.bytes.per.second"] = str(self.move_bytes_per_s)
+        if self.compacts:
+            found |= _BUSY_CLEANER
         if self.retires:
             found["log.retention.check.interval.ms"] = "1500"
         return found
