@@ -14,8 +14,16 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
 from kalda.broker.dispatch import Encoded, RequestContext
 from kalda.broker.handlers.data import DataHandlers
+from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, FetchResponsePartitionData
+from kalda.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchResponse,
+    FetchResponsePartitionData,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
 from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
@@ -138,3 +146,17 @@ def test_a_follower_has_its_logs_opened_before_they_get_something() -> None:
     )
     assert fetcher.cold_logs(answer) == [partitions[0].log]
     assert fetcher.cold_logs(answer) == []
+
+
+def test_a_search_that_fails_leaves_the_others_their_answers() -> None:
+    world, partitions = restarted()
+    context = cast(RequestContext, SimpleNamespace(api_version=7))
+    asked = [ListOffsetsPartition(partition_index=index, timestamp=0) for index in range(PARTITIONS)]
+    wanted = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="a", partitions=asked)])
+    waiting = OffsetHandlers(world.replicas).list_offsets(context, wanted)
+    assert isinstance(waiting, Pending)
+    partitions[0].log.rename_dir("/data/away")
+    world.let_jobs_run()
+    assert waiting.value is not None
+    answers = {each.partition_index: (each.error_code, each.offset) for each in waiting.value.topics[0].partitions}
+    assert answers == {0: (ErrorCode.KAFKA_STORAGE_ERROR, -1), 1: (0, 0), 2: (0, 0)}

@@ -25,6 +25,7 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `loading`: opening a log, cleanly or by recovery
 - `opening`: files of logs that are about to be appended to, on another thread
 - `reading`: batches out of segments, here or on another thread
+- `searching`: offsets by time
 - `flushing`: what is not synced yet, and the job that syncs it
 - `truncating`: taking back what was appended
 - `retention`: what may be deleted, and deleting it

@@ -41,11 +41,9 @@ from kalda.storage.reading import (
     SLICED_BYTES,
     ColdRead,
     Places,
-    Search,
     collect_aborted,
-    max_timestamp_search,
-    timestamp_search,
 )
+from kalda.storage.searching import max_timestamp_job, timestamp_job
 from kalda.storage.segment import Placed, Segment
 from kalda.storage.segments import Segments
 from kalda.storage.truncating import cut, empty
@@ -502,21 +500,16 @@ class Log:
 
     def timestamp_job(self, timestamp: int) -> Job[TimestampOffset | None]:
         """A job that finds the first record at or after `timestamp`."""
-        return self._search_job(lambda: timestamp_search(self.segments, timestamp, self.log_start_offset))
+        self._online()
+        return timestamp_job(str(self.topic_partition), self.segments, timestamp, self.log_start_offset)
 
     def max_timestamp_offset(self) -> TimestampOffset | None:
         """The record with the largest timestamp; None in a log without any."""
         return self.max_timestamp_job().complete()
 
     def max_timestamp_job(self) -> Job[TimestampOffset | None]:
-        return self._search_job(lambda: max_timestamp_search(self.segments))
-
-    def _search_job(self, prepare: Callable[[], Search]) -> Job[TimestampOffset | None]:
         self._online()
-        try:
-            return Job(f"search {self.topic_partition}", prepare(), lambda found: found)
-        except OSError as error:
-            raise self._failed(error) from error
+        return max_timestamp_job(str(self.topic_partition), self.segments)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest epoch at most `epoch`, its end offset); (-1, -1) where unknown (KIP-101)."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from kalda.base.disk import File
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.records.batch import TimestampType
-from kalda.records.builder import Record, read_records
 from kalda.storage.index import Reader, read_nowait, read_waiting
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn
-from kalda.storage.values import FetchInfo, TimestampOffset
+from kalda.storage.values import FetchInfo
 
 SLICED_BYTES = 128 * 1024
 """What is less goes out in one write anyway."""
@@ -165,64 +162,3 @@ def collect_aborted(segments: Segments, first_offset: int, upto: int) -> list[Ab
     if len(found) > 1:
         found.sort(key=lambda txn: txn.first_offset)
     return found
-
-
-Search = Callable[[], TimestampOffset | None]
-"""A search for another thread, on a view of its own."""
-
-
-def timestamp_search(segments: Segments, timestamp: int, start_offset: int) -> Search:
-    """For the first record at or after `timestamp` and `start_offset`."""
-    chosen = next((segment for segment in segments if segment.largest_timestamp() >= timestamp), None)
-    if chosen is None:
-        return _nothing
-    return partial(find_timestamp, chosen.view(), timestamp, start_offset)
-
-
-def max_timestamp_search(segments: Segments) -> Search:
-    """For the record with the largest timestamp."""
-    chosen = max(segments, key=lambda segment: segment.max_timestamp[0])
-    return partial(find_max_timestamp, chosen.view()) if chosen.max_timestamp[0] >= 0 else _nothing
-
-
-def _nothing() -> None:
-    return None
-
-
-def find_timestamp(segment: Segment, timestamp: int, start_offset: int) -> TimestampOffset | None:
-    """The first record at or after `timestamp` and `start_offset` in a segment's view, which is closed."""
-    try:
-        _, near = segment.time_index.lookup(timestamp)
-        _, position = segment.offset_index.lookup(max(near, start_offset))
-        for at, header in segment.headers(position):
-            if header.max_timestamp < timestamp or header.last_offset < start_offset:
-                continue
-            for record in _records(segment, at, header.size_bytes):
-                stamp = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND else record.timestamp
-                if stamp >= timestamp and record.offset >= start_offset:
-                    return TimestampOffset(stamp, record.offset, header.partition_leader_epoch)
-        return None
-    finally:
-        segment.close()
-
-
-def find_max_timestamp(segment: Segment) -> TimestampOffset | None:
-    """The first record with the largest timestamp in a segment's view, which is closed."""
-    try:
-        largest, near = segment.max_timestamp
-        _, position = segment.offset_index.lookup(near)
-        for at, header in segment.headers(position):
-            if header.max_timestamp != largest:
-                continue
-            if header.timestamp_type is TimestampType.LOG_APPEND:
-                return TimestampOffset(largest, header.last_offset, header.partition_leader_epoch)
-            for record in _records(segment, at, header.size_bytes):
-                if record.timestamp == largest:
-                    return TimestampOffset(largest, record.offset, header.partition_leader_epoch)
-        return None
-    finally:
-        segment.close()
-
-
-def _records(segment: Segment, position: int, size_bytes: int) -> list[Record]:
-    return read_records(segment.file().read(position, size_bytes))

@@ -258,6 +258,11 @@ class Segment:
             self.time_index.close()
         return self._max_timestamp
 
+    @property
+    def known_timestamp(self) -> int | None:
+        """The largest timestamp; None where only the files tell."""
+        return self._max_timestamp[0] if self._max_timestamp is not None and self._max_timestamp[0] >= 0 else None
+
     def largest_timestamp(self) -> int:
         """For retention: by the records where they have timestamps, by the file otherwise."""
         if self.max_timestamp[0] >= 0:
@@ -466,12 +471,16 @@ class Segment:
         twin.time_index = self.time_index.view()
         return twin
 
-    def snapshot(self) -> Segment:
-        """As `view`, without a look at the disk: what is not open here, its reader opens by name. For reads alone."""
+    def snapshot(self, *, times: bool = False) -> Segment:
+        """As `view`, without a look at the disk: what is not open here, its reader opens by name. For reads alone; for
+        those by time only with `times`."""
         twin = Segment(self._disk, self.directory, self.base_offset, self.config, size=self.size, suffix=self.suffix)
         if self._file is not None:
             twin._file = self._file.share()
         twin.offset_index = self.offset_index.snapshot()
+        if times:
+            twin.created_ms, twin._max_timestamp = self.created_ms, self._max_timestamp
+            twin.time_index = self.time_index.snapshot()
         return twin
 
     def prepare(self) -> None:
@@ -493,6 +502,11 @@ class Segment:
                 self._max_timestamp = twin._max_timestamp
             self.offset_index.adopt(twin.offset_index)
             self.time_index.adopt(twin.time_index)
+
+    def adopt_timestamp(self, twin: Segment) -> None:
+        """Take the largest timestamp that a snapshot's reader has found, where nobody has touched the files since."""
+        if self._file is None and self._max_timestamp is None and twin.path(LOG_SUFFIX) == self.path(LOG_SUFFIX):
+            self._max_timestamp = twin._max_timestamp
 
     def files(self) -> Callable[[Disk], None]:
         """What removes the files of this segment, by the names that they have now."""

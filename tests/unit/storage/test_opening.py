@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
@@ -159,3 +160,44 @@ def test_what_is_deleted_before_its_reader_comes_reads_as_nothing(disk: WatchedD
     assert set(disk.names("/d/t-0")) <= set(names), "nothing is made by a reader"
     again = log.segments.first.base_offset
     assert read(disk, log, again) == 1
+
+
+def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
+    log = open_log(disk)
+    for number in range(60):
+        log.append_as_leader(build_batch([(NOW + 10 * number, b"k", bytes(5_000), ())]), 0, NOW)
+    log.close()
+    log = open_log(disk)
+    assert len(log.segments) > 5
+    for wanted in (3, 30, 59, 3):
+        disk.owner = True
+        job = log.timestamp_job(NOW + 10 * wanted - 5)
+        disk.owner = False
+        job.run()
+        disk.owner = True
+        found = job.finish()
+        assert found is not None
+        assert (found.offset, found.timestamp) == (wanted, NOW + 10 * wanted)
+        disk.owner = False
+    assert all(segment.known_timestamp is not None for segment in log.segments), "what was found is kept"
+    disk.owner = True
+    latest, beyond = log.max_timestamp_job(), log.timestamp_job(NOW + 10_000)
+    disk.owner = False
+    found = latest.complete()
+    assert found is not None
+    assert found.offset == 59
+    assert beyond.complete() is None
+
+
+def test_a_search_in_what_is_renamed_meanwhile_is_to_be_asked_again(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 60)
+    job = log.timestamp_job(NOW)
+    log.rename_dir("/d/u-0")
+    with pytest.raises(ApiError) as refused:
+        job.complete()
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert not log.offline
+    assert disk.stat("/d/t-0") is None
+    found = log.offset_for_timestamp(NOW)
+    assert found is not None
+    assert found.offset == 0

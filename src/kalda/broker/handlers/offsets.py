@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -165,7 +166,8 @@ class OffsetHandlers:
 
         def job() -> None:
             for _, search in searches:
-                search.run()
+                with contextlib.suppress(Exception):  # kept for `finish`: the others are searched all the same
+                    search.run()
 
         def finish(_: None, error: BaseException | None) -> None:
             for result, search in searches:

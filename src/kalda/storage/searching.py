@@ -1,0 +1,101 @@
+"""Searches by time, on another thread.
+
+Which segment has what is looked for, their largest timestamps tell. Those of segments that nobody has touched since the
+start are in files: they are opened by name, by the search, and what it has found of them is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.records.batch import TimestampType
+from kalda.records.builder import Record, read_records
+from kalda.storage.job import Job
+from kalda.storage.segment import Segment
+from kalda.storage.segments import Segments
+from kalda.storage.values import TimestampOffset
+
+
+def timestamp_job(name: str, segments: Segments, timestamp: int, start_offset: int) -> Job[TimestampOffset | None]:
+    """For the first record at or after `timestamp` and `start_offset`."""
+    chosen: list[Segment] = []
+    for segment in segments:
+        known = segment.known_timestamp
+        if known is None or known >= timestamp:
+            chosen.append(segment)
+        if known is not None and known >= timestamp:
+            break
+
+    def find(views: Iterable[Segment]) -> TimestampOffset | None:
+        view = next((each for each in views if each.largest_timestamp() >= timestamp), None)
+        return None if view is None else find_timestamp(view, timestamp, start_offset)
+
+    return _job(name, chosen, find)
+
+
+def max_timestamp_job(name: str, segments: Segments) -> Job[TimestampOffset | None]:
+    """For the record with the largest timestamp."""
+
+    def find(views: Iterable[Segment]) -> TimestampOffset | None:
+        view = max(views, key=lambda each: each.max_timestamp[0])
+        return find_max_timestamp(view) if view.max_timestamp[0] >= 0 else None
+
+    largest = max((segment.known_timestamp or -1 for segment in segments), default=-1)
+    return _job(name, [each for each in segments if each.known_timestamp in (None, largest)], find)
+
+
+def _job(
+    name: str, segments: list[Segment], find: Callable[[Iterable[Segment]], TimestampOffset | None]
+) -> Job[TimestampOffset | None]:
+    views = [segment.snapshot(times=True) for segment in segments]
+
+    def work() -> TimestampOffset | None:
+        try:
+            return find(views)
+        except FileNotFoundError as error:
+            # Deleted or renamed since: whoever asks again is told by what is there then.
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{name}: {error}") from error
+        finally:
+            for view in views:
+                view.close()
+
+    def finish(found: TimestampOffset | None) -> TimestampOffset | None:
+        for segment, view in zip(segments, views, strict=True):
+            segment.adopt_timestamp(view)
+        return found
+
+    return Job(f"search {name}", work, finish)
+
+
+def find_timestamp(segment: Segment, timestamp: int, start_offset: int) -> TimestampOffset | None:
+    """The first record at or after `timestamp` and `start_offset` in a segment."""
+    _, near = segment.time_index.lookup(timestamp)
+    _, position = segment.offset_index.lookup(max(near, start_offset))
+    for at, header in segment.headers(position):
+        if header.max_timestamp < timestamp or header.last_offset < start_offset:
+            continue
+        for record in _records(segment, at, header.size_bytes):
+            stamp = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND else record.timestamp
+            if stamp >= timestamp and record.offset >= start_offset:
+                return TimestampOffset(stamp, record.offset, header.partition_leader_epoch)
+    return None
+
+
+def find_max_timestamp(segment: Segment) -> TimestampOffset | None:
+    """The first record with the largest timestamp in a segment."""
+    largest, near = segment.max_timestamp
+    _, position = segment.offset_index.lookup(near)
+    for at, header in segment.headers(position):
+        if header.max_timestamp != largest:
+            continue
+        if header.timestamp_type is TimestampType.LOG_APPEND:
+            return TimestampOffset(largest, header.last_offset, header.partition_leader_epoch)
+        for record in _records(segment, at, header.size_bytes):
+            if record.timestamp == largest:
+                return TimestampOffset(largest, record.offset, header.partition_leader_epoch)
+    return None
+
+
+def _records(segment: Segment, position: int, size_bytes: int) -> list[Record]:
+    return read_records(segment.file().read(position, size_bytes))
