@@ -193,9 +193,6 @@ class ClusterImage(NamedTuple):
     def is_empty(self) -> bool:
         return not self.brokers and not self.controllers
 
-    def contains_broker(self, broker_id: int) -> bool:
-        return broker_id in self.brokers
-
     def broker_epoch(self, broker_id: int) -> int:
         """-1 for a broker that is not registered."""
         registration = self.brokers.get(broker_id)

@@ -6,7 +6,7 @@ at no cost, that its domain did not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from kalda.metadata.acls import AclsDelta
@@ -23,7 +23,6 @@ from kalda.metadata.scram import ScramDelta
 from kalda.metadata.topics import TopicsDelta
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.notation import Struct
-from kalda.protocol.record_framing import VersionedRecord
 
 
 class MetadataDelta:
@@ -78,11 +77,6 @@ class MetadataDelta:
         if handler is None:
             raise ValueError(f"Unknown metadata record type {type(record).__name__}")
         handler(self, record)
-
-    def replay_all(self, versioned: Iterable[VersionedRecord]) -> MetadataDelta:
-        for record, _ in versioned:
-            self.replay(record)
-        return self
 
     def features_delta(self) -> FeaturesDelta:
         if self.features is None:

@@ -81,10 +81,6 @@ class FormatRequest:
     ignore_formatted: bool = False
     unstable: bool = False
 
-    @property
-    def all_dirs(self) -> list[str]:
-        return list(dict.fromkeys([*self.log_dirs, self.metadata_log_dir]))
-
 
 def format_storage(
     disk: Disk,

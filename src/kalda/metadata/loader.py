@@ -173,7 +173,6 @@ class MetadataLoader:
         self.leader_epoch = 0
         self.last_applied_offset = -1
         """The end of the image that publishers know: what the broker tells the controller in its heartbeats."""
-        self.snapshots_loaded = 0
         self._bytes_unseen = 0
         """Of batches since the last snapshot, before the first image was shown."""
         self._high_watermark = high_watermark
@@ -225,7 +224,6 @@ class MetadataLoader:
             snapshot.last_contained_offset, snapshot.last_contained_epoch, snapshot.last_contained_log_time_ms
         )
         image = delta.apply(provenance)
-        self.snapshots_loaded += 1
         self._bytes_unseen = 0
         log.info("[MetadataLoader id=%d] loaded snapshot %s", self.node_id, provenance)
         self._batches.reset_to(image)
@@ -249,10 +247,6 @@ class MetadataLoader:
             names.add(publisher.name)
         self._waiting.extend(publishers)
         self.poll()
-
-    def remove_publisher(self, publisher: Publisher) -> None:
-        self._publishers = [known for known in self._publishers if known is not publisher]
-        self._waiting = [known for known in self._waiting if known is not publisher]
 
     def poll(self) -> None:
         """Install who waits, if the node has caught up."""

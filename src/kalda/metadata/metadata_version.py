@@ -116,12 +116,6 @@ class MetadataVersion(IntEnum):
         return 0
 
     @property
-    def broker_registration_change_record_version(self) -> int:
-        if self >= MetadataVersion.IBP_4_3_IV0:
-            return 3
-        return 2 if self >= MetadataVersion.IBP_3_7_IV2 else 1
-
-    @property
     def partition_record_version(self) -> int:
         if self.is_elr_supported:
             return 2
@@ -130,22 +124,6 @@ class MetadataVersion(IntEnum):
     @property
     def partition_change_record_version(self) -> int:
         return self.partition_record_version
-
-    @property
-    def fetch_request_version(self) -> int:
-        """What brokers speak to each other at this level."""
-        for level, version in _FETCH_VERSIONS:
-            if self >= level:
-                return version
-        return 13
-
-    @property
-    def list_offset_request_version(self) -> int:
-        """What brokers speak to each other at this level."""
-        for level, version in _LIST_OFFSETS_VERSIONS:
-            if self >= level:
-                return version
-        return 7
 
 
 V = MetadataVersion
@@ -165,19 +143,6 @@ _CHANGED_RECORDS = frozenset(
         V.IBP_4_0_IV1,
         V.IBP_4_3_IV0,
     }
-)
-_FETCH_VERSIONS = (
-    (V.IBP_4_1_IV1, 18),
-    (V.IBP_3_9_IV0, 17),
-    (V.IBP_3_7_IV4, 16),
-    (V.IBP_3_5_IV1, 15),
-    (V.IBP_3_5_IV0, 14),
-)
-_LIST_OFFSETS_VERSIONS = (
-    (V.IBP_4_2_IV1, 11),
-    (V.IBP_4_0_IV3, 10),
-    (V.IBP_3_9_IV0, 9),
-    (V.IBP_3_5_IV0, 8),
 )
 _BY_TEXT = {level.version: level for level in V}
 _BY_RELEASE = {level.short_version: level for level in V if level.is_production}

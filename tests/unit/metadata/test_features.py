@@ -35,7 +35,6 @@ V = MetadataVersion
 
 GETTERS = {
     "didMetadataChange": "did_metadata_change",
-    "fetchRequestVersion": "fetch_request_version",
     "isControllerRegistrationSupported": "is_controller_registration_supported",
     "isCordonedLogDirsSupported": "is_cordoned_log_dirs_supported",
     "isDelegationTokenSupported": "is_delegation_token_supported",
@@ -46,7 +45,6 @@ GETTERS = {
     "isMigrationSupported": "is_migration_supported",
     "isProduction": "is_production",
     "isScramSupported": "is_scram_supported",
-    "listOffsetRequestVersion": "list_offset_request_version",
     "partitionChangeRecordVersion": "partition_change_record_version",
     "partitionRecordVersion": "partition_record_version",
     "registerBrokerRecordVersion": "register_broker_record_version",

@@ -31,7 +31,9 @@ def replay(node: str, image: MetadataImage, first: int, end: int) -> MetadataIma
 
 
 def from_snapshot(records: list[VersionedRecord], base: MetadataImage = EMPTY) -> MetadataImage:
-    delta = MetadataDelta(base).replay_all(records)
+    delta = MetadataDelta(base)
+    for record, _ in records:
+        delta.replay(record)
     delta.finish_snapshot()
     return delta.apply(Provenance(0, 0, 0))
 
