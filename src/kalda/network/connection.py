@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kalda.base.errors import ApiError, InvalidRequest
 from kalda.base.file_slice import FileSlice
@@ -67,20 +66,16 @@ class Hold:
     """the peer does not take its answers"""
     UNANSWERED = 4
     """too many requests wait for their answer"""
-    MUTED = 8
-    """throttled by a quota (KIP-219)"""
-    QUEUED = 16
+    QUEUED = 8
     """the node's budget for unanswered requests is spent"""
-    TURN = 32
+    TURN = 16
     """had its turn; others come first"""
-    DRAINING = 64
-    """answers go out, requests come in no more"""
-    CLOSED = 128
-    STOPPING = 256
-    """as draining, and closes with the last answer"""
-    ALONE = 512
+    CLOSED = 32
+    STOPPING = 64
+    """answers go out, requests come in no more; closes with the last answer"""
+    ALONE = 128
     """a request whose answer may be large is waiting; see `answer_alone`"""
-    SENDING = 1024
+    SENDING = 256
     """slices of files are on their way out, piece by piece"""
 
 
@@ -124,7 +119,6 @@ class Connection(asyncio.BufferedProtocol):
         "_handler",
         "_holds",
         "_listener",
-        "_muted_until_ms",
         "_out",
         "_out_bytes",
         "_parked_bytes",
@@ -138,8 +132,6 @@ class Connection(asyncio.BufferedProtocol):
         "active",
         "active_ms",
         "admitted",
-        "bytes_in",
-        "bytes_out",
         "client_software_name",
         "client_software_version",
         "closing_ms",
@@ -147,8 +139,6 @@ class Connection(asyncio.BufferedProtocol):
         "frame_since_ms",
         "id",
         "listener_name",
-        "local_host",
-        "local_port",
         "peer_host",
         "peer_port",
         "principal",
@@ -164,8 +154,6 @@ class Connection(asyncio.BufferedProtocol):
         self.security_protocol = listener.security_protocol
         self.peer_host = ""
         self.peer_port = 0
-        self.local_host = ""
-        self.local_port = 0
         self.principal = ANONYMOUS
         self.client_software_name = "unknown"
         self.client_software_version = "unknown"
@@ -173,8 +161,6 @@ class Connection(asyncio.BufferedProtocol):
         self.created_ms = 0
         self.requests = 0
         self.responses = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
         # The sweep's notes: something came since the last sweep, when that was seen, when a partial frame was first
         # seen (-1: none), when closing began (-1: open).
         self.active = True
@@ -191,7 +177,6 @@ class Connection(asyncio.BufferedProtocol):
         self._holds = 0
         self._reading = True
         self._serving = False
-        self._muted_until_ms = 0
         self._slots: deque[_Slot] = deque()
         self._unanswered_bytes = 0
         self._parked_bytes = 0
@@ -214,14 +199,6 @@ class Connection(asyncio.BufferedProtocol):
         """Requests whose answer has not left yet, for it or one before it is pending."""
         return len(self._slots)
 
-    @property
-    def peer_certificate(self) -> dict[str, Any] | None:
-        """The peer's certificate as `ssl` gives it, where TLS is used and the peer showed one."""
-        if self._transport is None:
-            return None
-        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
-        return tls.getpeercert() if tls is not None else None
-
     def close(self) -> None:
         """Answer what is answered already, then hang up. Requests that are still pending get no answer."""
         if self._holds & _CLOSED:
@@ -241,32 +218,11 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._hold(Hold.ALONE)
 
-    def close_after(self, delay_ms: int) -> None:
-        """Take no more requests, and close after a while: what a peer that failed to authenticate gets."""
-        if not self._holds & Hold.DRAINING:
-            self._hold(Hold.DRAINING)
-            self._listener.call_at_ms(self._listener.now_ms() + delay_ms, self.close)
-
     def abort(self) -> None:
         """Hang up at once; unsent answers are lost."""
         self.close()
         if self._transport is not None:
             self._transport.abort()
-
-    def mute_until(self, mono_ms: int) -> None:
-        """Serve no request before `mono_ms` of the server's clock; answers still leave (KIP-219)."""
-        if mono_ms <= self._muted_until_ms:
-            return
-        self._muted_until_ms = mono_ms
-        if not self._holds & Hold.MUTED:
-            self._hold(Hold.MUTED)
-            self._listener.call_at_ms(mono_ms, self._unmute)
-
-    def _unmute(self) -> None:
-        if self._listener.now_ms() < self._muted_until_ms:
-            self._listener.call_at_ms(self._muted_until_ms, self._unmute)
-        else:
-            self._release(Hold.MUTED)
 
     # -- what the transport tells
 
@@ -276,7 +232,6 @@ class Connection(asyncio.BufferedProtocol):
         limits = self._listener.limits
         self._transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
         self.peer_host, self.peer_port = _address(transport.get_extra_info("peername"))
-        self.local_host, self.local_port = _address(transport.get_extra_info("sockname"))
         self.created_ms = self.active_ms = self._listener.now_ms()
         self._listener.connected(self, transport)
 
@@ -287,7 +242,6 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes came."""
         self.active = True
-        self.bytes_in += nbytes
         self._frames.filled(nbytes)
         if not self._holds:
             self._serve()
@@ -471,7 +425,6 @@ class Connection(asyncio.BufferedProtocol):
         self._out = []
         size = self._out_bytes
         self._out_bytes = 0
-        self.bytes_out += size
         if size < 4 * _LARGE:
             transport.write(b"".join(out))
             return

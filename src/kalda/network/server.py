@@ -112,10 +112,6 @@ class Listener:
         if self._on_close is not None and connection.admitted:
             self._on_close(connection)
 
-    def call_at_ms(self, mono_ms: int, callback: Callable[[], None]) -> None:
-        """Call back when the server's clock shows `mono_ms`."""
-        self._loop.call_later(max(0, mono_ms - self.now_ms()) / 1000, callback)
-
     def complain(self, message: str, *args: object) -> None:
         """Log a warning about a peer; not more than a few a second."""
         self._server.complaints(self.now_ms(), message, *args)

@@ -82,7 +82,6 @@ class PaperListener:
         self.budget = budget
         self.now = 1_000
         self.soon: list[Callable[[], None]] = []
-        self.timers: list[tuple[int, Callable[[], None]]] = []
         self.complaints: list[str] = []
         self.queued = 0
         self.starved: list[Connection] = []
@@ -99,9 +98,6 @@ class PaperListener:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
-
-    def call_at_ms(self, mono_ms: int, callback: Callable[[], None]) -> None:
-        self.timers.append((mono_ms, callback))
 
     def complain(self, message: str, *args: object) -> None:
         self.complaints.append(message % args)
@@ -147,8 +143,6 @@ class Bench:
                 raise InvalidRequest("nonsense")
             case b"x":
                 raise RuntimeError("broken handler")
-            case b"m":
-                connection.mute_until(self.listener.now + 500)
         return [b"re:", body]
 
     def send(self, *frames: bytes) -> None:
@@ -179,7 +173,6 @@ def test_answers_of_one_read_leave_in_one_write() -> None:
     assert len(bench.transport.writes) == 1
     assert bench.transport.answers() == [b"re:" + body("a", n) for n in range(50)]
     assert (bench.connection.requests, bench.connection.responses) == (50, 50)
-    assert bench.connection.bytes_out == len(bench.transport.written[0])
 
 
 def test_order_with_pending_in_the_middle() -> None:
@@ -343,25 +336,6 @@ def test_the_nodes_budget_holds_back_until_it_is_back() -> None:
     assert len(bench.seen) == 3
 
 
-def test_muting_lets_answers_out_and_no_request_in() -> None:
-    bench = Bench()
-    bench.send(body("m", 1), body("a", 2))
-    assert bench.transport.answers() == [b"re:" + body("m", 1)]
-    assert not bench.transport.reading
-    [(at_ms, unmute)] = bench.listener.timers
-    assert at_ms == 1_500
-    bench.connection.mute_until(1_800)
-    bench.connection.mute_until(1_200)
-    bench.listener.now = 1_500
-    unmute()
-    assert len(bench.seen) == 1
-    bench.listener.now = 1_800
-    bench.listener.timers[-1][1]()
-    bench.listener.run()
-    assert len(bench.seen) == 2
-    assert bench.transport.reading
-
-
 def test_a_turn_ends() -> None:
     bench = Bench(Limits(frames_per_turn=4))
     bench.send(*(body("a", n) for n in range(10)))
@@ -499,7 +473,6 @@ def test_slices_of_files_leave_in_their_place() -> None:
     sliced.bench.listener.run()
     assert sliced.transport.answers() == [b"re:" + body("a", 1), sliced.answer, b"re:" + body("a", 2)]
     assert max(map(len, sliced.transport.writes)) <= 256 * 1024
-    assert sliced.connection.bytes_out == len(b"".join(sliced.transport.written))
 
 
 def test_a_slow_reader_has_nothing_read_for_it() -> None:
@@ -561,23 +534,6 @@ def test_a_connection_lost_while_a_slice_is_read() -> None:
     sliced.jobs.waiting.pop()()
     assert not sliced.jobs.waiting
     assert len(sliced.transport.writes) <= 1
-
-
-def test_closing_after_a_delay() -> None:
-    bench = Bench()
-
-    def refuse(connection: Connection, frame: memoryview) -> Answer:
-        connection.close_after(100)
-        return [b"no"]
-
-    bench.connection._handler = refuse
-    bench.send(body("a", 1), body("a", 2))
-    assert bench.transport.answers() == [b"no"]
-    assert not bench.transport.closed
-    [(at_ms, close)] = bench.listener.timers
-    assert at_ms == 1_100
-    close()
-    assert bench.transport.closed
 
 
 class TestSweep:
