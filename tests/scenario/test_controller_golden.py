@@ -452,7 +452,7 @@ def test_the_same_records_as_kafka(node: str, first: int, last: int, ask: Ask) -
 def test_a_reassignment_that_ends_takes_the_leader_away() -> None:
     controller, _ = active_at("trio-1", 58)
     pending = alter_partition("two", 0, [1, 2, 3])(controller)
-    controller.runtime.on_commit(58, 7)
+    controller.runtime.on_commit(58)
     assert pending.value.topics[0].partitions[0].error_code == ErrorCode.NEW_LEADER_ELECTED
 
 

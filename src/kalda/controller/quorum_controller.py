@@ -217,14 +217,14 @@ class QuorumController:
         runtime, last = self.runtime, None
         if runtime.active:
             for batch in batches:
-                runtime.on_commit(batch.last_offset, batch.epoch)
+                runtime.on_commit(batch.last_offset)
             return
         runtime.offsets.begin_replay()
         for batch in batches:
             runtime.replay_some(batch.records, batch.base_offset)
             last = batch
         if last is not None:
-            runtime.on_commit(last.last_offset, last.epoch)
+            runtime.on_commit(last.last_offset)
 
     def on_load_snapshot(self, snapshot: CommittedSnapshot) -> None:
         """This node fell behind what the log still holds: the state is made anew from a snapshot of it."""
@@ -240,7 +240,7 @@ class QuorumController:
             self._replay(record, offset)
             if step % _RECORDS_A_STEP == 0:
                 yield
-        self.runtime.offsets.end_load_snapshot(offset, snapshot.last_contained_epoch)
+        self.runtime.offsets.end_load_snapshot(offset)
 
     def load_image(self, image: MetadataImage) -> Iterator[None]:
         """The state is made anew from the image of this node's loader; in steps, as `load_snapshot`.
@@ -255,7 +255,7 @@ class QuorumController:
                 yield
         self.configs.load(image.configs)
         yield from self.partitions.load(image.topics)
-        offsets.end_load_snapshot(image.offset, image.epoch)
+        offsets.end_load_snapshot(image.offset)
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
         """All that was committed before has been handed to `on_commit`."""

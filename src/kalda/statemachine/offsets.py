@@ -29,7 +29,6 @@ class OffsetControl:
 
     __slots__ = (
         "_transaction_start",
-        "last_committed_epoch",
         "last_committed_offset",
         "last_stable_offset",
         "next_write_offset",
@@ -40,7 +39,6 @@ class OffsetControl:
         self.registry = registry
         self._transaction_start: TimelineValue[int] = TimelineValue(registry, NO_TRANSACTION)
         self.last_committed_offset = -1
-        self.last_committed_epoch = -1
         self.last_stable_offset = -1
         self.next_write_offset: int | None = None
         registry.create_snapshot(-1)
@@ -85,14 +83,13 @@ class OffsetControl:
         self.next_write_offset = first_offset + count
         self.registry.create_snapshot(commit_offset)
 
-    def on_commit(self, offset: int, epoch: int = -1) -> None:
+    def on_commit(self, offset: int) -> None:
         """All up to `offset` is committed; and replayed: long ago by the leader, just now by anyone else."""
         if offset <= self.last_committed_offset:
             if self.registry.newest is None:
                 self.registry.create_snapshot(self.last_committed_offset)
             return
         self.last_committed_offset = offset
-        self.last_committed_epoch = epoch
         if not self.active:
             self.registry.create_snapshot(offset)
         self._advance_stable()
@@ -117,12 +114,11 @@ class OffsetControl:
         """A snapshot of the log is about to be replayed: forget everything, in every collection."""
         assert not self.active, "a leader's log is never behind a snapshot"
         self.registry.reset()
-        self.last_committed_offset = self.last_stable_offset = self.last_committed_epoch = -1
+        self.last_committed_offset = self.last_stable_offset = -1
 
-    def end_load_snapshot(self, offset: int, epoch: int) -> None:
+    def end_load_snapshot(self, offset: int) -> None:
         """The snapshot that ends with `offset` (the last one it contains) has been replayed."""
         self.last_committed_offset = self.last_stable_offset = offset
-        self.last_committed_epoch = epoch
         self.registry.create_snapshot(offset)
 
     def begin_transaction(self, offset: int) -> None:

@@ -133,13 +133,13 @@ class ReplicatedRuntime(Generic[Rec]):
             pending.complete(response)
         return pending
 
-    def replay_committed(self, records: Sequence[Rec], first_offset: int, commit_offset: int, epoch: int = -1) -> None:
+    def replay_committed(self, records: Sequence[Rec], first_offset: int, commit_offset: int) -> None:
         """A committed batch of someone else's: apply it. Not for the leader's own batches, which were applied when
         they were appended: those come to `on_commit`."""
         assert not self.active, "a leader has applied its records already"
         self.offsets.begin_replay()
         self.replay_some(records, first_offset)
-        self.on_commit(commit_offset, epoch)
+        self.on_commit(commit_offset)
 
     def replay_some(self, records: Sequence[Rec], first_offset: int) -> None:
         """Apply records between `offsets.begin_replay` and `on_commit`: of several batches that were committed together
@@ -148,9 +148,9 @@ class ReplicatedRuntime(Generic[Rec]):
         for offset, record in enumerate(records, first_offset):
             replay(record, offset)
 
-    def on_commit(self, offset: int, epoch: int = -1) -> None:
+    def on_commit(self, offset: int) -> None:
         """The commit point passed `offset`: answer what waited for it."""
-        self.offsets.on_commit(offset, epoch)
+        self.offsets.on_commit(offset)
         self._deferred.complete_up_to(self.offsets.last_stable_offset)
 
     def claim(self, epoch: int, next_write_offset: int) -> None:

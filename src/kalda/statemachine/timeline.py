@@ -61,10 +61,6 @@ class SnapshotRegistry:
     def epochs(self) -> tuple[int, ...]:
         return tuple(self._epochs)
 
-    def has_snapshot(self, epoch: int) -> bool:
-        at = bisect_left(self._epochs, epoch)
-        return at < len(self._epochs) and self._epochs[at] == epoch
-
     def floor(self, epoch: int) -> int | None:
         """The newest snapshot that is not after `epoch`."""
         after = bisect_right(self._epochs, epoch)

@@ -96,7 +96,7 @@ def test_renouncing_takes_back_and_fails_what_is_not_committed() -> None:
     assert lost.error is not None
     assert states == [{"a": 1}]
     assert not store.runtime.active
-    store.runtime.replay_committed([("b", 9)], 1, 1, 2)
+    store.runtime.replay_committed([("b", 9)], 1, 1)
     assert dict(store.state) == {"a": 1, "b": 9}
     store.runtime.claim(3, 2)
     assert store.put(("c", 1)).done is False
@@ -194,7 +194,7 @@ def test_loading_a_snapshot_replaces_everything() -> None:
     store.runtime.replay_committed([("a", 1)], 0, 0)
     store.runtime.offsets.begin_load_snapshot()
     store.replay(("z", 26), 9)
-    store.runtime.offsets.end_load_snapshot(9, 3)
+    store.runtime.offsets.end_load_snapshot(9)
     assert store.seen() == {"z": 26}
     store.log = [("old", 0)] * 10
     store.runtime.claim(4, 10)
