@@ -91,7 +91,7 @@ class Broker(HandTime):
         self.moves.resume()
 
     def _log(self, controller: Controller) -> Log:
-        log = self.manager.get_or_create_log(TP, TOPIC_ID, CONFIG, controller.directory, self.now_ms)
+        log = self.manager.get_or_create_log(TP, TOPIC_ID, CONFIG, controller.directory)
         home = self.manager.dir_of(TP)
         assert home is not None
         assert home.directory_id is not None

@@ -52,7 +52,7 @@ class Broker:
         )
         for job in self.manager.load_jobs():
             job.complete()
-        log = self.manager.get_or_create_log(TP, TOPIC_ID, CONFIG, None, now_ms)
+        log = self.manager.get_or_create_log(TP, TOPIC_ID, CONFIG, None)
         self.partition = Partition(TP, TOPIC_ID, 1, log, self.threads)
         self.partition.become_leader(epoch, epoch, (1,), (1,))
 

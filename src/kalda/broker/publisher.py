@@ -282,7 +282,6 @@ class BrokerPublisher:
             topic_id,
             self._log_config(topic_partition.topic, image),
             registration.directory(self._broker_id),
-            self._now_ms(),
         )
         self._tell_directory(topic_partition, topic_id, registration)
         return opened

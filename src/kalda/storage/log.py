@@ -378,7 +378,6 @@ class Log:
             NO_TIMESTAMP,
             self.log_start_offset,
             len(data),
-            headers[-1].partition_leader_epoch,
         )
 
     def _apply_producer(self, header: BatchHeader, marker: Marker | None) -> None:

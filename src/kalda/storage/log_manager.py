@@ -233,7 +233,6 @@ class LogManager:
         topic_id: Uuid | None,
         config: LogConfig,
         directory_id: Uuid | None,
-        now_ms: int,
     ) -> Log:
         """The partition's log with this config, made where there is none: where an operator wants it, else in the
         directory of that id, else, where the id is none or reserved, in the one with the fewest logs.
@@ -487,11 +486,6 @@ class LogManager:
                     self.fail_dir(directory, error)
 
         return self._job(directory, job.description, job.run, finish)
-
-    def checkpoint_jobs(self) -> list[Job[None]]:
-        """All checkpoints, now."""
-        tasks = ("recovery points", "log starts", "high watermarks")
-        return [job for task in tasks for job in self._checkpoint_jobs(task)]
 
     def _walk(self, task: str, now_ms: int) -> list[Job[None]]:
         """A bounded number of logs of a walk over all."""

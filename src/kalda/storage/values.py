@@ -27,7 +27,6 @@ class AppendInfo(NamedTuple):
     log_append_time_ms: int  # -1 where timestamps are the producer's
     log_start_offset: int
     size_bytes: int
-    last_leader_epoch: int = -1
     duplicate: bool = False
 
 

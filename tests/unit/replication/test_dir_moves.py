@@ -86,7 +86,7 @@ class World(HandTime, HandJobs):
             TP,
             TOPIC_ID,
             _Assigned(leader, epoch),
-            lambda: self.logs.get_or_create_log(TP, TOPIC_ID, self.config, self.placed, self.now_ms),
+            lambda: self.logs.get_or_create_log(TP, TOPIC_ID, self.config, self.placed),
         )
         partition = self.replicas.find(*TP)
         assert partition is not None

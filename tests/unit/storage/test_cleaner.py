@@ -37,7 +37,7 @@ class Node:
         self.disk.make_dirs("/d")
         self.disk.sync_dir("/")
         self.start()
-        self.log = self.logs.get_or_create_log(TP, None, self.config, None, NOW)
+        self.log = self.logs.get_or_create_log(TP, None, self.config, None)
 
     def start(self) -> None:
         self.logs = LogManager(

@@ -16,7 +16,7 @@ from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager
+from kalda.storage.log_manager import LogManager, LogManagerConfig
 
 IDS = (uuid_from_text("MNPHyT7ST3aczZRbLi0kuQ"), uuid_from_text("mVVpxU3pQaCoy1YXQTK1ow"))
 TOPIC_ID = Uuid(bytes(15) + b"\x09")
@@ -57,9 +57,12 @@ class Node:
         self.failed.append(directory.path)
 
     def log(self, partition: int, directory_id: Uuid | None = None) -> Log:
-        return self.logs.get_or_create_log(
-            TopicPartition("t", partition), TOPIC_ID, self.config, directory_id, self.now_ms
-        )
+        return self.logs.get_or_create_log(TopicPartition("t", partition), TOPIC_ID, self.config, directory_id)
+
+    def checkpoint(self) -> None:
+        """Write every kind of checkpoint."""
+        intervals = LogManagerConfig()
+        self.poll(max(intervals.recovery_point_interval_ms, intervals.log_start_interval_ms))
 
     def poll(self, after_ms: int = 0) -> int:
         self.now_ms += after_ms
@@ -168,8 +171,7 @@ def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> Non
     append(log := node.log(0), 9)
     log.advance_log_start_offset(7)
     log.flush()
-    for job in node.logs.checkpoint_jobs():
-        job.complete()
+    node.checkpoint()
     node.disk.sync_dir("/d0")
     node.logs.delete_log(TopicPartition("t", 0))
     half_done = node.logs.poll(node.now_ms)
@@ -189,7 +191,7 @@ def test_of_two_logs_of_a_name_the_one_of_the_known_topic_is_served(node: Node) 
     node.start()
     node.logs.delete_log(TopicPartition("t", 0))
     again = Uuid(bytes(15) + b"\x0a")
-    append(node.logs.get_or_create_log(TopicPartition("t", 0), again, node.config, UNASSIGNED, node.now_ms), 2)
+    append(node.logs.get_or_create_log(TopicPartition("t", 0), again, node.config, UNASSIGNED), 2)
     node.logs.close()
     node.disk.mend("/d0")
     node.start().futures.settle(lambda tp, topic_id: UNASSIGNED if topic_id == again else None)
@@ -337,8 +339,7 @@ def test_a_start_that_was_broken_off_does_not_vouch_for_logs_it_has_not_read(nod
     for partition in range(4):
         append(node.log(partition), 6)
         node.log(partition).advance_log_start_offset(5)
-    for job in node.logs.checkpoint_jobs():
-        job.complete()
+    node.checkpoint()
     node.disk.let_go()
     node.start(opened=1)
     node.logs.close()
