@@ -10,7 +10,7 @@ from kalda.base.errors import ErrorCode
 from kalda.cli.cluster_local import down_command, logs_command, status_command
 from kalda.cli.cluster_up import up_command
 from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, with_cluster
+from kalda.cli.session import json_option, with_cluster, with_cluster_or_controllers
 
 if TYPE_CHECKING:
     from kalda.client.cluster import Cluster
@@ -27,7 +27,7 @@ for _command in (up_command, status_command, logs_command, down_command):
 
 @cluster.command("id")
 @json_option
-@with_cluster
+@with_cluster_or_controllers
 def id_command(cluster: Cluster, as_json: bool) -> None:
     """Print the cluster's id.
 
@@ -47,14 +47,15 @@ def id_command(cluster: Cluster, as_json: bool) -> None:
 @cluster.command("describe")
 @click.option("--include-fenced-brokers", is_flag=True, help="Also brokers that are registered but not in service.")
 @json_option
-@with_cluster
+@with_cluster_or_controllers
 def describe_command(cluster: Cluster, include_fenced_brokers: bool, as_json: bool) -> None:
-    """Describe the cluster's brokers.
+    """Describe the cluster's brokers; or its controllers, where those are asked.
 
     \b
     Examples:
       kalda cluster describe
       kalda cluster describe --include-fenced-brokers --json
+      kalda cluster describe --bootstrap-controller localhost:9093
     """
     from kalda.client.admin.nodes import describe_cluster
 
@@ -64,7 +65,7 @@ def describe_command(cluster: Cluster, include_fenced_brokers: bool, as_json: bo
         return
     click.echo(f"ClusterId: {found.cluster_id}")
     rows = [(node.node_id, node.host, node.port, node.rack, "fenced" if node.is_fenced else "") for node in found.nodes]
-    columns = ("BROKER", "HOST", "PORT", "RACK", "STATE")
+    columns = ("NODE", "HOST", "PORT", "RACK", "STATE")
     print_table(
         columns if include_fenced_brokers else columns[:-1], rows if include_fenced_brokers else [r[:-1] for r in rows]
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, parse_pairs, with_cluster
+from kalda.cli.session import json_option, parse_pairs, with_cluster_or_controllers
 
 if TYPE_CHECKING:
     from kalda.client.cluster import Cluster
@@ -30,7 +30,7 @@ def features() -> None:
 
 @features.command("describe")
 @json_option
-@with_cluster
+@with_cluster_or_controllers
 def describe_command(cluster: Cluster, as_json: bool) -> None:
     """Describe the levels that the brokers support, and those that the cluster has finalized.
 
@@ -69,7 +69,7 @@ def _level(feature: str, level: int) -> str:
 @_feature_option
 @_release_option
 @_dry_run_option
-@with_cluster
+@with_cluster_or_controllers
 def upgrade_command(cluster: Cluster, levels: tuple[str, ...], release_version: str | None, dry_run: bool) -> None:
     """Raise feature levels, all or none of those that are named.
 
@@ -88,7 +88,7 @@ def upgrade_command(cluster: Cluster, levels: tuple[str, ...], release_version: 
 @_release_option
 @click.option("--unsafe", is_flag=True, help="Even where the metadata holds what the lower level cannot say.")
 @_dry_run_option
-@with_cluster
+@with_cluster_or_controllers
 def downgrade_command(
     cluster: Cluster, levels: tuple[str, ...], release_version: str | None, unsafe: bool, dry_run: bool
 ) -> None:

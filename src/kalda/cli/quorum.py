@@ -10,7 +10,7 @@ import click
 from kalda.base.ids import Uuid, uuid_from_text, uuid_to_text
 from kalda.cli.failures import Failure
 from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, with_cluster
+from kalda.cli.session import json_option, with_cluster_or_controllers
 from kalda.cli.times import show_time
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what wo
 @click.option("--status", "show_status", is_flag=True, help="Only leader, epoch, high watermark, greatest lag.")
 @click.option("--replication", "show_replication", is_flag=True, help="Only the replicas, and how far each has come.")
 @json_option
-@with_cluster
+@with_cluster_or_controllers
 def describe_command(cluster: Cluster, show_status: bool, show_replication: bool, as_json: bool) -> None:
     """Describe the quorum's status and its replicas.
 
@@ -38,6 +38,7 @@ def describe_command(cluster: Cluster, show_status: bool, show_replication: bool
     Examples:
       kalda quorum describe
       kalda quorum describe --replication
+      kalda quorum describe --bootstrap-controller localhost:9093
     """
     from kalda.client.admin.nodes import describe_cluster
     from kalda.client.admin.quorum import describe_quorum
@@ -109,7 +110,7 @@ def _as_json(replica: QuorumReplica, found: Quorum) -> dict[str, object]:
 )
 @_dry_run_option
 @json_option
-@with_cluster
+@with_cluster_or_controllers
 def add_controller_command(cluster: Cluster, config_file: str, dry_run: bool, as_json: bool) -> None:
     """Let a controller vote: one that runs, was formatted with --no-initial-controllers, and has caught up.
 
@@ -147,7 +148,7 @@ def add_controller_command(cluster: Cluster, config_file: str, dry_run: bool, as
 )
 @_dry_run_option
 @json_option
-@with_cluster
+@with_cluster_or_controllers
 def remove_controller_command(
     cluster: Cluster, node_id: int, directory: str | None, dry_run: bool, as_json: bool
 ) -> None:

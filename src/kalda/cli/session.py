@@ -16,29 +16,31 @@ P = ParamSpec("P")
 DEFAULT_BOOTSTRAP = "localhost:9092"
 BOOTSTRAP_VARIABLE = "KALDA_BOOTSTRAP_SERVER"
 
+_bootstrap_option = click.option(
+    "--bootstrap-server",
+    metavar="HOST:PORT,...",
+    envvar=BOOTSTRAP_VARIABLE,
+    default=DEFAULT_BOOTSTRAP,
+    show_default=True,
+    show_envvar=True,
+    help="Brokers to ask first.",
+)
+_timeout_option = click.option(
+    "--request-timeout-ms",
+    metavar="MS",
+    type=click.IntRange(min=1),
+    default=30_000,
+    show_default=True,
+    help="How long to try, in all, before giving up.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def with_cluster(command: Callable[Concatenate[Cluster, P], None]) -> Callable[..., None]:
     """Give the command the options that say where the cluster is, and call it with that cluster."""
 
-    @click.option(
-        "--bootstrap-server",
-        metavar="HOST:PORT,...",
-        envvar=BOOTSTRAP_VARIABLE,
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        show_envvar=True,
-        help="Brokers to ask first.",
-    )
-    @click.option(
-        "--request-timeout-ms",
-        metavar="MS",
-        type=click.IntRange(min=1),
-        default=30_000,
-        show_default=True,
-        help="How long to try, in all, before giving up.",
-    )
+    @_bootstrap_option
+    @_timeout_option
     @wraps(command)
     def run(bootstrap_server: str, request_timeout_ms: int, *args: P.args, **options: P.kwargs) -> None:
         with connect(bootstrap_server, request_timeout_ms) as cluster:
@@ -47,14 +49,40 @@ def with_cluster(command: Callable[Concatenate[Cluster, P], None]) -> Callable[.
     return run
 
 
-def connect(bootstrap_server: str, timeout_ms: int) -> Cluster:
+def with_cluster_or_controllers(command: Callable[Concatenate[Cluster, P], None]) -> Callable[..., None]:
+    """`with_cluster`, for what controllers answer too, even where no broker is left (KIP-919)."""
+
+    @_bootstrap_option
+    @click.option(
+        "--bootstrap-controller",
+        metavar="HOST:PORT,...",
+        help="Controllers to ask, instead of brokers: their own listener.",
+    )
+    @_timeout_option
+    @wraps(command)
+    def run(
+        bootstrap_server: str,
+        bootstrap_controller: str | None,
+        request_timeout_ms: int,
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> None:
+        of_controllers = bootstrap_controller is not None
+        with connect(bootstrap_controller or bootstrap_server, request_timeout_ms, of_controllers) as cluster:
+            command(cluster, *args, **options)
+
+    return run
+
+
+def connect(bootstrap: str, timeout_ms: int, of_controllers: bool = False) -> Cluster:
     """The cluster's view. Nothing is sent yet."""
     from kalda.client.cluster import Cluster
 
     try:
-        return Cluster(bootstrap_server, client_id="kalda-cli", timeout_ms=timeout_ms)
+        return Cluster(bootstrap, client_id="kalda-cli", timeout_ms=timeout_ms, of_controllers=of_controllers)
     except ValueError as error:
-        raise click.UsageError(f"--bootstrap-server: {error}") from error
+        option = "--bootstrap-controller" if of_controllers else "--bootstrap-server"
+        raise click.UsageError(f"{option}: {error}") from error
 
 
 def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

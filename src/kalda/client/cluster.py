@@ -5,6 +5,9 @@ where they are: `check` raises for them (see `errors.refused`), and what is retr
 metadata, until the deadline. Whoever calls with a request that changes something accepts that it may be applied twice
 when an answer was lost, as with every Kafka client.
 
+A view of the controllers (KIP-919) knows them instead of the brokers, and asks the active one: it works while no broker
+does.
+
 Connections are kept by node and by *lane*: a long poll on one lane does not hold up a heartbeat on another.
 """
 
@@ -50,6 +53,9 @@ _NEW_TOPIC_MS = 1_500
 _MAX_FIND_COORDINATOR = 3
 """From version 4 on several keys fit a request; one is all that is asked for here."""
 
+BROKER_ENDPOINTS, CONTROLLER_ENDPOINTS = 1, 2
+"""Which endpoints a DescribeCluster request is about."""
+
 
 class Cluster:
     """A context manager. `timeout_ms` bounds every call, with all its attempts."""
@@ -62,14 +68,18 @@ class Cluster:
         timeout_ms: int = 30_000,
         connect_timeout_ms: int = 5_000,
         auto_create_topics: bool = False,
+        of_controllers: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connects to nothing yet. Raises `ValueError` for an address that is none."""
+        """Connects to nothing yet. `of_controllers`: the addresses are those of controllers. Raises `ValueError` for an
+        address that is none."""
         self.bootstrap = parse_bootstrap(bootstrap)
         self.client_id = client_id
         self.timeout_ms = timeout_ms
+        self.endpoint_type = CONTROLLER_ENDPOINTS if of_controllers else BROKER_ENDPOINTS
         self.brokers: dict[int, Broker] = {}
         self.cluster_id: str | None = None
+        self._active_controller = -1
         self._auto_create_topics = auto_create_topics
         self._connect_timeout_ms = connect_timeout_ms
         self._tls = tls
@@ -102,8 +112,8 @@ class Cluster:
         max_version: int | None = None,
         timeout_ms: int | None = None,
     ) -> Any:
-        """The answer of whichever broker can be reached. Raises `ApiError`."""
-        return self.retrying(lambda left: self._ask(None, request, check, max_version, left), timeout_ms)
+        """The answer of whichever broker can be reached; of controllers, that of the active one. Raises `ApiError`."""
+        return self.retrying(lambda left: self._ask(self._whom(left), request, check, max_version, left), timeout_ms)
 
     def broker(
         self,
@@ -190,6 +200,7 @@ class Cluster:
             except ApiError as error:
                 if error.code.invalid_metadata:
                     self._topics.clear()
+                self._active_controller = -1
                 if isinstance(error, _UnknownTopic):
                     retry.pause(error, within_ms=_NEW_TOPIC_MS)
                 elif isinstance(error, Unreachable) and not self._reached:
@@ -285,9 +296,32 @@ class Cluster:
             check(response)
         return response
 
+    def _whom(self, left: Deadline) -> int | None:
+        """Any broker, or the active controller."""
+        if self.endpoint_type == BROKER_ENDPOINTS:
+            return None
+        if self._active_controller < 0:
+            self._active_controller = self._refresh_controllers(left).controller_id
+        if self._active_controller < 0:
+            raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, "no controller is active")
+        return self._active_controller
+
+    def _refresh_controllers(self, left: Deadline) -> Metadata:
+        from kalda.protocol.messages.metadata import DescribeClusterRequest
+
+        answer = self._ask(None, DescribeClusterRequest(endpoint_type=CONTROLLER_ENDPOINTS), None, None, left)
+        if answer.error_code:
+            raise refused(answer.error_code, "the controllers", answer.error_message)
+        brokers = {each.broker_id: Broker(each.broker_id, each.host, each.port, None) for each in answer.brokers}
+        self.cluster_id = answer.cluster_id
+        self.brokers = brokers or self.brokers
+        return Metadata(answer.cluster_id, answer.controller_id, brokers, {})
+
     def _refresh(self, topics: Collection[str] | None, left: Deadline) -> Metadata:
         from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
+        if self.endpoint_type == CONTROLLER_ENDPOINTS:
+            return self._refresh_controllers(left)
         request = MetadataRequest(
             topics=None if topics is None else [MetadataRequestTopic(name=name) for name in topics],
             allow_auto_topic_creation=self._auto_create_topics,

@@ -264,6 +264,23 @@ def test_a_controller_leaves_the_quorum_and_comes_back(cluster: Cluster, shell: 
     assert "DUPLICATE_VOTER" in shell.run("quorum", "add-controller", "-c", file, code=1).stderr
 
 
+def test_controllers_tell_of_the_quorum_themselves(cluster: Cluster, shell: Shell) -> None:
+    told = shell.json("quorum", "describe")
+    for voter in told["voters"]:
+        asked = ("--bootstrap-controller", voter["endpoints"][0].partition("://")[2])
+        assert shell.json("quorum", "describe", *asked)["leader_id"] == told["leader_id"]
+        controllers = shell.json("cluster", "describe", *asked)
+        assert controllers["controller_id"] == told["leader_id"]
+        assert [f"CONTROLLER://{node['host']}:{node['port']}" for node in controllers["nodes"]] == [
+            voter["endpoints"][0] for voter in sorted(told["voters"], key=lambda voter: voter["node_id"])
+        ]
+        assert shell.json("features", "describe", *asked) == shell.json("features", "describe")
+    there = told["voters"][0]["endpoints"][0].partition("://")[2]
+    assert "controller" in shell.run("quorum", "describe", "--bootstrap-server", there, code=1).stderr
+    broker = cluster.address(1)
+    assert "broker" in shell.run("quorum", "describe", "--bootstrap-controller", broker, code=1).stderr
+
+
 def test_controllers_that_cannot_be_added(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:
     def refused(**changes: str) -> str:
         file = properties(cluster, 1, tmp_path / "p", **changes)

@@ -12,6 +12,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.groups import describe_group
 from kalda.client.admin.offsets import LATEST, list_offsets
+from kalda.client.admin.reassignments import alter_reassignments
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster import Cluster
 from kalda.client.errors import Unreachable, refused
@@ -23,8 +24,13 @@ from kalda.protocol.messages.groups import (
     DescribeGroupsResponseDescribedGroup,
     FindCoordinatorResponse,
 )
-from kalda.protocol.messages.metadata import DescribeClusterRequest
+from kalda.protocol.messages.metadata import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
 from kalda.protocol.messages.topics import (
+    AlterPartitionReassignmentsResponse,
     CreatableTopicResult,
     CreateTopicsResponse,
     DeletableTopicResult,
@@ -71,6 +77,29 @@ def test_what_the_broker_does_not_have_is_said_at_once(cluster: Cluster) -> None
     with pytest.raises(ApiError) as raised:
         cluster.any_broker(DescribeClusterRequest())
     assert raised.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_of_controllers_the_active_one_is_asked(broker: ScriptedBroker) -> None:
+    """And looked up anew when it is another."""
+    with ScriptedBroker(2) as other:
+
+        def describe(request: Any, version: int) -> DescribeClusterResponse:
+            assert request.endpoint_type == 2
+            active = 1 if len(broker.requests(ApiKey.DESCRIBE_CLUSTER)) == 1 else 2
+            nodes = [
+                DescribeClusterBroker(broker_id=each.node_id, host="127.0.0.1", port=each.port)
+                for each in (broker, other)
+            ]
+            return DescribeClusterResponse(endpoint_type=2, cluster_id="c", controller_id=active, brokers=nodes)
+
+        broker.answers[ApiKey.DESCRIBE_CLUSTER] = other.answers[ApiKey.DESCRIBE_CLUSTER] = describe
+        refusal = AlterPartitionReassignmentsResponse(error_code=ErrorCode.NOT_CONTROLLER)
+        broker.answers[ApiKey.ALTER_PARTITION_REASSIGNMENTS] = lambda request, version: refusal
+        done = AlterPartitionReassignmentsResponse()
+        other.answers[ApiKey.ALTER_PARTITION_REASSIGNMENTS] = lambda request, version: done
+        with Cluster(broker.address, timeout_ms=5_000, of_controllers=True) as view:
+            alter_reassignments(view, {TopicPartition("logs", 0): (1, 2)})
+        assert len(other.requests(ApiKey.ALTER_PARTITION_REASSIGNMENTS)) == 1
 
 
 def test_nobody_there() -> None:

@@ -42,13 +42,15 @@ class LogDir(NamedTuple):
 
 
 def describe_cluster(cluster: Cluster, *, fenced: bool = False) -> ClusterDescription:
-    """The brokers that are alive, and with `fenced` those that are registered but fenced. Raises `ApiError`."""
+    """The brokers that are alive, and with `fenced` those that are registered but fenced; or, as controllers see it,
+    the controllers. Raises `ApiError`."""
 
     def check(answer: Any) -> None:
         if answer.error_code:
             raise refused(answer.error_code, "the cluster", answer.error_message)
 
-    answer = cluster.any_broker(DescribeClusterRequest(include_fenced_brokers=fenced), check=check)
+    request = DescribeClusterRequest(endpoint_type=cluster.endpoint_type, include_fenced_brokers=fenced)
+    answer = cluster.any_broker(request, check=check)
     nodes = sorted(Node(b.broker_id, b.host, b.port, b.rack, b.is_fenced) for b in answer.brokers)
     return ClusterDescription(answer.cluster_id, answer.controller_id, tuple(nodes))
 
