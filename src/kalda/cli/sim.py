@@ -14,7 +14,7 @@ import click
 
 from kalda.sim import faults
 from kalda.sim.quorum_storm import calm, storm, usurpations
-from kalda.sim.scenario import Plan, Verdict, simulate
+from kalda.sim.scenario import LOADS, Plan, Verdict, simulate
 
 Told = TypeVar("Told")
 
@@ -32,6 +32,15 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
+def _loads(text: str) -> tuple[str, ...]:
+    """Loads by name. Raises `click.UsageError`."""
+    loads = () if text == _NONE else tuple(part.strip() for part in text.split(",") if part.strip())
+    for load in loads:
+        if load not in LOADS:
+            raise click.UsageError(f"no such load: {load}. There are: {', '.join(LOADS)}, or {_NONE}")
+    return loads
+
+
 _nodes = click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="Nodes of the cluster.")
 _faults = click.option(
     "--faults",
@@ -39,6 +48,9 @@ _faults = click.option(
     default=",".join(faults.ALL),
     metavar="LIST",
     help=f"What befalls it; or {_NONE}. Default: all.",
+)
+_works = click.option(
+    "--loads", default=",".join(LOADS), metavar="LIST", help=f"Who works besides; or {_NONE}. Default: all."
 )
 _duration = click.option(
     "--duration", "duration_s", type=float, default=20.0, show_default=True, help="Virtual seconds of faults."
@@ -79,14 +91,16 @@ def sim() -> None:
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
 @_nodes
 @_faults
+@_works
 @_duration
 @_jobs
-def run_command(seeds: int, first: int, nodes: int, kinds: str, duration_s: float, jobs: int) -> None:
+def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, duration_s: float, jobs: int) -> None:
     """Run seeds, print those that break a promise. Exits with 1 if any does."""
-    chosen, began = _kinds(kinds), time.monotonic()
+    chosen, works, began = _kinds(kinds), _loads(loads), time.monotonic()
     plans = range(first, first + seeds)
     failed = acked = 0
-    for seed, verdict in zip(plans, _each(partial(_live, nodes, chosen, duration_s), plans, jobs), strict=True):
+    live = partial(_live, nodes, chosen, works, duration_s)
+    for seed, verdict in zip(plans, _each(live, plans, jobs), strict=True):
         acked += verdict.acked
         if not verdict.kept:
             failed += 1
@@ -97,8 +111,8 @@ def run_command(seeds: int, first: int, nodes: int, kinds: str, duration_s: floa
         sys.exit(1)
 
 
-def _live(nodes: int, kinds: tuple[str, ...], duration_s: float, seed: int) -> Verdict:
-    return simulate(Plan(seed, nodes, kinds, duration_s))
+def _live(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s: float, seed: int) -> Verdict:
+    return simulate(Plan(seed, nodes, kinds, duration_s, loads))
 
 
 def _rate(seeds: int, began: float) -> str:
@@ -136,11 +150,13 @@ def _storm(seed: int) -> str:
 @click.argument("seed", type=click.IntRange(0))
 @_nodes
 @_faults
+@_works
 @_duration
 @click.option("--quiet", is_flag=True, help="Without what the nodes log.")
-def replay_command(seed: int, nodes: int, kinds: str, duration_s: float, quiet: bool) -> None:
+def replay_command(seed: int, nodes: int, kinds: str, loads: str, duration_s: float, quiet: bool) -> None:
     """Tell what happens in a seed, line by line: virtual seconds, who, what. Exits with 1 if it breaks a promise."""
-    verdict = simulate(Plan(seed, nodes, _kinds(kinds), duration_s), click.echo, verbose=not quiet)
+    plan = Plan(seed, nodes, _kinds(kinds), duration_s, _loads(loads))
+    verdict = simulate(plan, click.echo, verbose=not quiet)
     click.echo(_summary(verdict))
     if not verdict.kept:
         sys.exit(1)
