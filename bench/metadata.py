@@ -62,6 +62,7 @@ class Watch:
         while not self._stop.wait(_EVERY_S):
             try:
                 with BlockingConnection("127.0.0.1", self._port, timeout_ms=60_000) as connection:
+                    connection.request(_ASKED)  # a node that starts opens its port first, and answers later
                     while not self._stop.wait(_EVERY_S):
                         began = time.perf_counter()
                         connection.request(_ASKED)

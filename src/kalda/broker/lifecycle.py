@@ -222,8 +222,9 @@ class BrokerLifecycle:
 
     def _registration_timed_out(self) -> None:
         before, self._replayed_before = self._replayed_before, self._replayed()
-        if self._replayed_before is not None and self._replayed_before != before:
-            log.info("broker %d is not registered yet: metadata are still replayed", self._identity.broker_id)
+        if self._replayed_before != before:
+            # From the end of the replay on it has the whole time.
+            log.info("broker %d is not registered yet, but got further in the metadata", self._identity.broker_id)
             self._wait_for_registration()
         elif self.state is not BrokerState.SHUTTING_DOWN:
             self._on_fatal("no registration with the controller quorum within initial.broker.registration.timeout.ms")

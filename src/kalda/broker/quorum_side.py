@@ -11,8 +11,10 @@ made from the loader's image when that has come to the end.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.configs.server import ServerConfig
@@ -45,6 +47,9 @@ log = logging.getLogger("kalda.quorum")
 
 _WORTH_AN_IMAGE = 20_000
 """Records that a controller is behind: some 0.2 s of replay."""
+_RECORDS_A_BREATH = 256
+_BREATH_S = 0.002
+"""As long as it takes to write so many."""
 _WORTH_A_SNAPSHOT = 1_000
 """Records since the last snapshot: to replay fewer takes about as long as to write one."""
 _PARTITIONS_AT_STOP = 50_000
@@ -342,7 +347,7 @@ class QuorumSide:
         done = self.raft.create_snapshot(
             provenance.snapshot_offset,
             provenance.last_contained_epoch,
-            image.records(),
+            _unhurried(image.records()),
             provenance.last_contained_log_time_ms,
         )
 
@@ -392,6 +397,15 @@ class QuorumSide:
         if self._policies is not None:
             self._policies.close()
         self.raft.close(clean)
+
+
+def _unhurried(records: Iterator[VersionedRecord]) -> Iterator[VersionedRecord]:
+    """The same, with pauses for the thread that draws them: of a million it would have the interpreter half the time
+    for seconds, and the event loop wait for its turn again and again."""
+    while some := list(islice(records, _RECORDS_A_BREATH)):
+        yield from some
+        if len(some) == _RECORDS_A_BREATH:
+            time.sleep(_BREATH_S)
 
 
 def _nothing() -> None:

@@ -151,13 +151,13 @@ class PartitionRegistration(NamedTuple):
         return self._replace(elr=(), last_known_elr=())
 
     def write(self, writer: ImageWriter, topic_id: Uuid, partition_id: int) -> None:
-        version = writer.metadata_version
         record = self.to_record(topic_id, partition_id)
+        version = writer.metadata_version
         if not version.is_directory_assignment_supported:
             if any(directory != DIRECTORY_MIGRATING for directory in self.directories):
                 writer.lose("the directory assignment state of one or more replicas")
             record.directories = []
-        if not (version.is_elr_supported and writer.elr_enabled):
+        if (self.elr or self.last_known_elr) and not (version.is_elr_supported and writer.elr_enabled):
             record.eligible_leader_replicas = record.last_known_elr = None
         writer.write(record, version.partition_record_version)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
 from kalda.metadata.partition import PartitionRegistration
@@ -168,24 +168,33 @@ class TopicDelta:
 class TopicsDelta:
     """Changed and deleted topics. A topic that was deleted and made again in one delta has two ids, and is in both."""
 
-    __slots__ = ("changed", "created", "deleted", "image")
+    __slots__ = ("_whole", "changed", "created", "deleted", "image")
 
-    def __init__(self, image: TopicsImage) -> None:
+    changed: dict[Uuid, TopicDelta]
+    deleted: dict[Uuid, TopicImage]
+    created: dict[str, Uuid]
+    """Topics that the image does not have, by name."""
+
+    def __init__(self, image: TopicsImage, whole: TopicsImage | None = None) -> None:
         self.image = image
-        self.changed: dict[Uuid, TopicDelta] = {}
-        self.deleted: dict[Uuid, TopicImage] = {}
-        self.created: dict[str, Uuid] = {}
-        """Topics that the image does not have, by name."""
+        self.deleted = {}
+        self._whole = whole
+        if whole is None:
+            self.changed = {}
+            self.created = {}
 
     @classmethod
     def of_whole(cls, image: TopicsImage) -> TopicsDelta:
-        """From nothing to `image`."""
-        delta = cls(EMPTY)
-        for topic_id, topic in image.by_id.items():
-            changed = delta.changed[topic_id] = TopicDelta(TopicImage(topic.name, topic_id, _NONE))
-            changed.partition_changes = dict(topic.partitions)
-            delta.created[topic.name] = topic_id
-        return delta
+        """From nothing to `image`. Who asks only for a broker's changes, or nothing, makes none of its parts."""
+        return cls(EMPTY, image)
+
+    def __getattr__(self, name: str) -> Any:
+        """Topics of a whole image, when they are first asked for."""
+        if name not in ("changed", "created") or self._whole is None:
+            raise AttributeError(name)
+        self.created = {topic.name: topic_id for topic_id, topic in self._whole.by_id.items()}
+        self.changed = {topic_id: _whole_delta(topic) for topic_id, topic in self._whole.by_id.items()}
+        return self.changed if name == "changed" else self.created
 
     def add_topic(self, record: TopicRecord) -> None:
         known = self.image.by_id.get(record.topic_id)
@@ -267,9 +276,22 @@ class TopicsDelta:
         for topic in self.deleted.values():
             for key in _replicas_on(topic, broker_id):
                 changes.deletes[key] = topic.id
-        for delta in self.changed.values():
-            delta.collect_local_changes(broker_id, changes)
+        if self._whole is None:
+            for delta in self.changed.values():
+                delta.collect_local_changes(broker_id, changes)
+            return changes
+        for topic in self._whole.by_id.values():
+            for partition in topic.partitions.values():
+                if broker_id in partition.replicas:
+                    _whole_delta(topic).collect_local_changes(broker_id, changes)
+                    break
         return changes
+
+
+def _whole_delta(topic: TopicImage) -> TopicDelta:
+    delta = TopicDelta(TopicImage(topic.name, topic.id, _NONE))
+    delta.partition_changes.update(topic.partitions)
+    return delta
 
 
 def _replicas_on(topic: TopicImage, broker_id: int) -> Iterator[TopicPartition]:

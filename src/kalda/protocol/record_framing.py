@@ -15,7 +15,8 @@ from struct import Struct as _Struct
 from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
-from kalda.protocol.codec import decode, decoder, encode
+from kalda.protocol.codec import decode, decoder, encode, encoder
+from kalda.protocol.encoder import Encoder
 from kalda.protocol.notation import Buffer, RecordBody
 from kalda.protocol.schema import supported_versions
 from kalda.protocol.varint import decode_unsigned, encode_unsigned
@@ -35,6 +36,10 @@ class VersionedRecord(NamedTuple):
 _record_decoders: dict[tuple[str, bytes], tuple[int, Callable[[Buffer, int], tuple[RecordBody, int]]]] = {}
 """Version and decoder by module and the frame's three bytes, one for each number. A node that starts reads tens of
 thousands of records of some ten kinds."""
+
+
+_record_encoders: dict[tuple[type[RecordBody], int], tuple[bytes, Encoder]] = {}
+"""Frame and encoder by class and version. A snapshot of a large cluster is a million records."""
 
 
 class UnknownRecordType(InvalidRequest):
@@ -66,8 +71,12 @@ def _by_type(names: dict[str, object], suffix: str) -> dict[int, type[RecordBody
 
 def encode_metadata_record(record: RecordBody, version: int) -> bytes:
     """The value of a metadata record."""
-    frame = encode_unsigned(_FRAME_VERSION) + encode_unsigned(record.RECORD_TYPE) + encode_unsigned(version)
-    return frame + encode(record, version)
+    known = _record_encoders.get((type(record), version))
+    if known is None:
+        frame = encode_unsigned(_FRAME_VERSION) + encode_unsigned(record.RECORD_TYPE) + encode_unsigned(version)
+        known = _record_encoders[type(record), version] = (frame, encoder(type(record), version))
+    frame, encode_body = known
+    return b"".join(encode_body(record, bytearray(frame)))
 
 
 def decode_metadata_record(value: Buffer, module: str = "metadata_records") -> VersionedRecord:
