@@ -28,6 +28,7 @@ SEEDS = {
     "groups on a directory that could not be read ended the node": Plan(116, 1, THIRD, loads=MOVED),
     "the log of a former topic, back with its directory, kept the node from starting": Plan(139, 1, THIRD, loads=MOVED),
     "a full disk kept a node from saying why it did not start": Plan(128, 1, THIRD, loads=MOVED),
+    "the cleaner met a full disk, and nothing was compacted any more": Plan(1023, 3, THIRD, loads=(*MOVED, "compaction")),
     "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),
 }

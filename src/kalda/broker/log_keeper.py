@@ -121,7 +121,11 @@ class LogKeeper:
             self._next_step(cleaning)
 
     def _next_step(self, cleaning: Cleaning) -> None:
-        job = cleaning.next_job()
+        try:
+            job = cleaning.next_job()
+        except (ApiError, OSError) as failure:
+            self._give_up(cleaning, f"compacting {cleaning.log.topic_partition}", failure)
+            return
         if job is not None:
             self._jobs.run(job.run, partial(self._finish_step, cleaning, job))
             return
@@ -138,11 +142,14 @@ class LogKeeper:
         try:
             job.finish()
         except (ApiError, OSError) as failure:
-            log.error("%s failed: %s", job.description, failure)
-            self._cleaner.failed(cleaning, failure)
-            self._clean_later()
+            self._give_up(cleaning, job.description, failure)
         else:
             self._next_step(cleaning)
+
+    def _give_up(self, cleaning: Cleaning, what: str, failure: ApiError | OSError) -> None:
+        log.error("%s failed: %s", what, failure)
+        self._cleaner.failed(cleaning, failure)
+        self._clean_later()
 
     def _finish_checkpoint(self, checkpoint: Job[None], _: None, error: BaseException | None) -> None:
         _finish(checkpoint, None, error)
