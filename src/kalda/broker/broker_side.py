@@ -70,6 +70,7 @@ class BrokerSide:
             on_fatal,
             heartbeat_interval_ms=config["broker.heartbeat.interval.ms"],
             registration_timeout_ms=config["initial.broker.registration.timeout.ms"],
+            dir_failure_timeout_ms=config["log.dir.failure.timeout.ms"],
             replayed=quorum.replayed,
         )
         self.services = Services(

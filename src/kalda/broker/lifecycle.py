@@ -10,6 +10,9 @@ request is under way; what becomes urgent meanwhile is sent right after. A broke
 `initial.broker.registration.timeout.ms` gives up; but not while this node itself gets on with replaying the metadata
 log, since it may be its own controller, or all others as busy, who has to answer.
 
+A broker that cannot tell the controller of a failed directory within `log.dir.failure.timeout.ms` gives up as well: it
+would stay the leader of partitions that it cannot serve.
+
 A machine without sockets or clocks: it sends through an injected channel and waits on injected timers.
 """
 
@@ -93,6 +96,7 @@ class BrokerLifecycle:
         *,
         heartbeat_interval_ms: int,
         registration_timeout_ms: int,
+        dir_failure_timeout_ms: int,
         replayed: Callable[[], int | None] = _nothing_to_replay,
     ) -> None:
         """`replayed` tells how far this node's replay of the metadata log is, None when it is through."""
@@ -106,6 +110,7 @@ class BrokerLifecycle:
         self._on_fatal = on_fatal
         self._heartbeat_interval_ms = heartbeat_interval_ms
         self._registration_timeout_ms = registration_timeout_ms
+        self._dir_failure_timeout_ms = dir_failure_timeout_ms
         self._replayed = replayed
         self._replayed_before: int | None = None
         self._registered = False
@@ -116,6 +121,10 @@ class BrokerLifecycle:
         self._registration_timer: Timer | None = None
         self._offline_dirs: list[Uuid] = []
         """Failed directories: every heartbeat names them all."""
+        self._telling: list[Uuid] = []
+        """Those that the heartbeat under way names."""
+        self._untold_dirs: dict[Uuid, Timer] = {}
+        """Those that no answered heartbeat has named, and how long that may go on."""
 
     # -- told from outside
 
@@ -141,6 +150,10 @@ class BrokerLifecycle:
         """Tell the controller that a log directory is gone."""
         if directory not in self._offline_dirs:
             self._offline_dirs.append(directory)
+            if self.state is not BrokerState.SHUTTING_DOWN:
+                self._untold_dirs[directory] = self._timers.call_later_ms(
+                    self._dir_failure_timeout_ms, self._dir_failure_timed_out
+                )
         self._communicate()
 
     def on_metadata_offset(self) -> None:
@@ -229,7 +242,12 @@ class BrokerLifecycle:
         elif self.state is not BrokerState.SHUTTING_DOWN:
             self._on_fatal("no registration with the controller quorum within initial.broker.registration.timeout.ms")
 
+    def _dir_failure_timed_out(self) -> None:
+        if self.state is not BrokerState.SHUTTING_DOWN:
+            self._on_fatal("no controller could be told of a failed directory within log.dir.failure.timeout.ms")
+
     def _heartbeat(self) -> BrokerHeartbeatRequest:
+        self._telling = list(self._offline_dirs)
         cordoned = self._identity.cordoned_log_dirs
         return BrokerHeartbeatRequest(
             broker_id=self._identity.broker_id,
@@ -237,7 +255,7 @@ class BrokerLifecycle:
             current_metadata_offset=self._metadata_offset(),
             want_fence=not self._ready_to_unfence,
             want_shut_down=self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN,
-            offline_log_dirs=list(self._offline_dirs),
+            offline_log_dirs=self._telling,
             cordoned_log_dirs=cordoned if self.state is not BrokerState.STARTING else None,
         )
 
@@ -250,6 +268,9 @@ class BrokerLifecycle:
             self._schedule(min(1_000, self._heartbeat_interval_ms))
             return
         assert response is not None
+        for directory in self._telling:
+            if (timer := self._untold_dirs.pop(directory, None)) is not None:
+                timer.cancel()
         delay_ms = self._heartbeat_interval_ms
         if self.state is BrokerState.STARTING:
             if response.is_caught_up:
@@ -277,7 +298,7 @@ class BrokerLifecycle:
 
     def _shut_down(self) -> None:
         self.state = BrokerState.SHUTTING_DOWN
-        for timer in (self._timer, self._registration_timer):
+        for timer in (self._timer, self._registration_timer, *self._untold_dirs.values()):
             if timer is not None:
                 timer.cancel()
         if not self.milestones.may_shut_down.done:

@@ -20,6 +20,7 @@ from kalda.protocol.messages.brokers import (
 
 INTERVAL_MS = 2_000
 REGISTRATION_MS = 60_000
+DIR_FAILURE_MS = 30_000
 LEFT, RIGHT = Uuid(b"l" * 16), Uuid(b"r" * 16)
 
 
@@ -41,6 +42,7 @@ class World:
             self.fatal.append,
             heartbeat_interval_ms=INTERVAL_MS,
             registration_timeout_ms=REGISTRATION_MS,
+            dir_failure_timeout_ms=DIR_FAILURE_MS,
             replayed=lambda: self.replayed,
         )
 
@@ -153,6 +155,42 @@ def test_what_is_urgent_waits_for_the_answer_and_no_longer(running: World) -> No
     running.broker.resend_registration()
     running.answer(is_fenced=False)
     assert isinstance(running.take(), BrokerRegistrationRequest)
+
+
+def test_who_has_told_of_a_failed_directory_goes_on(running: World) -> None:
+    running.time.advance(INTERVAL_MS)
+    running.take()
+    running.broker.on_directory_failure(LEFT)
+    running.answer(is_fenced=False)
+    assert running.take().offline_log_dirs == [LEFT], "the first one did not name it yet"
+    running.answer(ErrorCode.NOT_CONTROLLER)
+    running.time.advance(1_000)
+    running.take()
+    running.answer(is_fenced=False)
+    running.time.advance(INTERVAL_MS)
+    assert running.take().offline_log_dirs == [LEFT]
+    running.time.advance(DIR_FAILURE_MS)
+    assert not running.fatal
+
+
+@pytest.mark.parametrize("told", [ErrorCode.NONE, ErrorCode.NOT_CONTROLLER])
+def test_it_gives_up_where_nobody_hears_of_a_failed_directory(running: World, told: ErrorCode) -> None:
+    """An answer counts only to a heartbeat that has named the directory, and only if it is one."""
+    running.time.advance(INTERVAL_MS)
+    running.take()
+    running.broker.on_directory_failure(LEFT)
+    running.answer(told)
+    running.time.advance(DIR_FAILURE_MS - 1)
+    assert not running.fatal
+    running.time.advance(1)
+    assert len(running.fatal) == 1
+    assert "log.dir.failure.timeout.ms" in running.fatal[0]
+
+
+def test_who_stops_meanwhile_need_not_give_up(running: World) -> None:
+    running.broker.on_directory_failure(LEFT)
+    running.broker.close()
+    assert not running.time.timers
 
 
 def test_a_controlled_shutdown_asks_until_it_may_go(running: World) -> None:
