@@ -114,7 +114,7 @@ class Produce:
             _fail(result, error, partition)
             answer.partition_responses.append(result)
             return
-        first_offset, last_offset, _, append_time_ms, start_offset, _, _, _ = info
+        first_offset, last_offset, _, append_time_ms, start_offset, _, _ = info
         result = _appended(data.index, first_offset, append_time_ms, start_offset)
         answer.partition_responses.append(result)
         end = last_offset + 1
