@@ -295,8 +295,7 @@ class Log:
             self._apply_producer(header, marker)
         start_offset = self.log_start_offset
         return _new_tuple(
-            AppendInfo,
-            (first_offset, last_offset, max_timestamp, append_time_ms, start_offset, size, leader_epoch, False),
+            AppendInfo, (first_offset, last_offset, max_timestamp, append_time_ms, start_offset, size, False)
         )
 
     def _append_raft(self, records: bytearray | memoryview, leader_epoch: int, now_ms: int) -> AppendInfo:
