@@ -145,3 +145,18 @@ def test_a_topic_without_a_name_is_unknown_by_its_id_where_ids_were_sent() -> No
     for by_id, code in ((True, ErrorCode.UNKNOWN_TOPIC_ID), (False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):
         answer = run(world, [data()], "", by_id=by_id).response.responses[0].partition_responses[0]
         assert answer.error_code == code
+
+
+def test_a_batch_that_comes_again_gets_its_first_answer() -> None:
+    world = World()
+    world.assign("a")
+    answers = []
+    for _ in range(2):
+        batch = build_batch([(world.now_ms, None, b"v", ())], producer_id=7, producer_epoch=0, base_sequence=0)
+        data = [PartitionProduceData(index=0, records=batch)]
+        request = ProduceRequest(acks=1, topic_data=[TopicProduceData(partition_data=data)])
+        answer = produce.run(world.replicas, request, ["a"], world.now_ms).finish(1000)
+        assert not isinstance(answer, Pending)
+        answers.append(answer.responses[0].partition_responses[0])
+    assert [(each.base_offset, each.error_code) for each in answers] == [(0, 0), (0, 0)]
+    assert world.assign("a").log.log_end_offset == 1
