@@ -114,10 +114,9 @@ class Produce:
             _fail(result, error, partition)
             answer.partition_responses.append(result)
             return
-        first_offset, last_offset, _, append_time_ms, start_offset, _, _ = info
-        result = _appended(data.index, first_offset, append_time_ms, start_offset)
+        result = _appended(data.index, info.first_offset, info.log_append_time_ms, info.log_start_offset)
         answer.partition_responses.append(result)
-        end = last_offset + 1
+        end = info.last_offset + 1
         if not (partition.committed(end) if self._acks == ALL else partition.durable(end)):
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._answers.setdefault(partition, []).append(result)
