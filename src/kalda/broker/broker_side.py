@@ -20,7 +20,7 @@ from kalda.base.scheduling import Timers
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dispatch import Features
 from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
-from kalda.broker.log_keeper import LogKeeper, make_cleaner, make_log_manager
+from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner, make_log_manager
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, settled
@@ -59,7 +59,8 @@ class BrokerSide:
         self.logs = make_log_manager(
             config, host, lambda topic: self.services.log_config(topic, quorum.loader.image), self._on_dir_failed
         )
-        self._keeper = LogKeeper(self.logs, make_cleaner(config, self.logs), host.clock, timers, jobs)
+        self._cleaner = make_cleaner(config, self.logs)
+        self._keeper = LogKeeper(self.logs, self._cleaner, host.clock, timers, jobs)
         self._load_jobs = self.logs.load_jobs()
         who = identity(self._online_dir_ids, self.logs.previous_broker_epoch)
         self.lifecycle = BrokerLifecycle(
@@ -77,6 +78,10 @@ class BrokerSide:
             config, who.cluster_id, channel, self.lifecycle, self.logs, host, timers, jobs, features
         )
         self._is_wired = True
+
+    def take_config(self, config: ServerConfig) -> None:
+        """Dynamic configs have changed: the cleaner lives by them from now on."""
+        self._cleaner.config = cleaner_config(config)
 
     def _online_dir_ids(self) -> list[Uuid]:
         return [

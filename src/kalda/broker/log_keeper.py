@@ -1,7 +1,7 @@
 """Keeps a broker's logs: makes their manager, and does in the background what the manager and the cleaner find due.
 
 Retention, checkpoints, flushes, deletions and compaction run as jobs; one log is compacted at a time, and each step of
-a compaction lets everything else have its turn.
+a compaction lets everything else have its turn, and waits for its share of the disk's bandwidth where that is limited.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from kalda.storage.log_manager import LogManager, LogManagerConfig
 log = logging.getLogger("kalda.logs")
 
 _LONGEST_WAIT_MS = 1_000
+_LONGEST_STEP_MS = 24 * 3_600_000
+"""A limit near nothing puts a compaction's next step off, not beyond what a timer can hold."""
 
 
 def make_log_manager(
@@ -58,14 +60,16 @@ def make_log_manager(
 
 def make_cleaner(config: ServerConfig, logs: LogManager) -> LogCleaner:
     """The cleaner of those logs."""
-    threads = max(1, config["log.cleaner.threads"])
-    return LogCleaner(
-        logs,
-        CleanerConfig(
-            enabled=config["log.cleaner.enable"],
-            memory_bytes=config["log.cleaner.dedupe.buffer.size"] // threads,
-            backoff_ms=config["log.cleaner.backoff.ms"],
-        ),
+    return LogCleaner(logs, cleaner_config(config))
+
+
+def cleaner_config(config: ServerConfig) -> CleanerConfig:
+    """What the node's configuration says to the cleaner. One log is compacted at a time, with all the memory."""
+    return CleanerConfig(
+        enabled=config["log.cleaner.enable"],
+        memory_bytes=config["log.cleaner.dedupe.buffer.size"],
+        backoff_ms=config["log.cleaner.backoff.ms"],
+        max_bytes_per_second=config["log.cleaner.io.max.bytes.per.second"],
     )
 
 
@@ -127,7 +131,8 @@ class LogKeeper:
             self._give_up(cleaning, f"compacting {cleaning.log.topic_partition}", failure)
             return
         if job is not None:
-            self._jobs.run(job.run, partial(self._finish_step, cleaning, job))
+            pace = (self._clock.mono_ms(), cleaning.bytes_moved)
+            self._jobs.run(job.run, partial(self._finish_step, cleaning, job, pace))
             return
         checkpoint = self._cleaner.finished(cleaning)
         if checkpoint is None:
@@ -136,13 +141,22 @@ class LogKeeper:
         log.info("compacted %s up to %d", cleaning.log.topic_partition, cleaning.end_offset)
         self._jobs.run(checkpoint.run, partial(self._finish_checkpoint, checkpoint))
 
-    def _finish_step(self, cleaning: Cleaning, job: Job[None], _: None, error: BaseException | None) -> None:
+    def _finish_step(
+        self, cleaning: Cleaning, job: Job[None], pace: tuple[int, int], _: None, error: BaseException | None
+    ) -> None:
+        """`pace`: when the step began, and what had been moved by then."""
         if self._closed:
             return
         try:
             job.finish()
         except (ApiError, OSError) as failure:
             self._give_up(cleaning, job.description, failure)
+            return
+        began_ms, moved = pace
+        worth_ms = 1000 * (cleaning.bytes_moved - moved) / max(1, self._cleaner.config.max_bytes_per_second)
+        wait_ms = int(min(worth_ms, _LONGEST_STEP_MS)) - (self._clock.mono_ms() - began_ms)
+        if wait_ms > 0:
+            self._cleaning = self._timers.call_later_ms(wait_ms, partial(self._next_step, cleaning))
         else:
             self._next_step(cleaning)
 

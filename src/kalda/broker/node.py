@@ -351,7 +351,9 @@ class Node:
         return broker
 
     def _take_limits(self, config: ServerConfig) -> None:
-        """Dynamic configs have changed: connections live by them from now on."""
+        """Dynamic configs have changed: connections and logs live by them from now on."""
+        if self._broker is not None:
+            self._broker.take_config(config)
         if self._server is not None:
             self._server.update_limits(NodeLimits.of(config))
             for name in self._server.listeners:

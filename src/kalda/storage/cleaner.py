@@ -7,13 +7,15 @@ Not cleaned are the active segment, what is not stable (an open transaction may 
 
 One cleaning builds the offset map from the dirty part (as far as memory allows), then rewrites the log from its start
 up to where the map ends, a group of segments at a time. Each step is a job; its finish swaps the group's result into
-the log. A log that was truncated, deleted or lost its segments meanwhile is left as it is.
+the log. A log that was truncated, deleted or lost its segments meanwhile is left as it is. Between two steps the shell
+may wait, so that the bytes that a cleaning has moved stay below `log.cleaner.io.max.bytes.per.second`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -95,6 +97,7 @@ class Cleaning:
         self._now_ms = now_ms
         self._memory_bytes = memory_bytes
         self._offsets: OffsetMap | None = None
+        self._mapped: dict[int, tuple[Segment, int]] = {}
         self._groups: list[list[Segment]] = []
         self._rules: CleanRules | None = None
         self._transactions = CleanedTransactions()
@@ -106,7 +109,17 @@ class Cleaning:
             return None
         if self._offsets is None:
             return self._map_job()
-        return self._group_job() if self._groups else None
+        if not self._groups:
+            return None
+        if not self._is_as_mapped():
+            self._abandoned = True
+            return None
+        return self._group_job()
+
+    @property
+    def bytes_moved(self) -> int:
+        """Read and written so far, the reading of the dirty part for its keys included."""
+        return self.bytes_read + self.bytes_written
 
     @property
     def done(self) -> bool:
@@ -116,6 +129,8 @@ class Cleaning:
     def _map_job(self) -> Job[None]:
         log, start, upto = self.log, self._work.first_dirty, self._work.first_uncleanable
         views = [segment.view() for segment in log.segments.between(start, upto)]
+        whole = log.segments.between(log.segments.first.base_offset, upto)
+        self._mapped = {segment.base_offset: (segment, segment.size) for segment in whole}
         aborted = log.aborted_transactions(start, upto)
 
         def work() -> OffsetMap:
@@ -132,6 +147,7 @@ class Cleaning:
 
     def _take_map(self, offsets: OffsetMap) -> None:
         self._offsets = offsets
+        self.bytes_read += self._work.dirty_bytes
         log, upto = self.log, self._work.first_uncleanable
         self.end_offset = max(self._work.first_dirty, offsets.latest_offset + 1)
         if self.end_offset == self._work.first_dirty:
@@ -160,7 +176,6 @@ class Cleaning:
             end = self.end_offset if following is None else following.base_offset
             aborted[segment.base_offset] = log.aborted_transactions(segment.base_offset, end)
         views = [segment.view() for segment in group]
-        sizes = [segment.size for segment in group]
         modified_ms = group[-1].modified_ms()
 
         def work() -> CleanResult:
@@ -171,15 +186,22 @@ class Cleaning:
             finally:
                 _close(views)
 
-        return Job(f"clean {log.topic_partition}", work, lambda result: self._swap(result, group, sizes))
+        return Job(f"clean {log.topic_partition}", work, lambda result: self._swap(result, group))
 
-    def _swap(self, result: CleanResult, group: list[Segment], sizes: list[int]) -> None:
-        log = self.log
-        unchanged = not log.offline and all(
-            log.segments.floor(segment.base_offset) is segment and segment.size == size
-            for segment, size in zip(group, sizes, strict=True)
+    def _is_as_mapped(self) -> bool:
+        """Whether what is not cleaned yet is what the map was made of: of a log that was truncated it may know later
+        records of a key that are gone, and nothing may be dropped for those."""
+        segments, mapped = self.log.segments, self._mapped
+        return all(
+            segments.floor(segment.base_offset) is segment
+            and mapped.get(segment.base_offset) == (segment, segment.size)
+            for group in self._groups
+            for segment in group
         )
-        if not unchanged:
+
+    def _swap(self, result: CleanResult, group: list[Segment]) -> None:
+        log = self.log
+        if log.offline or not self._is_as_mapped():
             self._abandoned = True
             result.cleaned.close()
             result.cleaned.files()(log.disk)
@@ -200,12 +222,14 @@ class CleanerConfig:
     """Broker settings, by Kafka's defaults; comments name the keys."""
 
     enabled: bool = True  # log.cleaner.enable
-    memory_bytes: int = 128 * 1024 * 1024  # log.cleaner.dedupe.buffer.size over log.cleaner.threads
+    memory_bytes: int = 128 * 1024 * 1024  # log.cleaner.dedupe.buffer.size
     backoff_ms: int = 15_000  # log.cleaner.backoff.ms
+    max_bytes_per_second: float = inf  # log.cleaner.io.max.bytes.per.second
 
 
 class LogCleaner:
-    """Chooses what to clean among a manager's logs, one at a time, and remembers how far each is clean.
+    """Chooses what to clean among a manager's logs, one at a time, and remembers how far each is clean. Its `config`
+    may be replaced at any time.
 
     The shell: `choose`, then each `next_job` of the cleaning on a thread with its `finish` here, then `finished` and
     the job that it gives; with nothing to choose, again after `backoff_ms`. A cleaning that meets a damaged batch, or a

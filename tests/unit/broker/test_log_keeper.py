@@ -1,4 +1,4 @@
-"""What the keeper of logs does when a disk fails under it."""
+"""What the keeper of logs does when a disk fails under it, and how it paces a compaction."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from by_hand import HandJobs, HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.broker.log_keeper import LogKeeper
+from kalda.storage.cleaner import CleanerConfig
+from kalda.storage.job import Job
 
 FAILURES = (OSError(28, "no space"), ApiError(ErrorCode.KAFKA_STORAGE_ERROR))
 
@@ -44,3 +48,65 @@ def test_a_log_whose_files_cannot_be_opened_does_not_end_the_cleaning_of_others(
     clean()
     assert failed == [failure]
     assert timers.due == [clean], "it is tried again"
+
+
+class Steps:
+    """A cleaning of so many steps, each of which moves 1,000 bytes and takes `step_ms`."""
+
+    def __init__(self, time: HandTime, steps: int, step_ms: int) -> None:
+        self.log = SimpleNamespace(topic_partition=TopicPartition("t", 0))
+        self.end_offset = self.bytes_moved = 0
+        self.began: list[int] = []
+        self._time = time
+        self._left = steps
+        self._step_ms = step_ms
+
+    def next_job(self) -> Job[None] | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        self.began.append(self._time.now_ms)
+        return Job("a step", lambda: self._time.advance(self._step_ms), self._moved)
+
+    def _moved(self, _: None) -> None:
+        self.bytes_moved += 1_000
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "began"),
+    [(float("inf"), [10, 15, 20]), (1_000, [10, 1_010, 2_010]), (200_000, [10, 15, 20])],
+    ids=("no limit", "waits", "slow enough"),
+)
+def test_a_compaction_moves_no_more_than_its_bytes_a_second(bytes_per_second: float, began: list[int]) -> None:
+    time = HandTime()
+    steps: Any = Steps(time, 3, step_ms=5)
+    cleanings = [steps]
+    cleaner: Any = SimpleNamespace(
+        config=CleanerConfig(backoff_ms=10, max_bytes_per_second=bytes_per_second),
+        choose=lambda now_ms: cleanings.pop() if cleanings else None,
+        finished=lambda cleaning: None,
+    )
+    logs: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
+    clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
+    keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())
+    keeper.start()
+    time.advance(5_000)
+    assert steps.began == began
+    keeper.close()
+    assert time.timers == 0
+
+
+def test_a_keeper_that_is_closed_while_it_waits_cleans_no_more() -> None:
+    time = HandTime()
+    steps: Any = Steps(time, 3, step_ms=5)
+    cleaner: Any = SimpleNamespace(
+        config=CleanerConfig(backoff_ms=10, max_bytes_per_second=0), choose=lambda now_ms: steps
+    )
+    logs: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
+    clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
+    keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())
+    keeper.start()
+    time.advance(5_000)
+    keeper.close()
+    time.advance(100 * 3_600_000)
+    assert steps.began == [10]

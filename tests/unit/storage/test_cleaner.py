@@ -266,6 +266,32 @@ def test_a_log_truncated_meanwhile_is_left_alone() -> None:
     assert len(contents(node.log)) == 2
 
 
+def test_a_log_truncated_between_two_steps_is_left_alone() -> None:
+    """A step may be put off for as long as the bytes a second want it."""
+    node = Node()
+    cleaning = _a_cleaning(node)
+    first = cleaning.next_job()
+    assert first is not None
+    first.complete()
+    node.log.truncate_to(2)
+    assert cleaning.next_job() is None
+    assert not cleaning.done
+    assert len(contents(node.log)) == 2
+
+
+def test_what_a_cleaning_moves_is_counted() -> None:
+    node = Node()
+    cleaning = _a_cleaning(node)
+    size = sum(segment.size for segment in node.log.segments)
+    job = cleaning.next_job()
+    assert job is not None
+    job.complete()
+    assert cleaning.bytes_moved == size, "the dirty part is read for its keys"
+    while (job := cleaning.next_job()) is not None:
+        job.complete()
+    assert cleaning.bytes_moved == size + size + node.log.size_bytes, "read again, and what is left is written"
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
     node = Node()
