@@ -58,7 +58,7 @@ log = logging.getLogger("kalda.node")
 T = TypeVar("T")
 
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
-_START_TIMEOUT_S = 300
+_FOR_EVER_MS = 2**53
 _PATIENCE_S = 5
 _WITHOUT_EFFECT = {
     "authorizer.class.name": "this release enforces no ACLs, every client may do everything",
@@ -158,9 +158,14 @@ class Node:
     # -- start
 
     async def start(self) -> None:
-        """Serve. Raises `StartError`."""
+        """Serve. Raises `StartError`.
+
+        However long that takes, unless there is a limit: after a loss of power all logs are read, and a node that gave
+        up would begin anew.
+        """
+        most_ms = self.config["server.max.startup.time.ms"]
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
+            async with asyncio.timeout(None if most_ms > _FOR_EVER_MS else most_ms / 1000):
                 await self._start()
         except (MetaPropertiesError, ValueError) as error:
             raise StartError(str(error)) from error
@@ -169,7 +174,7 @@ class Node:
         except ApiError as error:
             raise StartError(error.message or error.code.name) from error  # the metadata log's disk
         except TimeoutError:
-            raise StartError(f"the node did not come up within {_START_TIMEOUT_S} s; see the lines above") from None
+            raise StartError(f"the node did not come up within {most_ms} ms; see the lines above") from None
 
     async def _start(self) -> None:
         config = self.config
