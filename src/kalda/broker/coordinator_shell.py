@@ -17,6 +17,7 @@ from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC
 from kalda.coordinator.group_coordinator import GroupCoordinator
 from kalda.records.builder import build_batch
+from kalda.records.compression import Compression
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.values import AppendOrigin, FetchInfo
@@ -30,12 +31,15 @@ _ALL = -1
 class GroupLog:
     """The `CoordinatorLog` over this broker's replicas of `__consumer_offsets`."""
 
-    def __init__(self, replicas: ReplicaManager) -> None:
+    def __init__(self, replicas: ReplicaManager, compression: Compression = Compression.NONE) -> None:
+        """`compression` is what `offsets.topic.compression.codec` names."""
         self._replicas = replicas
+        self._compression = compression
 
     def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
         """One batch, as the partition's leader."""
-        batch = build_batch([(now_ms, key, value, ()) for key, value in records])
+        rows = [(now_ms, key, value, ()) for key, value in records]
+        batch = build_batch(rows, compression=self._compression)
         info = self._replicas.get(OFFSETS_TOPIC, partition).append(batch, _ALL, now_ms, AppendOrigin.COORDINATOR)
         return info.last_offset + 1
 

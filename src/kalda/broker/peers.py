@@ -110,6 +110,7 @@ class FetcherShell:
         self._broker_id = config.node_id
         self._listener = config.inter_broker_listener_name
         self._timeout_ms: int = config["replica.socket.timeout.ms"]
+        self._connect_timeout_ms: int = config["socket.connection.setup.timeout.ms"]
         self._cache = cache
         self._clock = clock
         self._jobs = jobs
@@ -206,7 +207,7 @@ class FetcherShell:
             *address,
             rng=self._random,
             client_id=f"broker-{self._broker_id}-fetcher",
-            connect_timeout_ms=self._timeout_ms,
+            connect_timeout_ms=self._connect_timeout_ms,
             backoff_ms=_CONNECT_BACKOFF_MS,
             backoff_max_ms=_CONNECT_BACKOFF_MS,
         )

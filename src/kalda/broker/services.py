@@ -39,6 +39,7 @@ from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.configs import ConfigResourceType, broker_resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
+from kalda.records.compression import Compression
 from kalda.replication.dir_moves import DirMoves
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
@@ -162,7 +163,7 @@ class Services:
     def _make_coordinator(self, host: Host) -> GroupCoordinator:
         return GroupCoordinator(
             GroupCoordinatorConfig.from_properties(self._config.values),
-            GroupLog(self.replicas),
+            GroupLog(self.replicas, Compression(self._config["offsets.topic.compression.codec"])),
             TopicNames(self.cache),
             host.new_uuid,
             self._offsets_partitions,

@@ -1,4 +1,4 @@
-"""Loading of the groups' partitions, where disks fail."""
+"""The groups' partitions: what is appended to them, and loading them where disks fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.coordinator_shell import GroupCoordinatorShell
+from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
+from kalda.records.batch import read_header
+from kalda.records.builder import read_records
+from kalda.records.compression import Compression
 from kalda.storage.reading import ColdRead
 
 
@@ -66,3 +69,18 @@ def test_a_partition_that_cannot_be_read_is_coordinated_by_nobody(cold_read: Any
     shell.on_elected(partition)
     assert coordinator.told == ["begin_load", "on_resigned"]
     assert (log.failure is not None) is (cold_read is failing), "the log hears of the disk"
+
+
+@pytest.mark.parametrize("codec", Compression)
+def test_commits_are_stored_in_the_codec_of_the_offsets_topic(codec: Compression) -> None:
+    appended: list[bytearray] = []
+
+    def append(batch: bytearray, *_: object) -> Any:
+        appended.append(batch)
+        return SimpleNamespace(last_offset=7)
+
+    replicas: Any = SimpleNamespace(get=lambda topic, partition: SimpleNamespace(append=append))
+    assert GroupLog(replicas, codec).append(3, [(b"key", b"value" * 50), (b"gone", None)], 1_000) == 8
+    (batch,) = appended
+    assert read_header(batch).compression == codec
+    assert [(record.key, record.value) for record in read_records(batch)] == [(b"key", b"value" * 50), (b"gone", None)]
