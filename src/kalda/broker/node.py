@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.without_effect import idle_properties
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
@@ -60,12 +61,6 @@ T = TypeVar("T")
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _FOR_EVER_MS = 2**53
 _PATIENCE_S = 5
-_WITHOUT_EFFECT = {
-    "authorizer.class.name": "this release enforces no ACLs, every client may do everything",
-    "client.quota.callback.class": "classes of the JVM cannot be loaded, and quotas are stored but not enforced",
-    "remote.log.storage.system.enable": "this release has no tiered storage, all records stay in the log directories",
-}
-"""Known keys that are taken, because a file that starts Apache Kafka starts this node too, and not obeyed."""
 
 
 class StartError(Exception):
@@ -470,6 +465,5 @@ def _warn_of_properties(config: ServerConfig) -> None:
     """Say which properties do nothing, loudest where somebody may rely on them to be safe."""
     for name in config.unknown:
         log.warning("property %s is not known", name)
-    for name, instead in _WITHOUT_EFFECT.items():
-        if config[name]:
-            log.warning("property %s=%s has no effect: %s", name, config[name], instead)
+    for why, names in idle_properties(config.properties).items():
+        log.warning("no effect of %s: %s", ", ".join(names), why)

@@ -6,11 +6,12 @@ It is there before the broker is registered, and knows nothing of how that goes;
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kalda.base.configs.definition import to_text
 from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.without_effect import idle_changes, idle_topic_changes
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
 from kalda.broker.assignments import DirectoryAssignments
@@ -36,7 +37,7 @@ from kalda.broker.shell import Host
 from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.group_coordinator import GroupCoordinator
 from kalda.coordinator.routing import coordinator_partition
-from kalda.metadata.configs import ConfigResourceType, broker_resource
+from kalda.metadata.configs import ConfigResource, ConfigResourceType, broker_resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.records.compression import Compression
@@ -51,6 +52,7 @@ from kalda.storage.log_manager import LogManager
 log = logging.getLogger("kalda.broker")
 
 _UNLIMITED = 2**62
+_NAMED = 5
 _INTERNAL = {"cleanup.policy": "compact", "compression.type": "producer"}
 
 
@@ -235,6 +237,7 @@ class Services:
     def _on_configs(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Dynamic configs of this broker, or of all, take effect."""
         assert delta.configs is not None
+        _warn_of_changes(delta.configs.changes, self._config.node_id)
         if not any(resource.type == ConfigResourceType.BROKER for resource in delta.configs.changes):
             return
         configs = image.configs
@@ -260,6 +263,21 @@ class Services:
         self._assignments.close()
         self._peers.close()
         await self._fetchers.close()
+
+
+def _warn_of_changes(changes: Mapping[ConfigResource, Mapping[str, str | None]], node_id: int) -> None:
+    """Say which of the altered configs do nothing. Of topics that share a reason, a few are named."""
+    topics: dict[tuple[str, ...], list[str]] = {}
+    for resource, changed in changes.items():
+        if resource.type == ConfigResourceType.TOPIC:
+            for why, names in idle_topic_changes(changed).items():
+                topics.setdefault((why, *names), []).append(resource.name)
+        elif resource.type == ConfigResourceType.BROKER and resource.name in ("", str(node_id)):
+            for why, names in idle_changes(changed).items():
+                log.warning("no effect of the dynamic config %s: %s", ", ".join(names), why)
+    for (why, *names), found in topics.items():
+        of = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+        log.warning("no effect of the config %s of topic %s: %s", ", ".join(names), of, why)
 
 
 def _limit_moves(moves: DirMoves, config: ServerConfig) -> None:

@@ -48,6 +48,21 @@ def test_nobody_is_left_to_believe_that_acls_are_enforced(caplog: pytest.LogCapt
     assert "enforces no ACLs" in line
 
 
+def test_what_is_set_to_its_default_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings(caplog, num_io_threads="8", queued_max_requests="500") == []
+
+
+def test_properties_that_do_nothing_for_one_reason_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    more = {"num_io_threads": "16", "log_cleaner_threads": "4", "queued_max_requests": "9", "ssl_key_password": "hush"}
+    lines = warnings(caplog, **more)
+    assert [line.partition(":")[0] for line in lines] == [
+        "no effect of num.io.threads, queued.max.requests",
+        "no effect of log.cleaner.threads",
+        "no effect of ssl.key.password",
+    ]
+    assert "hush" not in "".join(lines)
+
+
 def test_the_directories_stay_locked_until_the_last_recovery_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

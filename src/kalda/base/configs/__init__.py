@@ -13,4 +13,5 @@ Pure: texts and mappings in, values and errors out. It reads no file and knows n
 - `dynamic`: layers of dynamic configs, what may be altered
 - `describe`: effective values with their source and synonyms
 - `documentation`: a line on each key
+- `without_effect`: keys that are taken and not obeyed, and why
 """
