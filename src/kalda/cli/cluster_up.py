@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,26 @@ if TYPE_CHECKING:
     from kalda.cli.local.layout import Layout, Place
 
 INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options ask of the cluster; None where one was left out."""
+
+    nodes: int | None
+    controllers: int | None
+    overrides: tuple[str, ...]
+    host: str | None
+    rack: str | None
+    port: int | None
+    bootstrap_controllers: str | None
+    first_id: int | None
+
+    @property
+    def joined(self) -> tuple[str, ...] | None:
+        """The controllers whose cluster is to be joined."""
+        text = self.bootstrap_controllers
+        return None if text is None else tuple(server.strip() for server in text.split(","))
 
 
 @click.command("up")
@@ -42,7 +63,7 @@ INTERRUPTED = 130
 @click.option("--timeout", type=click.FloatRange(min=1), default=120, show_default=True, help="Seconds to wait.")
 @click.option("--foreground", is_flag=True, help="Show the nodes' logs, and stop them with Ctrl-C.")
 @json_option
-def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool, **wanted: Any) -> None:
+def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool, **options: Any) -> None:
     """Start a cluster of processes on this host, and return when all of them serve.
 
     What it chooses, ports and ids among it, is remembered in DIR: the next `up` starts the same cluster again, or
@@ -63,16 +84,17 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
 
     with failing(), interruptible():
         directory = check_directory(directory)
+        wanted = Wanted(**options)
         started: list[Place] = []
         layout = None
         try:
             with alone(directory):
-                layout = _wanted_layout(directory, **wanted)
+                layout = _wanted_layout(directory, wanted)
                 for place in layout.nodes:
                     layout.config(place)
                 layout = starting.move_from_taken_ports(layout, lambda text: click.echo(text, err=True))
                 layout.save()
-                if wanted["overrides"]:
+                if wanted.overrides:
                     _tell_who_keeps_old_properties(layout)
                 starting.start_missing(layout, started)
                 _wait(layout, timeout)
@@ -86,36 +108,27 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
             _stay(layout, started)
 
 
-def _wanted_layout(
-    directory: Path,
-    nodes: int | None,
-    controllers: int | None,
-    overrides: tuple[str, ...],
-    host: str | None,
-    rack: str | None,
-    port: int | None,
-    bootstrap_controllers: str | None,
-    first_id: int | None,
-) -> Layout:
-    """What the directory remembers, with what is asked for by these options, or a new layout."""
+def _wanted_layout(directory: Path, wanted: Wanted) -> Layout:
+    """What the directory remembers, with what is asked for, or a new layout."""
     from kalda.cli.local import joining
     from kalda.cli.local import layout as layouts
 
-    changes = parse_pairs("--override", overrides)
+    changes = parse_pairs("--override", wanted.overrides)
     for name in changes:
         if name in layouts.FIXED:
             raise click.UsageError(f"--override {name}: this one follows from the nodes, and cannot be changed")
     known = layouts.load(directory)
     if known is not None:
-        return _changed(known, nodes, controllers, changes, host, rack, port, bootstrap_controllers, first_id)
-    count = nodes or len(os.sched_getaffinity(0))
+        return _changed(known, wanted, changes)
+    count = wanted.nodes or len(os.sched_getaffinity(0))
     given: dict[str, Any] = {
-        "host": host or "127.0.0.1",
-        "rack": rack or socket.gethostname(),
+        "host": wanted.host or "127.0.0.1",
+        "rack": wanted.rack or socket.gethostname(),
         "overrides": changes,
-        "first_port": port,
+        "first_port": wanted.port,
     }
-    if bootstrap_controllers is None:
+    first_id, controllers = wanted.first_id, wanted.controllers
+    if wanted.bootstrap_controllers is None:
         voters = layouts.default_voters(count) if controllers is None else controllers
         if not 1 <= voters <= count:
             raise click.UsageError(f"--controllers {voters}: of {count} nodes, 1 to {count} can be controllers")
@@ -123,7 +136,7 @@ def _wanted_layout(
     if (controllers or 0) > count:
         raise click.UsageError(f"--controllers {controllers}: there are {count} nodes")
     try:
-        found = joining.ask_controllers(bootstrap_controllers)
+        found = joining.ask_controllers(wanted.bootstrap_controllers)
     except ValueError as error:
         raise click.UsageError(f"--bootstrap-controllers: {error}") from error
     first = found.first_id(count) if first_id is None else first_id
@@ -136,35 +149,22 @@ def _wanted_layout(
         controllers or 0,
         cluster_id=found.cluster_id,
         first_id=first,
-        joined=[server.strip() for server in bootstrap_controllers.split(",")],
+        joined=wanted.joined or (),
         elsewhere=len(found.node_ids),
         **given,
     )
 
 
-def _changed(
-    known: Layout,
-    nodes: int | None,
-    controllers: int | None,
-    overrides: dict[str, str],
-    host: str | None,
-    rack: str | None,
-    port: int | None,
-    bootstrap_controllers: str | None,
-    first_id: int | None,
-) -> Layout:
+def _changed(known: Layout, wanted: Wanted, overrides: dict[str, str]) -> Layout:
     """A layout with data in it changes only where that is safe. Raises `click.UsageError` where it is not."""
-    from dataclasses import replace
-
     voters = sum(place.controller_port is not None for place in known.nodes)
-    joined = None if bootstrap_controllers is None else tuple(s.strip() for s in bootstrap_controllers.split(","))
     for option, asked, is_now in (
-        ("--controllers", controllers, voters),
-        ("--host", host, known.host),
-        ("--rack", rack, known.rack),
-        ("--port", port, known.nodes[0].port),
-        ("--first-id", first_id, known.nodes[0].node_id),
-        ("--bootstrap-controllers", joined, known.joined),
+        ("--controllers", wanted.controllers, voters),
+        ("--host", wanted.host, known.host),
+        ("--rack", wanted.rack, known.rack),
+        ("--port", wanted.port, known.nodes[0].port),
+        ("--first-id", wanted.first_id, known.nodes[0].node_id),
+        ("--bootstrap-controllers", wanted.joined, known.joined),
     ):
         if asked is not None and asked != is_now:
             shown = ",".join(is_now) or "of its own" if isinstance(is_now, tuple) else is_now
@@ -172,7 +172,7 @@ def _changed(
                 f"{option}: {known.directory} has a cluster already, with {shown}; leave the option out, or choose "
                 f"another --dir"
             )
-    layout = known.grown(nodes) if nodes is not None else known
+    layout = known.grown(wanted.nodes) if wanted.nodes is not None else known
     return replace(layout, overrides={**known.overrides, **overrides})
 
 
