@@ -149,7 +149,7 @@ def alter_command(
     Examples:
       kalda configs alter --topic orders --add-config retention.ms=86400000
       kalda configs alter --topic orders --delete-config retention.ms
-      kalda configs alter --broker-defaults --add-config log.cleaner.threads=2
+      kalda configs alter --broker-defaults --add-config log.cleaner.backoff.ms=5000
     """
     from kalda.client.admin.configs import Alteration, Operation, alter_configs
 
