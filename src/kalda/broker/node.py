@@ -466,4 +466,4 @@ def _warn_of_properties(config: ServerConfig) -> None:
     for name in config.unknown:
         log.warning("property %s is not known", name)
     for why, names in idle_properties(config.properties).items():
-        log.warning("no effect of %s: %s", ", ".join(names), why)
+        log.warning("%s: no effect, because %s", ", ".join(names), why)

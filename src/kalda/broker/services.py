@@ -274,10 +274,10 @@ def _warn_of_changes(changes: Mapping[ConfigResource, Mapping[str, str | None]],
                 topics.setdefault((why, *names), []).append(resource.name)
         elif resource.type == ConfigResourceType.BROKER and resource.name in ("", str(node_id)):
             for why, names in idle_changes(changed).items():
-                log.warning("no effect of the dynamic config %s: %s", ", ".join(names), why)
+                log.warning("dynamic config %s: no effect, because %s", ", ".join(names), why)
     for (why, *names), found in topics.items():
         of = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
-        log.warning("no effect of the config %s of topic %s: %s", ", ".join(names), of, why)
+        log.warning("config %s of topic %s: no effect, because %s", ", ".join(names), of, why)
 
 
 def _limit_moves(moves: DirMoves, config: ServerConfig) -> None:
