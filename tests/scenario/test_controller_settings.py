@@ -362,3 +362,13 @@ def test_the_quorums_own_version_is_handed_on(world: World) -> None:
     assert update(world, ("kraft.version", 1, UPGRADE)) == (ErrorCode.NONE, "")
     assert quorum.level == 1
     assert update(world, ("kraft.version", 0, SAFE))[0] == ErrorCode.INVALID_UPDATE_VERSION
+
+
+def test_cordoning_needs_a_metadata_version_that_can_say_so() -> None:
+    cordon = ("cordoned.log.dirs", SET, "*")
+    old, new = World(version=MetadataVersion.IBP_4_2_IV1), World(version=MetadataVersion.IBP_4_3_IV0)
+    for world in (old, new):
+        world.start_brokers(0)
+    code, message = alter(old, BROKER, "0", cordon)
+    assert (code, "requires metadata.version >= 4.3-IV0" in str(message)) == (ErrorCode.INVALID_CONFIG, True)
+    assert alter(new, BROKER, "0", cordon)[0] == ErrorCode.NONE

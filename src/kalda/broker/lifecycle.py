@@ -66,7 +66,6 @@ class BrokerIdentity:
     rack: str | None
     log_dirs: Callable[[], list[Uuid]]
     previous_broker_epoch: int = -1
-    cordoned_log_dirs: list[Uuid] | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +118,7 @@ class BrokerLifecycle:
         self._again_at_once = False
         self._timer: Timer | None = None
         self._registration_timer: Timer | None = None
+        self._cordoned_dirs: list[Uuid] | None = None
         self._offline_dirs: list[Uuid] = []
         """Failed directories: every heartbeat names them all."""
         self._telling: list[Uuid] = []
@@ -155,6 +155,12 @@ class BrokerLifecycle:
                     self._dir_failure_timeout_ms, self._dir_failure_timed_out
                 )
         self._communicate()
+
+    def set_cordoned_dirs(self, directories: list[Uuid] | None) -> None:
+        """Tell the controller in which log directories no new replica may be; None where the metadata cannot say."""
+        if directories != self._cordoned_dirs:
+            self._cordoned_dirs = directories
+            self._communicate()
 
     def on_metadata_offset(self) -> None:
         """The broker has replayed more metadata: while starting, that is worth a heartbeat at once."""
@@ -248,7 +254,6 @@ class BrokerLifecycle:
 
     def _heartbeat(self) -> BrokerHeartbeatRequest:
         self._telling = list(self._offline_dirs)
-        cordoned = self._identity.cordoned_log_dirs
         return BrokerHeartbeatRequest(
             broker_id=self._identity.broker_id,
             broker_epoch=self.broker_epoch,
@@ -256,7 +261,7 @@ class BrokerLifecycle:
             want_fence=not self._ready_to_unfence,
             want_shut_down=self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN,
             offline_log_dirs=self._telling,
-            cordoned_log_dirs=cordoned if self.state is not BrokerState.STARTING else None,
+            cordoned_log_dirs=self._cordoned_dirs,
         )
 
     def _on_heartbeat(self, response: BrokerHeartbeatResponse | None, error: ApiError | None) -> None:

@@ -77,8 +77,9 @@ class BrokerPublisher:
         timers: Timers,
         jobs: Jobs,
     ) -> None:
-        """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs;
-        `on_placed(topic_id, partition, directory)` is told of a log in a directory that the metadata does not name."""
+        """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs, and
+        those that changed features give a meaning to; `on_placed(topic_id, partition, directory)` is told of a log in
+        a directory that the metadata does not name."""
         self._broker_id = broker_id
         self._cache = cache
         self._replicas = replicas
@@ -178,8 +179,9 @@ class BrokerPublisher:
         self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage
     ) -> Iterator[Job[None] | None]:
         """Apply one delta, a partition a step; a job is to be done before the next step."""
-        if delta.configs is not None:
+        if delta.configs is not None or delta.features is not None:
             self._on_configs(delta, image)
+        if delta.configs is not None:
             yield from self._update_log_configs(delta, image)
         if delta.topics is not None and changes is not None:
             self._leave(changes)  # what an update before this one has opened meanwhile

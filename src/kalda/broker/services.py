@@ -93,6 +93,8 @@ class Services:
     ) -> None:
         clock = host.clock
         self._config = config
+        self._cordoned = config.cordoned_log_dirs
+        self._lifecycle = lifecycle
         self.logs = logs
         self.cache = MetadataCache(timers)
         self._peers = Peers(config, self.cache, channel, lambda: lifecycle.broker_epoch, clock, timers)
@@ -236,10 +238,13 @@ class Services:
 
     def _on_configs(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Dynamic configs of this broker, or of all, take effect."""
-        assert delta.configs is not None
-        _warn_of_changes(delta.configs.changes, self._config.node_id)
-        if not any(resource.type == ConfigResourceType.BROKER for resource in delta.configs.changes):
-            return
+        changes = {} if delta.configs is None else delta.configs.changes
+        _warn_of_changes(changes, self._config.node_id)
+        if any(resource.type == ConfigResourceType.BROKER for resource in changes):
+            self._take_config(image)
+        self._cordon(image)
+
+    def _take_config(self, image: MetadataImage) -> None:
         configs = image.configs
         layers = Layers(
             self._config.properties, configs.of(broker_resource(None)), configs.of_broker(self._config.node_id)
@@ -251,7 +256,17 @@ class Services:
         self.replicas.fetch_max_bytes = current["fetch.max.bytes"]
         self._fetchers.resize(current["num.replica.fetchers"])
         _limit_moves(self.moves, current)
+        self._cordoned = current.cordoned_log_dirs
         self.on_config(current)
+
+    def _cordon(self, image: MetadataImage) -> None:
+        """Log directories that take no new replicas: here, and by what the controller is told (KIP-1066)."""
+        version = image.features.metadata_version
+        is_known = version is not None and version.is_cordoned_log_dirs_supported
+        for directory in self.logs.dirs:
+            directory.cordoned = is_known and directory.path in self._cordoned
+        cordoned = [each.directory_id for each in self.logs.dirs if each.cordoned and each.directory_id is not None]
+        self._lifecycle.set_cordoned_dirs(cordoned if is_known else None)
 
     # -- the end
 
@@ -283,7 +298,6 @@ def _warn_of_changes(changes: Mapping[ConfigResource, Mapping[str, str | None]],
 def _limit_moves(moves: DirMoves, config: ServerConfig) -> None:
     limit = config["replica.alter.log.dirs.io.max.bytes.per.second"]
     moves.bytes_per_second = None if limit >= _UNLIMITED else limit
-    moves.cordoned = frozenset(config.cordoned_log_dirs)
 
 
 def _nothing(config: ServerConfig) -> None:

@@ -24,12 +24,14 @@ from kalda.metadata.configs import (
     broker_resource,
     topic_resource,
 )
+from kalda.metadata.metadata_version import MetadataVersion
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
+CORDONED_LOG_DIRS = "cordoned.log.dirs"
 UNCLEAN_LEADER_ELECTION_ENABLE = "unclean.leader.election.enable"
 CLUSTER_DEFAULT = broker_resource(None)
 
@@ -103,13 +105,16 @@ class ConfigControl:
         *,
         node_id: int,
         is_elr_enabled: Callable[[], bool],
+        can_cordon: Callable[[], bool],
         require_exists: Callable[[ConfigResource], None],
         policy: AlterConfigPolicy | None = None,
     ) -> None:
-        """`require_exists` raises `ApiError` for a resource that is not there."""
+        """`can_cordon`: whether metadata.version lets brokers cordon log directories (KIP-1066). `require_exists`
+        raises `ApiError` for a resource that is not there."""
         self._schema = schema
         self._node = broker_resource(node_id)
         self._is_elr_enabled = is_elr_enabled
+        self._can_cordon = can_cordon
         self._require_exists = require_exists
         self._policy = policy
         self.values: TimelineDict[ConfigResource, Mapping[str, str]] = TimelineDict(registry)
@@ -259,6 +264,7 @@ class ConfigControl:
         proposed = dict(current)
         for key, value in [*altered.items(), *((key, None) for key in dropped)]:
             self._check_min_insync_replicas(resource, key, value)
+            self._check_cordoning(resource, key)
             if value is None:
                 proposed.pop(key, None)
             else:
@@ -279,6 +285,14 @@ class ConfigControl:
         if not resource.name and value is None:
             raise ApiError(
                 ErrorCode.INVALID_CONFIG, "Cluster-level min.insync.replicas cannot be removed while ELR is enabled."
+            )
+
+    def _check_cordoning(self, resource: ConfigResource, key: str) -> None:
+        if key == CORDONED_LOG_DIRS and resource.type == ConfigResourceType.BROKER and not self._can_cordon():
+            raise ApiError(
+                ErrorCode.INVALID_CONFIG,
+                "The cordoned.log.dirs configuration value cannot be set because it requires metadata.version >= "
+                f"{MetadataVersion.IBP_4_3_IV0}",
             )
 
 

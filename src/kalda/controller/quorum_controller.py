@@ -173,6 +173,7 @@ class QuorumController:
             schema,
             node_id=config.node_id,
             is_elr_enabled=lambda: self.features.is_elr_enabled,
+            can_cordon=lambda: self.features.metadata_version.is_cordoned_log_dirs_supported,
             require_exists=self._require_exists,
             policy=alter_config_policy,
         )

@@ -85,9 +85,8 @@ class DirMoves:
         assign: Assign,
         *,
         at_a_time: int,
-        cordoned: frozenset[str] = frozenset(),
     ) -> None:
-        """`at_a_time`: `num.replica.alter.log.dirs.threads`; `cordoned`: directories that take no replicas."""
+        """`at_a_time`: `num.replica.alter.log.dirs.threads`."""
         self._replicas = replicas
         self._logs = logs
         self._jobs = jobs
@@ -95,7 +94,6 @@ class DirMoves:
         self._now_ms = now_ms
         self._assign = assign
         self._at_a_time = max(1, at_a_time)
-        self.cordoned = cordoned
         self.bytes_per_second: int | None = None
         """`replica.alter.log.dirs.io.max.bytes.per.second`; None: no limit"""
         self._moves: dict[TopicPartition, _Move] = {}
@@ -120,7 +118,7 @@ class DirMoves:
             raise ApiError(ErrorCode.LOG_DIR_NOT_FOUND, f"Log dir {path} is not found in the config.")
         if not target.online:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"Log directory {path} is offline")
-        if path in self.cordoned:
+        if target.cordoned:
             raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Log directory {path} is cordoned")
         partition = self._replicas.find(*topic_partition)
         if partition is None:

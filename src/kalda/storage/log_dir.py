@@ -45,6 +45,7 @@ class LogDirDescription(NamedTuple):
     logs: list[Log]
     futures: list[Log]
     """replicas that are moved here"""
+    cordoned: bool
 
 
 class LogDir:
@@ -58,6 +59,7 @@ class LogDir:
         "_locks",
         "_unopened",
         "cleaner_offsets",
+        "cordoned",
         "directory_id",
         "disk",
         "futures",
@@ -75,6 +77,8 @@ class LogDir:
         self.disk = disk
         self.path = path
         self.online = True
+        self.cordoned = False
+        """No new replica comes here, though those that are here go on (`cordoned.log.dirs`, KIP-1066)."""
         self.directory_id: Uuid | None = None
         self.logs: dict[TopicPartition, Log] = {}
         self.futures: dict[TopicPartition, Log] = {}
@@ -235,7 +239,7 @@ class LogDir:
     def describe(self, space: tuple[int, int]) -> LogDirDescription:
         total, usable = space if self.online else (-1, -1)
         logs, futures = list(self.logs.values()), list(self.futures.values())
-        return LogDirDescription(self.path, self.directory_id, self.online, total, usable, logs, futures)
+        return LogDirDescription(self.path, self.directory_id, self.online, total, usable, logs, futures, self.cordoned)
 
     def take_offline(self) -> list[Log]:
         """Nothing here is used any more; the logs that were."""

@@ -235,7 +235,8 @@ class LogManager:
         directory_id: Uuid | None,
     ) -> Log:
         """The partition's log with this config, made where there is none: where an operator wants it, else in the
-        directory of that id, else, where the id is none or reserved, in the one with the fewest logs.
+        directory of that id, else, where the id is none or reserved, in the one with the fewest logs of those that are
+        not cordoned.
 
         Raises KAFKA_STORAGE_ERROR where that directory is offline, INCONSISTENT_TOPIC_ID where the log is another
         topic's.
@@ -342,7 +343,10 @@ class LogManager:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory with id {directory_id.hex()} is online")
         if not online:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "every log directory is offline")
-        return min(online, key=lambda directory: len(directory.logs) + planned.get(directory.path, 0))
+        # The controller gives no replicas to a broker that is cordoned as a whole; one that it gave before it heard of
+        # that has to be somewhere.
+        free = [directory for directory in online if not directory.cordoned] or online
+        return min(free, key=lambda directory: len(directory.logs) + planned.get(directory.path, 0))
 
     def _add(self, directory: LogDir, log: Log) -> None:
         self._logs[log.topic_partition] = log

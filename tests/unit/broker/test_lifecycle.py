@@ -239,3 +239,16 @@ def test_it_gives_up_a_while_after_the_replay(world: World) -> None:
     assert world.fatal == [], "it had just been through at the last look"
     world.time.advance(REGISTRATION_MS)
     assert len(world.fatal) == 1
+
+
+def test_cordoned_directories_are_told_when_they_change_and_ever_after(running: World) -> None:
+    running.time.advance(INTERVAL_MS)
+    assert running.take().cordoned_log_dirs is None, "the metadata cannot say"
+    running.answer(is_fenced=False)
+    running.broker.set_cordoned_dirs([LEFT])
+    assert running.take().cordoned_log_dirs == [LEFT]
+    running.answer(is_fenced=False)
+    running.broker.set_cordoned_dirs([LEFT])
+    assert not running.asked, "no news"
+    running.time.advance(INTERVAL_MS)
+    assert running.take().cordoned_log_dirs == [LEFT]

@@ -64,9 +64,9 @@ class World(HandTime, HandJobs):
         self.logs.futures.settle(lambda tp, topic_id: self.placed)
         self.replicas = ReplicaManager(1, self, self, 1 << 20, lambda name, *_: name in self.known)
         self.moves = DirMoves(
-            self.replicas, self.logs, self, self, lambda: self.now_ms, self._tell, at_a_time=2,
-            cordoned=frozenset({"/d2"}),
+            self.replicas, self.logs, self, self, lambda: self.now_ms, self._tell, at_a_time=2
         )  # fmt: skip
+        self.logs.dirs[2].cordoned = True
 
     def _tell(self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None]) -> None:
         self.told.append((directory, agreed))

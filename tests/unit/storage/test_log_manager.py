@@ -99,6 +99,15 @@ def test_new_logs_go_where_the_fewest_are_or_where_they_are_told(node: Node) -> 
     assert node.log(4, IDS[1]) is node.log(4)
 
 
+def test_new_logs_avoid_cordoned_directories_while_there_are_others(node: Node) -> None:
+    left, right = node.logs.dirs
+    left.cordoned = True
+    assert [node.log(partition).directory for partition in range(2)] == ["/d1/t-0", "/d1/t-1"]
+    assert node.log(2, IDS[0]).directory == "/d0/t-2"
+    right.cordoned = True
+    assert node.log(3).directory == "/d0/t-3"
+
+
 def test_a_clean_stop_is_believed(node: Node) -> None:
     append(node.log(0), 9)
     append(node.log(1), 2)

@@ -63,7 +63,7 @@ class LogDirHandlers:
         return answer
 
     def _describe(self, directory: LogDirDescription, wanted: Wanted) -> DescribeLogDirsResult:
-        result = DescribeLogDirsResult(log_dir=directory.path)
+        result = DescribeLogDirsResult(log_dir=directory.path, is_cordoned=directory.cordoned)
         if not directory.online:
             result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             return result

@@ -1,0 +1,68 @@
+"""Brokers whose log directories are cordoned, in a running cluster (KIP-1066)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.admin.configs import Resource, ResourceType, set_configs
+from kalda.client.admin.nodes import describe_log_dirs
+from kalda.client.admin.topics import NewTopic, create_topics
+from kalda.client.cluster import Cluster as Client
+from kalda.testing import Cluster
+
+DEADLINE_S = 60.0
+SECOND = Resource(ResourceType.BROKER, "2")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """The second broker has two directories, and both are cordoned by its properties."""
+    dirs = f"{tmp_path}/left,{tmp_path}/right"
+    with Cluster(brokers=2, node_configs={2: {"log.dirs": dirs, "cordoned.log.dirs": "*"}}) as running:
+        yield running
+
+
+def cordoned(client: Client) -> list[str]:
+    return [Path(each.path).name for each in describe_log_dirs(client, 2) if each.is_cordoned]
+
+
+def create_in_time(client: Client, topic: NewTopic) -> None:
+    """What a broker is told of its directories, the controller hears a little later."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        with suppress(ApiError):
+            create_topics(client, [topic])
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{topic.name} cannot be created")
+
+
+def test_cordoned_directories_get_no_new_replicas(cluster: Cluster, tmp_path: Path) -> None:
+    with Client(cluster.bootstrap_servers) as client:
+        assert cordoned(client) == ["left", "right"]
+        create_topics(client, [NewTopic("alone", 4, 1)])
+        assert {partition.replicas for partition in client.topic("alone").partitions} == {(1,)}
+        with pytest.raises(ApiError) as refused:
+            create_topics(client, [NewTopic("both", 6, 2)])
+        assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+
+        set_configs(client, SECOND, {"cordoned.log.dirs": f"{tmp_path}/left"})
+        create_in_time(client, NewTopic("both", 6, 2))
+        assert cordoned(client) == ["left"]
+        places = {Path(each.path).name: each.partitions for each in describe_log_dirs(client, 2)}
+        until = time.monotonic() + DEADLINE_S
+        while len(places["right"]) < 6:
+            assert time.monotonic() < until, places
+            time.sleep(0.02)
+            places = {Path(each.path).name: each.partitions for each in describe_log_dirs(client, 2)}
+        assert not places["left"]
+
+        with pytest.raises(ApiError) as refused:
+            set_configs(client, SECOND, {"cordoned.log.dirs": "/elsewhere"})
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
