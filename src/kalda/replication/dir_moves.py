@@ -146,7 +146,9 @@ class DirMoves:
         """Go on with the moves that the last stop, or a crash, has interrupted."""
         for future in self._logs.futures:
             partition = self._replicas.find(*future.topic_partition)
-            if partition is not None and future.topic_partition not in self._moves:
+            # One that goes on may find that the directory has failed, which ends those after it as well.
+            is_there = self._logs.futures.get(future.topic_partition) is future
+            if is_there and partition is not None and future.topic_partition not in self._moves:
                 log.info("%s goes on with its move to %s", partition, future.directory)
                 self._start(partition)
 

@@ -63,9 +63,7 @@ class World(HandTime, HandJobs):
             job.complete()
         self.logs.futures.settle(lambda tp, topic_id: self.placed)
         self.replicas = ReplicaManager(1, self, self, 1 << 20, lambda name, *_: name in self.known)
-        self.moves = DirMoves(
-            self.replicas, self.logs, self, self, lambda: self.now_ms, self._tell, at_a_time=2
-        )  # fmt: skip
+        self.moves = DirMoves(self.replicas, self.logs, self, self, lambda: self.now_ms, self._tell, at_a_time=2)
         self.logs.dirs[2].cordoned = True
 
     def _tell(self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None]) -> None:
@@ -75,20 +73,20 @@ class World(HandTime, HandJobs):
         self.placed, agreed = self.told.pop()
         agreed()
 
-    def lead(self, epoch: int = 0) -> Partition:
-        return self._apply(1, epoch)
+    def lead(self, epoch: int = 0, topic_partition: TopicPartition = TP) -> Partition:
+        return self._apply(1, epoch, topic_partition)
 
     def follow(self, epoch: int) -> Partition:
-        return self._apply(2, epoch)
+        return self._apply(2, epoch, TP)
 
-    def _apply(self, leader: int, epoch: int) -> Partition:
+    def _apply(self, leader: int, epoch: int, topic_partition: TopicPartition) -> Partition:
         self.replicas.apply(
-            TP,
+            topic_partition,
             TOPIC_ID,
             _Assigned(leader, epoch),
-            lambda: self.logs.get_or_create_log(TP, TOPIC_ID, self.config, self.placed),
+            lambda: self.logs.get_or_create_log(topic_partition, TOPIC_ID, self.config, self.placed),
         )
-        partition = self.replicas.find(*TP)
+        partition = self.replicas.find(*topic_partition)
         assert partition is not None
         return partition
 
@@ -402,6 +400,21 @@ def test_a_move_goes_on_after_a_restart(world: World) -> None:
     assert world.home == "/d1"
     assert partition.log.log_end_offset == 35
     assert not len(world.logs.futures)
+
+
+def test_moves_that_go_on_into_a_directory_that_fails_are_given_up(world: World) -> None:
+    both = (TP, TopicPartition("t", 1))
+    for each in both:
+        write(world.lead(0, each), 30)
+        world.moves.alter(each, "/d1")
+    world.start()  # killed; the page cache stays
+    assert len(world.logs.futures) == 2
+    for each in both:
+        write(world.lead(1, each), 5)
+    world.disk.fail("/d1")
+    world.moves.resume()
+    assert (len(world.moves), len(world.logs.futures)) == (0, 0)
+    assert [each.online for each in world.logs.dirs] == [True, False, True]
 
 
 def test_a_copy_alone_takes_the_place_of_the_log(world: World) -> None:
