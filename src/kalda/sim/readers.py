@@ -90,10 +90,12 @@ class Reader:
         if found is None:
             return None
         broker = self._client.metadata.brokers.get(found[0])
-        if broker is None or found[1] < self._client.world.now_s:
-            del self._preferred[partition]
-            return None
-        return broker.host, broker.port
+        if broker is None:
+            self._client.forget_leaders()  # and so learn of it: the leader would name it for ever
+        elif found[1] >= self._client.world.now_s:
+            return broker.host, broker.port
+        del self._preferred[partition]
+        return None
 
     async def _fetch_from(
         self, address: tuple[str, int] | None, partition: TopicPartition, position: int, max_wait_ms: int
