@@ -181,15 +181,20 @@ class PartitionChange:
 
     def _write_last_known_leader(self, record: PartitionChangeRecord) -> None:
         """Only the last leader is kept of the last known ones: written when the ISR becomes empty, cleared when the
-        partition has a leader."""
+        partition has a leader.
+
+        Where it had none any more, whoever left the ISR last stands for it, and has no less. Apache Kafka writes down
+        nobody's id then, and such a partition is without a leader until an operator gives it one.
+        """
         partition = self._partition
         known = partition.last_known_elr
         if not self._rules.elr_enabled:
             if known:
                 record.last_known_elr = []
-        elif record.isr is not None and not record.isr and known != (partition.leader,):
-            if partition.leader != NO_LEADER:
-                record.last_known_elr = [partition.leader]
+        elif record.isr is not None and not record.isr:
+            last = partition.isr[:1] if partition.leader == NO_LEADER else (partition.leader,)
+            if last and last != known:
+                record.last_known_elr = list(last)
         elif known:
             leader = partition.leader if record.leader == NO_LEADER_CHANGE else record.leader
             if leader != NO_LEADER:

@@ -108,6 +108,17 @@ def test_the_last_leader_is_remembered_and_forgotten() -> None:
     assert built(back) == {"isr": [1], "leader": 1, "eligible_leader_replicas": [], "last_known_elr": []}
 
 
+def test_where_nobody_led_any_more_the_last_member_is_remembered() -> None:
+    """Its directory had failed, say, so that it led no more; and then its process died."""
+    pending = change(partition(isr=(2,), leader=-1), alive=(1, 3))
+    pending.isr = ()
+    pending.unclean_shutdown_replicas = (2,)
+    assert built(pending) == {"isr": [], "last_known_elr": [2]}
+    again = change(partition(isr=(), leader=-1, elr=(2,), last_known_elr=(2,)), alive=(1, 3))
+    again.unclean_shutdown_replicas = (2,)
+    assert built(again) == {"eligible_leader_replicas": []}
+
+
 def test_the_last_known_leader_is_the_last_resort() -> None:
     lost = change(partition(isr=(), leader=-1, last_known_elr=(2,)))
     assert built(lost) == {"isr": [2], "leader": 2, "leader_recovery_state": 1, "last_known_elr": []}
