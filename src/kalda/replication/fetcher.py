@@ -321,10 +321,10 @@ class ReplicaFetcher:
         found = {
             (topic.name, answer.partition_index): answer for topic in response.topics for answer in topic.partitions
         }
-        for followed in self._followed.values():
+        for key, followed in list(self._followed.items()):
             answer = found.get(followed.partition.topic_partition)
-            if followed.asking_end is None or answer is None:
-                continue
+            if followed.asking_end is None or answer is None or key not in self._followed:
+                continue  # a disk that failed on one of them has taken others away
             if answer.error_code == ErrorCode.FENCED_LEADER_EPOCH:
                 followed.fenced = True
             elif answer.error_code or answer.offset < 0:

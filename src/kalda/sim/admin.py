@@ -43,6 +43,8 @@ from kalda.sim.client import SimClient, TopicPartition
 from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster
 
 _TIMEOUT_MS = 3_000
+_CERTAINLY_UNKNOWN = 30
+"""So many attempts take longer than any controller is believed that is not the active one."""
 _MAX_TOPICS = 6
 _MAX_PARTITIONS = 5
 _TOPIC = 2  # of config resources
@@ -142,9 +144,14 @@ class Churner(Operator):
             codes.append(answer.responses[0].error_code)
             return int(codes[-1])
 
-        # Unknown is also what those say who have not heard of it yet, be it a node or a controller of before.
+        # Unknown is also what those say who have not heard of it yet, be it a node or a controller of before; but not
+        # for long. And those who have deleted it at the first of two attempts, if a node that forwards it makes two.
         known = await self._insist(request, 5, code_of, gone)
-        while (0 not in codes and known) or (topics := await self._names()) is None or name in topics:
+        while (
+            (known and 0 not in codes and len(codes) < _CERTAINLY_UNKNOWN)
+            or (topics := await self._names()) is None
+            or name in topics
+        ):
             known = await self._insist(request, 5, code_of, gone) and known
             await self._client.pause()
         self._client.world.tell(self._client.name, f"deleted {name}")

@@ -4,7 +4,8 @@
 - *lie*: a drive whose syncs do nothing, and then loses power. Only that of the data: who forgets a vote or a record of
   the metadata log after it has promised to keep it, breaks what Raft rests on, and no quorum of 2f+1 can bear it. The
   checkpoint of what is synced may be the one thing that it kept: an operator who knows the drive takes that away, so
-  that the logs are recovered from their beginnings
+  that the logs are recovered from their beginnings. And the logs that were compacted: a segment that it lost cannot be
+  told from one of which nothing was left
 - *rot*: a bit of a segment flips
 - *misdirect*: a piece of a batch lands within another one, perhaps of another partition
 - *stale*: power is lost while the news that the replica has caught up is under way to the controller (KIP-903)
@@ -42,6 +43,7 @@ from kalda.storage.naming import FUTURE_DIR_SUFFIX
 DATA_DIR = "/data"
 """Where all log directories are."""
 KINDS = ("unsynced", "lie", "rot", "misdirect", "stale")
+_COMPACTED = "__consumer_offsets-"
 _POLL_S = 0.05
 _SESSION_S = 3.0
 """So long does a broker live for the controller, without a heartbeat."""
@@ -168,6 +170,9 @@ class Losses:
         disk.lie_below = ""
         for log_dir in node.config.log_dirs:
             disk.remove(f"{log_dir}/{RECOVERY_POINT_FILE}")
+            for name in disk.names(log_dir):
+                if name.startswith(_COMPACTED):
+                    disk.remove_tree(f"{log_dir}/{name}")
             disk.sync_dir(log_dir)
         await self._restart(node)
 

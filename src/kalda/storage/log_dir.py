@@ -9,7 +9,7 @@ Checkpoints cover all logs of the directory and are rewritten only when they wou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -180,7 +180,7 @@ class LogDir:
 
     def recovery_point_job(self) -> Job[None] | None:
         """A job that writes the recovery points; None where the file says them already."""
-        return self._job(RECOVERY_POINT_FILE, self._recovery_points())
+        return self._job(RECOVERY_POINT_FILE, self._recovery_points)
 
     def replace_recovery_points(self) -> None:
         """Write them here and now, and for good. Raises `OSError`."""
@@ -207,13 +207,13 @@ class LogDir:
             checkpoint.offsets = None
 
     def high_watermark_job(self) -> Job[None] | None:
-        return self._job(HIGH_WATERMARK_FILE, self._high_watermarks())
+        return self._job(HIGH_WATERMARK_FILE, self._high_watermarks)
 
     def _high_watermarks(self) -> dict[TopicPartition, int]:
         return {tp: log.high_watermark for tp, log in self._all()}
 
     def log_start_job(self) -> Job[None] | None:
-        return self._job(LOG_START_OFFSET_FILE, self._log_starts())
+        return self._job(LOG_START_OFFSET_FILE, self._log_starts)
 
     def _log_starts(self) -> dict[TopicPartition, int]:
         """Only starts that the segments' names do not tell."""
@@ -221,8 +221,9 @@ class LogDir:
             tp: log.log_start_offset for tp, log in self._all() if log.log_start_offset > log.segments.first.base_offset
         }
 
-    def _job(self, name: str, offsets: dict[TopicPartition, int]) -> Job[None] | None:
-        return self._checkpoints[name].job(offsets) if self.may_be_marked else None
+    def _job(self, name: str, offsets: Callable[[], dict[TopicPartition, int]]) -> Job[None] | None:
+        # A log that its disk has failed may be in the middle of anything, and is not asked.
+        return self._checkpoints[name].job(offsets()) if self.may_be_marked else None
 
     def write_marker(self, broker_epoch: int) -> None:
         """Last of all: whoever finds it trusts everything else."""

@@ -297,6 +297,15 @@ def test_a_directory_that_fails_at_the_start(node: Node) -> None:
     assert [str(log.topic_partition) for log in logs] == ["t-1"]
 
 
+def test_a_log_that_its_disk_left_without_a_segment_is_not_asked_where_it_starts(node: Node) -> None:
+    append(node.log(0), 3)
+    node.disk.fail("/d0", operations=frozenset({"name"}))
+    assert code_of(lambda: node.log(0).truncate_fully_and_start_at(50)) is ErrorCode.KAFKA_STORAGE_ERROR
+    for _ in range(3):
+        node.poll(after_ms=60_000)
+    assert [directory.online for directory in node.logs.dirs] == [False, True]
+
+
 def test_a_job_that_fails_takes_its_directory_offline(node: Node) -> None:
     append(node.log(0), 4)
     jobs = node.logs.poll(node.now_ms)
