@@ -32,6 +32,9 @@ SEEDS = {
     "the cleaner met a full disk, and nothing was cleaned any more": Plan(1023, 3, THIRD, loads=CLEANED),
     "a move that went on into a failed directory kept the node from starting": Plan(10101, 3, THIRD, loads=CLEANED),
     "a disk that failed under one of two logs ended the fetcher of both": Plan(40178, 3, THIRD, loads=CLEANED),
+    "a placement that was taken back before it was heard of came true all the same": Plan(
+        50093, 3, THIRD, loads=CLEANED
+    ),
     "the last member of an ISR without a leader was forgotten": Plan(40008, 3, THIRD, loads=CLEANED),
     "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),

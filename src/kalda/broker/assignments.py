@@ -30,6 +30,7 @@ log = logging.getLogger("kalda.assignments")
 MAX_A_REQUEST = 2_250
 _FIRST_BACKOFF_MS = 100
 _MAX_BACKOFF_MS = 10_000
+_GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 Key = tuple[Uuid, int]
 """Topic id and partition."""
@@ -54,8 +55,9 @@ class DirectoryAssignments:
         self._timers = timers
         self._is_wanted = is_wanted
         self._waiting: dict[Key, Uuid] = {}
-        self._told: dict[Key, Uuid] = {}
-        """What the controller was told last, which the metadata at hand may not show yet."""
+        self._told: dict[Key, set[Uuid]] = {}
+        """What the controller may believe, and the metadata at hand does not show yet: all that it was told since it
+        last answered."""
         self._agreed: dict[Key, tuple[Uuid, Callable[[], None]]] = {}
         self._under_way: dict[Key, Uuid] = {}
         self._backoff_ms = 0
@@ -98,10 +100,12 @@ class DirectoryAssignments:
             if len(self._under_way) == MAX_A_REQUEST:
                 break
             directory = self._waiting.pop(key)
-            if not self._is_wanted(*key, directory) and self._told.get(key, directory) == directory:
+            told = self._told.setdefault(key, set())
+            if not self._is_wanted(*key, directory) and told <= {directory}:
+                del self._told[key]
                 self._known(key, directory)
                 continue
-            self._told[key] = directory
+            told.add(directory)
             self._under_way[key] = directory
             topics = directories.setdefault(directory, {})
             topic = topics.setdefault(key[0], AssignReplicasToDirsRequestTopicData(topic_id=key[0]))
@@ -123,10 +127,12 @@ class DirectoryAssignments:
             for directory in response.directories:
                 for topic in directory.topics:
                     for partition in topic.partitions:
-                        if partition.error_code == ErrorCode.NONE:
-                            key = topic.topic_id, partition.partition_index
-                            if (told := asked.pop(key, None)) is not None:
-                                self._known(key, told)
+                        key = topic.topic_id, partition.partition_index
+                        if partition.error_code == ErrorCode.NONE and (told := asked.pop(key, None)) is not None:
+                            self._told[key] = {told}
+                            self._known(key, told)
+                        elif partition.error_code in _GONE:
+                            self._told.pop(key, None)
         elif (error is not None and error.code is ErrorCode.UNSUPPORTED_VERSION) or (
             response is not None and response.error_code == ErrorCode.UNSUPPORTED_VERSION
         ):

@@ -133,6 +133,36 @@ def test_a_newer_placement_wins_and_what_is_gone_is_left_out() -> None:
     assert controller.last == [(b"r", b"t", 0)]
 
 
+def test_what_may_have_been_heard_is_taken_back_until_that_is_heard() -> None:
+    """The metadata at hand has the replica on the left all along, but the controller may come to think otherwise."""
+    controller = Controller()
+    controller.told.placed(TOPIC, 0, RIGHT)
+    controller.turn()
+    controller.told.placed(TOPIC, 0, LEFT)
+    controller.unwanted.add(0)
+    for _ in range(3):
+        controller.pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+        controller.turn()
+        assert controller.last == [(b"l", b"t", 0)]
+    assert len(controller.requests) == 4
+    controller.answer(0)
+    controller.turn()
+    assert (len(controller.requests), len(controller.told)) == (4, 0)
+
+
+def test_of_a_topic_that_is_gone_nothing_is_taken_back() -> None:
+    controller = Controller()
+    for directory in (RIGHT, LEFT):
+        controller.told.placed(TOPIC, 0, directory)
+        controller.turn()
+        if directory is RIGHT:
+            controller.pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+    controller.unwanted.add(0)
+    controller.answer(ErrorCode.UNKNOWN_TOPIC_ID)
+    controller.turn()
+    assert len(controller.told) == 0
+
+
 def test_an_old_metadata_version_is_not_asked_twice() -> None:
     controller = Controller()
     controller.told.placed(TOPIC, 0, LEFT)
