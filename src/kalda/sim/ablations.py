@@ -313,7 +313,9 @@ ABLATIONS = {
     each.name: each
     for each in (
         Ablation("sync before acknowledging", _acknowledge_unsynced, 1, faults.POWER),
-        Ablation("checksums at recovery", _recover_without_checksums, 1, (*faults.POWER, "slow-disk")),
+        Ablation(
+            "checksums at recovery", _recover_without_checksums, 1, (*faults.POWER, "slow-disk"), loads=("groups",)
+        ),
         Ablation("producers' sequences", _take_any_sequence, 1, ("reset", "kill")),
         Ablation("all in sync before committing", _commit_without_followers, 3, ("kill", "cut", "slow")),
         Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way"), seeds=80),
