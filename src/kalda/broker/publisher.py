@@ -19,7 +19,7 @@ from itertools import chain, islice
 from typing import Protocol
 
 from kalda.base.errors import ApiError
-from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.ids import DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC
 from kalda.broker.metadata_cache import MetadataCache
@@ -268,6 +268,11 @@ class BrokerPublisher:
                 registration,
                 lambda: self._open_log(topic_partition, local.topic_id, registration, image),
             )
+            is_moving = topic_partition in self._logs.futures
+            if known is not None and not is_moving and registration.directory(self._broker_id) == DIRECTORY_UNASSIGNED:
+                # The replica went to another broker and came back, both in one delta: it never left, but to the
+                # cluster it is new.
+                self._tell_directory(topic_partition, local.topic_id, registration)
         except ApiError as error:
             log.error("cannot open %s: %s", topic_partition, error)
         return self._replicas.find(*topic_partition)

@@ -43,6 +43,10 @@ from kalda.storage.log import Log, UnexpectedAppendOffset
 log = logging.getLogger("kalda.fetcher")
 
 FIRST_BACKOFF_MS = 20
+_SYNC_WAIT_MS = 10
+"""So long may a fetch wait at the leader while a partition that it leaves out is being synced. That one is asked for
+with the next fetch; were this one to wait until the leader has something of the others, writers of that one would get
+an answer every `replica.fetch.wait.max.ms`."""
 _LATEST, _EARLIEST = -1, -2
 
 
@@ -172,10 +176,11 @@ class ReplicaFetcher:
         if not wanted:
             return None
         config = self._config
+        is_syncing = any(not each.fenced and not each.partition.may_fetch_on for each in self._followed.values())
         request = FetchRequest(
             replica_state=FetchRequestReplicaState(replica_id=config.broker_id, replica_epoch=self._broker_epoch()),
             cluster_id=config.cluster_id,
-            max_wait_ms=config.wait_max_ms,
+            max_wait_ms=min(config.wait_max_ms, _SYNC_WAIT_MS) if is_syncing else config.wait_max_ms,
             min_bytes=config.min_bytes,
             max_bytes=config.response_max_bytes,
         )

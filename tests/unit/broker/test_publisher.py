@@ -8,17 +8,23 @@ from typing import Any
 
 import pytest
 
-from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.ids import DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.publisher import BrokerPublisher
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
-from kalda.protocol.messages.metadata_records import PartitionRecord, RemoveTopicRecord, TopicRecord
+from kalda.protocol.messages.metadata_records import (
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log_manager import NewLog
 
 MANY = 100
+HOME = Uuid(b"home" * 4)
 OLD, NEW = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
 
 
@@ -52,7 +58,8 @@ class FakeReplicas:
         self.served.pop(topic_partition, None)
 
     def apply(self, topic_partition: TopicPartition, topic_id: Uuid, registration: Any, log: Any) -> None:
-        log()
+        if topic_partition not in self.served:
+            log()
         self.served[topic_partition] = SimpleNamespace(topic_partition=topic_partition, topic_id=topic_id)
 
     def ids(self) -> set[Uuid]:
@@ -64,6 +71,7 @@ class FakeLogs:
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid] = {}
+        self.futures: set[TopicPartition] = set()
 
     def get(self, topic_partition: TopicPartition) -> Any:
         known = self.logs.get(topic_partition)
@@ -84,8 +92,8 @@ class FakeLogs:
     def delete_log(self, topic_partition: TopicPartition) -> None:
         self.logs.pop(topic_partition, None)
 
-    def dir_of(self, topic_partition: TopicPartition) -> None:
-        return None
+    def dir_of(self, topic_partition: TopicPartition) -> Any:
+        return SimpleNamespace(directory_id=HOME)
 
 
 class World:
@@ -103,10 +111,11 @@ class World:
             nothing,
             SimpleNamespace(on_elected=nothing, on_resigned=nothing, on_topics_deleted=nothing),
             lambda: 0,
-            nothing,
+            lambda *placed: self.placed.append(placed),
             self.timers,
             self,
         )
+        self.placed: list[tuple[Uuid, int, Uuid]] = []
         self.hold_jobs = False
         self.held: list[Callable[[], None]] = []
         self.image = EMPTY
@@ -198,6 +207,19 @@ def test_a_topic_deleted_while_its_logs_are_made_is_gone_in_the_end(world: World
         world.finish()
     assert world.replicas.ids() == {NEW}
     assert set(world.logs.logs.values()) == {NEW}
+
+
+@pytest.mark.parametrize("is_moving", [False, True])
+def test_a_replica_that_left_and_came_back_at_once_is_told_of_again(world: World, is_moving: bool) -> None:
+    """Unless it is being moved: then where it is going will be told."""
+    world.update(*topic(OLD, 1))
+    world.placed.clear()
+    world.logs.futures = {TopicPartition("t", 0)} if is_moving else set()
+    world.update(
+        PartitionChangeRecord(partition_id=0, topic_id=OLD, replicas=[2], isr=[2], leader=2, directories=[HOME]),
+        PartitionChangeRecord(partition_id=0, topic_id=OLD, replicas=[2, 1], directories=[HOME, DIRECTORY_UNASSIGNED]),
+    )
+    assert world.placed == ([] if is_moving else [(OLD, 0, HOME)])
 
 
 def test_nothing_is_opened_after_the_end(world: World) -> None:

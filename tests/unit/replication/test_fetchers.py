@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.protocol.messages.fetch import FetchRequest
 from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.fetchers import ReplicaFetchers
 
@@ -44,3 +45,24 @@ def test_the_same_number_moves_nothing() -> None:
     fetchers.follow(partition(0))
     fetchers.resize(2)
     assert sum(len(fetcher) for fetcher in started) == 1
+
+
+def test_a_fetch_does_not_wait_long_without_a_partition_that_is_being_synced() -> None:
+    started: list[ReplicaFetcher] = []
+    fetchers = ReplicaFetchers(FetcherConfig(7, "cluster", wait_max_ms=500), lambda: 1, started.append)
+    synced, syncing = partition(0), partition(1)
+    for each in (synced, syncing):
+        each.may_fetch_on = True
+        each.log = SimpleNamespace(
+            cold=False, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
+        )
+        fetchers.follow(each)
+    waits = []
+    for ready in (True, False):
+        syncing.may_fetch_on = ready
+        request = started[0].next_request(0)
+        assert isinstance(request, FetchRequest)
+        waits.append(request.max_wait_ms)
+        started[0].on_interrupted()
+    assert waits[0] == 500
+    assert waits[1] < 50
