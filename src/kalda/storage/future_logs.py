@@ -194,6 +194,11 @@ class FutureLogs:
             target.disk.sync_dir(target.path)  # not before the new name is there for good
             disk.remove_tree(away)
 
+        def settle_names(disk: Disk) -> None:
+            target.disk.sync_dir(target.path)
+            disk.sync_dir(home.path)
+
+        self._manager.doom(home, self._now_ms(), settle_names)
         self._manager.doom(home, self._now_ms() + current.config.file_delete_delay_ms, remove)
         return future
 

@@ -119,7 +119,9 @@ class LogDir:
             self.had_clean_shutdown, self.previous_broker_epoch = True, broker_epoch
             # Gone before anything is touched: a crash from now on is an unclean stop.
             disk.remove(marker)
-            disk.sync_dir(path)
+        # What is seen now stays so. A log that was moved away might come back when power is lost later on, and be all
+        # there is of it where its new directory fails as well.
+        disk.sync_dir(path)
         self.recovery_points = self._read(RECOVERY_POINT_FILE)
         self.log_starts = self._read(LOG_START_OFFSET_FILE)
         self.high_watermarks = self._read(HIGH_WATERMARK_FILE)
