@@ -162,6 +162,18 @@ def test_what_is_deleted_before_its_reader_comes_reads_as_nothing(disk: WatchedD
     assert read(disk, log, again) == 1
 
 
+def test_what_cannot_be_kept_open_is_opened_by_the_next_reader_too(disk: WatchedDisk) -> None:
+    """There may be no descriptor left, say."""
+    log = found_on_disk(disk, 60)
+    reader = log.cold_read(3, by_name=True)
+    assert reader(3, 20_000, 60, True).size_bytes > 0
+    disk.fail("/d", operations=frozenset({"read"}))
+    log.take_over(reader)
+    disk.mend("/d")
+    assert not log.offline
+    assert read(disk, log, 3) == 1
+
+
 def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
     log = open_log(disk)
     for number in range(60):
