@@ -35,6 +35,9 @@ SEEDS = {
     "a placement that was taken back before it was heard of came true all the same": Plan(
         50093, 3, THIRD, loads=CLEANED
     ),
+    "a copy that lacked what was acknowledged took the place of the log, whose directory was away": Plan(
+        51107, 1, THIRD, loads=CLEANED
+    ),
     "the last member of an ISR without a leader was forgotten": Plan(40008, 3, THIRD, loads=CLEANED),
     "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),

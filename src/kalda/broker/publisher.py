@@ -19,7 +19,7 @@ from itertools import chain, islice
 from typing import Protocol
 
 from kalda.base.errors import ApiError
-from kalda.base.ids import DIRECTORY_UNASSIGNED, TopicPartition, Uuid
+from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC
 from kalda.broker.metadata_cache import MetadataCache
@@ -284,6 +284,9 @@ class BrokerPublisher:
         if existing is not None and existing.topic_id not in (None, topic_id):
             log.warning("%s is the log of a former topic of that name: it is set aside", topic_partition)
             self._logs.set_aside(topic_partition)
+        if self._logs.futures.is_alone(topic_partition, topic_id):
+            # The metadata may name a directory that is online, where there is but a copy: somebody else has to lead.
+            self._on_placed(topic_id, topic_partition.partition, DIRECTORY_LOST)
         opened = self._logs.get_or_create_log(
             topic_partition,
             topic_id,

@@ -8,6 +8,7 @@ moment `settle` goes on from what is there:
 | --- | --- | --- |
 | the log and a future one | the move was under way | it goes on |
 | a future log alone | the log had been marked as deleted | the future log takes its name |
+| the same, but a directory is away | the log may be there, with more in it | the replica is offline |
 | two logs | the new name outlived a loss of power, the mark did not | it is the one that the metadata names |
 | two logs | one was made anew while the directory of the other was away | the same |
 
@@ -74,6 +75,17 @@ class FutureLogs:
 
     def dir_of(self, topic_partition: TopicPartition) -> LogDir | None:
         return self._home.get(topic_partition)
+
+    def is_alone(self, topic_partition: TopicPartition, topic_id: Uuid | None) -> bool:
+        """Whether there is a future log and no other, while a directory is away. The controller may name the future
+        one's directory long before it has all that was acknowledged, so it must neither be served nor be dropped."""
+        future = self._logs.get(topic_partition)
+        return (
+            future is not None
+            and topic_id in (None, future.topic_id)
+            and self._manager.get(topic_partition) is None
+            and not all(directory.online for directory in self._manager.dirs)
+        )
 
     # Wishes
 
@@ -271,6 +283,12 @@ class FutureLogs:
         if current is not None:
             if self._manager.dir_of(topic_partition) is home:
                 self.drop(topic_partition)  # it had been given up when the power failed
+            return
+        if self.is_alone(topic_partition, future.topic_id):
+            log_.warning(
+                "%s is not served while a log directory is offline: the log that it copies may be there",
+                topic_partition,
+            )
             return
         if where == home.directory_id or int.from_bytes(where, "big") < _RESERVED_IDS:
             log_.info("%s takes the place of the log that it was to replace", future.directory)

@@ -250,6 +250,10 @@ class LogManager:
             if log.config != config:
                 log.update_config(config)
             return log
+        if self.futures.is_alone(topic_partition, topic_id):
+            raise ApiError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} may be in a log directory that is offline"
+            )
         directory = self.futures.take_preferred(topic_partition) or self._choose(directory_id)
         if self.futures.dir_of(topic_partition) is directory:
             self.futures.drop(topic_partition)
@@ -266,6 +270,8 @@ class LogManager:
         planned: list[tuple[LogDir, NewLog]] = []
         more: Counter[str] = Counter()
         for new in wanted:
+            if self.futures.is_alone(new.topic_partition, new.topic_id):
+                continue
             try:
                 directory = self.futures.take_preferred(new.topic_partition) or self._choose(new.directory_id, more)
                 directory.vouch_no_more_for(new.topic_partition)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kalda.base.ids import DIRECTORY_UNASSIGNED, TopicPartition, Uuid
+from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.publisher import BrokerPublisher
 from kalda.metadata.delta import MetadataDelta
@@ -66,12 +66,22 @@ class FakeReplicas:
         return {partition.topic_id for partition in self.served.values()}
 
 
+class FakeFutures(set[TopicPartition]):
+    """Partitions that are being moved; of those in `alone` the log itself may be away."""
+
+    def __init__(self) -> None:
+        self.alone: set[TopicPartition] = set()
+
+    def is_alone(self, topic_partition: TopicPartition, topic_id: Uuid | None) -> bool:
+        return topic_partition in self.alone
+
+
 class FakeLogs:
     """Logs by partition; like the manager, it has one of a name at a time."""
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid] = {}
-        self.futures: set[TopicPartition] = set()
+        self.futures = FakeFutures()
 
     def get(self, topic_partition: TopicPartition) -> Any:
         known = self.logs.get(topic_partition)
@@ -214,12 +224,19 @@ def test_a_replica_that_left_and_came_back_at_once_is_told_of_again(world: World
     """Unless it is being moved: then where it is going will be told."""
     world.update(*topic(OLD, 1))
     world.placed.clear()
-    world.logs.futures = {TopicPartition("t", 0)} if is_moving else set()
+    if is_moving:
+        world.logs.futures.add(TopicPartition("t", 0))
     world.update(
         PartitionChangeRecord(partition_id=0, topic_id=OLD, replicas=[2], isr=[2], leader=2, directories=[HOME]),
         PartitionChangeRecord(partition_id=0, topic_id=OLD, replicas=[2, 1], directories=[HOME, DIRECTORY_UNASSIGNED]),
     )
     assert world.placed == ([] if is_moving else [(OLD, 0, HOME)])
+
+
+def test_a_replica_of_which_there_is_but_a_copy_is_told_as_lost(world: World) -> None:
+    world.logs.futures.alone.add(TopicPartition("t", 0))
+    world.update(*topic(OLD, 1))
+    assert world.placed[0] == (OLD, 0, DIRECTORY_LOST)
 
 
 def test_nothing_is_opened_after_the_end(world: World) -> None:

@@ -20,7 +20,7 @@ from kalda.sim.disk import SimDisk, SimFile
 from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.log_manager import LogManager, NewLog
 
 IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16), "/d2": Uuid(b"c" * 16)}
 TP = TopicPartition("t", 0)
@@ -415,6 +415,28 @@ def test_moves_that_go_on_into_a_directory_that_fails_are_given_up(world: World)
     world.moves.resume()
     assert (len(world.moves), len(world.logs.futures)) == (0, 0)
     assert [each.online for each in world.logs.dirs] == [True, False, True]
+
+
+def test_a_copy_is_no_replica_while_the_log_may_be_in_a_directory_that_is_away(world: World) -> None:
+    """The controller has heard where the replica is to be, and the log has been written to since."""
+    partition = world.lead()
+    write(partition, 30)
+    world.moves.alter(TP, "/d1")
+    world.placed = IDS["/d1"]
+    write(partition, 5)
+    world.disk.fail("/d0")
+    world.start()  # killed, and the directory fails
+    world.logs.make_logs_job([NewLog(TP, TOPIC_ID, world.config, world.placed)]).complete()
+    with pytest.raises(ApiError) as refused:
+        world.logs.get_or_create_log(TP, TOPIC_ID, world.config, world.placed)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    world.disk.mend("/d0")
+    world.start()
+    partition = world.lead(1)
+    assert (world.home, partition.log.log_end_offset) == ("/d0", 35)
+    world.moves.resume()
+    world.agree()
+    assert (world.home, partition.log.log_end_offset) == ("/d1", 35)
 
 
 def test_a_copy_alone_takes_the_place_of_the_log(world: World) -> None:
