@@ -18,7 +18,6 @@ told to the hooks.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -436,8 +435,7 @@ class Log:
         if read.failure is not None:
             self.on_io_error(read.failure)
         if not self.offline:
-            with contextlib.suppress(OSError):  # what cannot be kept open is opened again
-                self._places.take_over(read)
+            self._places.take_over(read)
 
     def _read(self, offset: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader) -> FetchInfo:
         log_end = self.log_end_offset

@@ -493,9 +493,13 @@ class Segment:
 
     def adopt(self, twin: Segment) -> None:
         """Take what a snapshot's reader has found, where the files are still where he found them, and nobody has opened
-        them here since: so nobody has written to them either."""
+        them here since: so nobody has written to them either. Where no descriptor is left for them, they are opened
+        again by whoever comes next."""
         if self._file is None and twin._file is not None and twin.path(LOG_SUFFIX) == self.path(LOG_SUFFIX):
-            self._file = twin._file.share()
+            try:
+                self._file = twin._file.share()
+            except OSError:
+                return
             if self._first_timestamp is None:
                 self._first_timestamp = twin._first_timestamp
             if self._max_timestamp is None:

@@ -174,6 +174,17 @@ def test_what_cannot_be_kept_open_is_opened_by_the_next_reader_too(disk: Watched
     assert read(disk, log, 3) == 1
 
 
+def test_what_was_opened_for_an_append_and_cannot_be_kept_is_opened_again(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 3)
+    job = opening_job([log])
+    job.run()
+    disk.fail("/d", operations=frozenset({"read"}))
+    job.finish()
+    disk.mend("/d")
+    append(log)
+    assert log.log_end_offset == 4
+
+
 def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
     log = open_log(disk)
     for number in range(60):
