@@ -19,6 +19,7 @@ No thread may share a registry. A collection belongs to one registry for life.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSet
 from typing import Any, Generic, TypeVar, cast, overload
@@ -135,7 +136,7 @@ class SnapshotRegistry:
         return at
 
 
-class _Collection:
+class _Collection(ABC):
     """What a registry asks of a collection. Tiers run parallel to the registry's snapshots, without those in which
     nothing of this collection changed."""
 
@@ -165,14 +166,14 @@ class _Collection:
         del self._tier_epochs[0]
         del self._tiers[0]
 
-    def _undo_newest_tier(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _undo_newest_tier(self) -> None: ...
 
-    def _restore(self, epoch: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _restore(self, epoch: int) -> None: ...
 
-    def _reset(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _reset(self) -> None: ...
 
 
 class TimelineDict(_Collection, MutableMapping[K, V]):
