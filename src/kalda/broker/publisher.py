@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Protocol
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.handlers.metadata import OFFSETS_TOPIC
@@ -224,7 +224,11 @@ class BrokerPublisher:
     def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[Job[None] | None]:
         partitions = chain(changes.leaders.items(), changes.followers.items())
         while some := list(islice(partitions, _PARTITIONS_A_TURN)):
-            made = [self._new_log(tp, local, image) for tp, local in some if self._logs.get(tp) is None]
+            made = [
+                self._new_log(tp, local, image)
+                for tp, local in some
+                if self._logs.get(tp) is None and not self._may_be_away(tp, local.topic_id, local.registration)
+            ]
             if made:
                 yield self._logs.make_logs_job(made)
             yield from self._apply_some(dict(some), changes, image)
@@ -284,9 +288,13 @@ class BrokerPublisher:
         if existing is not None and existing.topic_id not in (None, topic_id):
             log.warning("%s is the log of a former topic of that name: it is set aside", topic_partition)
             self._logs.set_aside(topic_partition)
-        if self._logs.futures.is_alone(topic_partition, topic_id):
-            # The metadata may name a directory that is online, where there is but a copy: somebody else has to lead.
-            self._on_placed(topic_id, topic_partition.partition, DIRECTORY_LOST)
+        if self._may_be_away(topic_partition, topic_id, registration):
+            # The metadata does not say so: somebody else has to lead.
+            if registration.directory(self._broker_id) != DIRECTORY_LOST:
+                self._on_placed(topic_id, topic_partition.partition, DIRECTORY_LOST)
+            raise ApiError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} may be in a log directory that is offline"
+            )
         opened = self._logs.get_or_create_log(
             topic_partition,
             topic_id,
@@ -295,6 +303,20 @@ class BrokerPublisher:
         )
         self._tell_directory(topic_partition, topic_id, registration)
         return opened
+
+    def _may_be_away(
+        self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration
+    ) -> bool:
+        """Whether the log, with what was acknowledged, may be in a directory that is offline, although the metadata
+        does not name that one: it then names the directory of a copy that a move has not finished, or none as yet."""
+        if all(directory.online for directory in self._logs.dirs) or self._logs.get(topic_partition) is not None:
+            return False
+        if self._logs.futures.is_alone(topic_partition, topic_id):
+            return True
+        directory = registration.directory(self._broker_id)
+        # Of an update after the first, what has no directory yet is new.
+        untold = directory == DIRECTORY_LOST or (directory == DIRECTORY_UNASSIGNED and not self._started)
+        return untold and (self._broker_id in registration.isr or self._broker_id in registration.elr)
 
     def _tell_directory(
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration

@@ -25,6 +25,7 @@ from kalda.storage.log_manager import NewLog
 
 MANY = 100
 HOME = Uuid(b"home" * 4)
+NOWHERE = Uuid(bytes(16))
 OLD, NEW = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
 
 
@@ -82,6 +83,7 @@ class FakeLogs:
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid] = {}
         self.futures = FakeFutures()
+        self.dirs = [SimpleNamespace(online=True), SimpleNamespace(online=True)]
 
     def get(self, topic_partition: TopicPartition) -> Any:
         known = self.logs.get(topic_partition)
@@ -158,11 +160,16 @@ def world() -> World:
     return world
 
 
-def topic(topic_id: Uuid, partitions: int = MANY) -> Iterable[Any]:
+def topic(topic_id: Uuid, partitions: int = MANY, directory: Uuid = NOWHERE, isr: int = 1) -> Iterable[Any]:
     yield TopicRecord(name="t", topic_id=topic_id)
     for index in range(partitions):
         yield PartitionRecord(
-            partition_id=index, topic_id=topic_id, replicas=[1], isr=[1], leader=1, directories=[Uuid(bytes(16))]
+            partition_id=index,
+            topic_id=topic_id,
+            replicas=[1, 2],
+            isr=[isr],
+            leader=isr,
+            directories=[directory, HOME],
         )
 
 
@@ -234,9 +241,34 @@ def test_a_replica_that_left_and_came_back_at_once_is_told_of_again(world: World
 
 
 def test_a_replica_of_which_there_is_but_a_copy_is_told_as_lost(world: World) -> None:
+    world.logs.dirs[1].online = False
     world.logs.futures.alone.add(TopicPartition("t", 0))
     world.update(*topic(OLD, 1))
-    assert world.placed[0] == (OLD, 0, DIRECTORY_LOST)
+    assert (world.placed, world.replicas.served) == ([(OLD, 0, DIRECTORY_LOST)], {})
+
+
+def test_a_replica_whose_directory_was_not_told_is_lost_while_one_is_away() -> None:
+    """It is in sync, so what was acknowledged is in its log, which the controller has not heard the directory of."""
+    world = World()
+    world.logs.dirs[1].online = False
+    world.update(*topic(OLD, 1, DIRECTORY_UNASSIGNED))
+    lost = PartitionChangeRecord(partition_id=0, topic_id=OLD, directories=[DIRECTORY_LOST, HOME])
+    world.update(lost)
+    assert (world.placed, world.logs.logs) == ([(OLD, 0, DIRECTORY_LOST)], {}), "told once, and not made anew"
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, isr=[2], leader=2))
+    assert world.placed[1:] == [(OLD, 0, HOME)], "out of sync it may be made anew"
+    assert world.logs.logs == {TopicPartition("t", 0): OLD}
+
+
+@pytest.mark.parametrize(("online", "isr", "is_first"), [(True, 1, True), (False, 2, True), (False, 1, False)])
+def test_a_replica_without_directory_that_has_nothing_is_made(online: bool, isr: int, is_first: bool) -> None:
+    world = World()
+    world.logs.dirs[1].online = online
+    if not is_first:
+        world.update()
+    world.update(*topic(OLD, 1, DIRECTORY_UNASSIGNED, isr))
+    assert world.placed == [(OLD, 0, HOME)]
+    assert world.logs.logs == {TopicPartition("t", 0): OLD}
 
 
 def test_nothing_is_opened_after_the_end(world: World) -> None:
