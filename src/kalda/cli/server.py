@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kalda.base.configs.server import ServerConfig
 
 _MANY_OBJECTS = 500_000
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+_KEPT_BYTES = 32 * 1024 * 1024
+_MAPPED_BYTES = 4 * 1024 * 1024
 
 USAGE = """Usage: kalda server FILE [--override KEY=VALUE]... [--log-level LEVEL] [--log-format text|json]
 
@@ -127,6 +130,17 @@ def _allow_many_files() -> None:
             logging.getLogger("kalda.server").warning("only %d files can be open at a time: %s", soft, error)
 
 
+def _keep_freed_memory() -> None:
+    """Let the C library keep some megabytes that are free, rather than give them back at once and ask for them again:
+    with every piece of a log that is read the kernel would make new pages. Only glibc has something to set."""
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
 async def _serve(options: Options) -> int:
     from kalda.base.configs.definition import InvalidConfig
     from kalda.broker.node import Node, StartError
@@ -165,6 +179,7 @@ async def _serve(options: Options) -> int:
             gc.freeze()
             gc.set_threshold(50_000, 50, 100)
             gc.enable()
+            _keep_freed_memory()
             await stopping
     except StartError as error:
         log.error("%s", error)
