@@ -28,14 +28,17 @@ _LISTS = {"Int32": values.INT32S, "Uuid": values.UUIDS}
 
 _programs: dict[int, values.Program] = {}
 """By the three bytes of the frame: version, record type, the record's version."""
+_seen: set[int] = set()
+"""Frames of which a program was made, or cannot be made."""
 
 
 def decode_metadata_messages(buf: Buffer, pos: int, header: BatchHeader) -> list[VersionedRecord]:
     """The metadata records of the batch at `pos`. Raises `CorruptRecord`, also for one that cannot be read."""
     section, start, end = records_section(buf, pos, header)
-    found, values_left = values.decode_flat(
-        memoryview(section), start, end, header.records_count, _programs, VersionedRecord
-    )
+    view = memoryview(section)
+    found, values_left = values.decode_flat(view, start, end, header.records_count, _programs, VersionedRecord)
+    if values_left and sum(_learn(each) for each in found if type(each) is bytes):
+        found, values_left = values.decode_flat(view, start, end, header.records_count, _programs, VersionedRecord)
     if values_left:
         for index, each in enumerate(found):
             if type(each) is not VersionedRecord:
@@ -47,14 +50,26 @@ def _decode(value: bytes | None, offset: int) -> VersionedRecord:
     if value is None:
         raise CorruptRecord(f"the metadata record at offset {offset} has no value")
     try:
-        decoded = decode_metadata_record(value)
+        return decode_metadata_record(value)
     except InvalidRequest as error:
         raise CorruptRecord(f"the metadata record at offset {offset}: {error.message}") from error
-    if max(value[:3]) < 0x80:  # three numbers of one byte
-        program = _program_of(type(decoded.record), decoded.version)
-        if program is not None:
-            _programs[int.from_bytes(value[:3], "big")] = program
-    return decoded
+
+
+def _learn(value: bytes) -> bool:
+    """Whether values of this frame can be read by compiled code from now on, and could not before."""
+    frame = int.from_bytes(value[:3], "big")
+    if frame in _seen or max(value[:3], default=0x80) >= 0x80:  # three numbers of one byte
+        return False
+    try:
+        decoded = decode_metadata_record(value)
+    except InvalidRequest:
+        return False
+    _seen.add(frame)
+    program = _program_of(type(decoded.record), decoded.version)
+    if program is None:
+        return False
+    _programs[frame] = program
+    return True
 
 
 def _program_of(cls: type[Message], version: int) -> values.Program | None:
