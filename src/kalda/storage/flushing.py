@@ -3,6 +3,9 @@
 The recovery point may only pass what is synced: segments with their indexes, the snapshots and leader epochs that
 recovery would otherwise rebuild from batches below it, and the directory's names, without which a synced file may be
 gone.
+
+A segment that has ended gets its last index entries then, which may be after all its batches were synced. Until the
+indexes are as well, checkpoints do not vouch for its end: a start after a crash makes them anew.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ from kalda.storage.checkpoints import PARTITION_METADATA_FILE
 from kalda.storage.job import Job
 from kalda.storage.leader_epochs import LeaderEpochs
 from kalda.storage.producer_snapshot import SnapshotFiles
+from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
 
 
 class Unsynced:
     """Kept by one log. `names`: counts changes of the directory's names; `truncations`: of what had been appended."""
 
-    __slots__ = ("_disk", "_names_synced", "directory", "metadata", "names", "truncations")
+    __slots__ = ("_disk", "_names_synced", "_sealed", "directory", "metadata", "names", "truncations")
 
     def __init__(self, disk: Disk, directory: str, names_changed: bool) -> None:
         self._disk = disk
@@ -31,6 +35,24 @@ class Unsynced:
         self.metadata = names_changed and disk.stat(self.metadata_path) is not None
         """`partition.metadata` is not synced yet: a recovery point must not pass it either."""
         self.truncations = 0
+        self._sealed: list[Segment] = []
+        """Segments whose last index entries are not synced yet."""
+
+    def seal(self, segment: Segment) -> None:
+        """The segment has ended."""
+        segment.seal()
+        if segment not in self._sealed:
+            self._sealed.append(segment)
+
+    def vouched(self, segments: Segments, recovery_point: int, end: int) -> int:
+        """The recovery point of a log that ends at `end`, or one below it where recovery must begin a segment earlier:
+        it begins with the segment that would hold the recovery point."""
+        oldest = next((each for each in self._sealed if segments.floor(each.base_offset) is each), segments.active)
+        if oldest is segments.active and oldest.sealed and oldest not in self._sealed:
+            return recovery_point
+        following = segments.after(oldest)
+        end = end if following is None else following.base_offset
+        return min(recovery_point, max(oldest.base_offset, min(recovery_point, end) - 1))
 
     @property
     def metadata_path(self) -> str:
@@ -58,6 +80,7 @@ class Unsynced:
         names, truncations = self.names, self.truncations
         sync_names = new_files or names != self._names_synced
         synced_snapshots, synced_epochs = set(snapshots.unsynced), epochs.writes
+        sealed = list(self._sealed)
 
         def work() -> None:
             try:
@@ -75,6 +98,7 @@ class Unsynced:
             if synced_metadata:
                 self.metadata = False
             if truncations == self.truncations:
+                self._sealed = [segment for segment in self._sealed if segment not in sealed]
                 snapshots.unsynced = [offset for offset in snapshots.unsynced if offset not in synced_snapshots]
             if epochs.writes == synced_epochs:
                 epochs.unsynced = False
@@ -94,9 +118,10 @@ class Unsynced:
     ) -> list[File]:
         """Handles of the job's own."""
         files: list[File] = []
-        if upto > recovery_point:
-            for segment in segments.between(recovery_point, upto):
-                files += segment.sync_files() if indexes else [segment.file().share()]
+        below = segments.between(recovery_point, upto) if upto > recovery_point else []
+        sealed = [each for each in self._sealed if each not in below and segments.floor(each.base_offset) is each]
+        for segment in sealed + below:
+            files += segment.sync_files() if indexes else [segment.file().share()]
         for offset in snapshots.unsynced:
             files.append(self._disk.open(snapshots.path(offset)))
         if epochs.unwritten and epochs.write_below(upto):

@@ -212,6 +212,11 @@ class Log:
         return self.log_end_offset - self.recovery_point >= self.config.flush_messages
 
     @property
+    def vouched_recovery_point(self) -> int:
+        """What a checkpoint may say of the recovery point; see `Unsynced.vouched`."""
+        return self._unsynced.vouched(self.segments, self.recovery_point, self.log_end_offset)
+
+    @property
     def latest_epoch(self) -> int | None:
         return self.leader_epochs.latest
 
@@ -581,7 +586,7 @@ class Log:
             self.segments.remove(active)
             active.close()
         else:
-            active.seal()
+            self._unsynced.seal(active)
             self._places.keep_open(active)
         jitter = self._jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
         segment = Segment.create(self.disk, self.directory, base, self.config, now_ms, jitter)
@@ -717,7 +722,7 @@ class Log:
         self._online()
         try:
             self.snapshots.take(self.producer_states)
-            self.segments.active.seal()
+            self._unsynced.seal(self.segments.active)
             job = self.flush_job()
         except OSError as error:
             raise self._failed(error) from error

@@ -201,7 +201,7 @@ class LogDir:
         return chain(self.logs.items(), self.futures.items())
 
     def _recovery_points(self) -> dict[TopicPartition, int]:
-        return {tp: log.recovery_point for tp, log in self._all()}
+        return {tp: log.vouched_recovery_point for tp, log in self._all()}
 
     def rewrite_checkpoints(self) -> None:
         """The next jobs write, whatever was asked for before: jobs of before may never be finished."""
