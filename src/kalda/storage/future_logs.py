@@ -203,15 +203,16 @@ class FutureLogs:
         current.close(clean=False)
 
         def remove(disk: Disk) -> None:
-            target.disk.sync_dir(target.path)  # not before the new name is there for good
+            try:
+                target.disk.sync_dir(target.path)  # not before the new name is there for good
+            except OSError:
+                return  # not this directory's failure: what writes to the other one will meet it
             disk.remove_tree(away)
 
-        def settle_names(disk: Disk) -> None:
-            target.disk.sync_dir(target.path)
-            disk.sync_dir(home.path)
-
-        self._manager.doom(home, self._now_ms(), settle_names)
-        self._manager.doom(home, self._now_ms() + current.config.file_delete_delay_ms, remove)
+        now_ms = self._now_ms()
+        self._manager.doom(target, now_ms, lambda disk: disk.sync_dir(target.path))
+        self._manager.doom(home, now_ms, lambda disk: disk.sync_dir(home.path))
+        self._manager.doom(home, now_ms + current.config.file_delete_delay_ms, remove)
         return future
 
     # Start

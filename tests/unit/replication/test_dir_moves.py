@@ -73,6 +73,10 @@ class World(HandTime, HandJobs):
         self.placed, agreed = self.told.pop()
         agreed()
 
+    def work(self) -> None:
+        for job in self.logs.poll(self.now_ms):
+            job.complete()
+
     def lead(self, epoch: int = 0, topic_partition: TopicPartition = TP) -> Partition:
         return self._apply(1, epoch, topic_partition)
 
@@ -134,12 +138,27 @@ def test_a_replica_moves(world: World) -> None:
     assert not world.moves
     assert [name for name in world.disk.list_dir("/d0") if name.endswith("-delete")]
     world.now_ms += 100_000
-    for job in world.logs.poll(world.now_ms):
-        job.complete()
+    world.work()
     assert not [name for name in world.disk.list_dir("/d0") if name.startswith("t-")]
     world.logs.close()
     world.start()
     assert world.lead(1).log.log_end_offset == 54
+
+
+@pytest.mark.parametrize("after_ms", [0, 100_000])
+@pytest.mark.parametrize(("failing", "other"), [("/d0", "/d1"), ("/d1", "/d0")])
+def test_either_directory_may_fail_after_a_move(world: World, failing: str, other: str, after_ms: int) -> None:
+    write(world.lead(), 5)
+    world.moves.alter(TP, "/d1")
+    world.agree()
+    if after_ms:
+        world.work()
+    world.disk.fail(failing)
+    world.now_ms += after_ms
+    world.work()
+    online = {directory.path for directory in world.logs.dirs if directory.online}
+    assert online >= {other, "/d2"}
+    assert failing not in online or after_ms
 
 
 def test_what_is_not_in_the_records_moves_too(world: World) -> None:
