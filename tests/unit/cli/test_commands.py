@@ -59,6 +59,11 @@ def test_help_loads_no_client_and_no_rich() -> None:
     assert result.stderr.strip() == "[]"
 
 
+def test_the_package_is_a_program() -> None:
+    result = subprocess.run([sys.executable, "-m", "kalda", "--help"], capture_output=True, text=True, check=True)
+    assert result.stdout == run("--help").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
