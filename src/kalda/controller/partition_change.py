@@ -112,7 +112,7 @@ class PartitionChange:
         leader, clean = self._choose_leader()
         if clean and leader != NO_LEADER and leader not in self.isr:
             # Elected from the eligible ones: it is the first of the new ISR.
-            self.isr = (*self.isr, leader)
+            self.isr = (leader,)
             self._elr = _without(self._elr, (leader,))
         if leader == self._partition.leader:
             return
@@ -142,9 +142,11 @@ class PartitionChange:
         return NO_LEADER, True
 
     def _is_valid_leader(self, replica: int) -> bool:
+        """In the ISR, or eligible while that is empty: one that would join an ISR by leading could make it large enough
+        to commit what other eligible replicas lack."""
         if replica == NO_LEADER:
             return False
-        eligible = replica in self.isr or (self._rules.elr_enabled and replica in self._elr)
+        eligible = replica in self.isr or (self._rules.elr_enabled and not self.isr and replica in self._elr)
         return eligible and self._is_acceptable(replica)
 
     def _can_elect_last_known_leader(self) -> bool:

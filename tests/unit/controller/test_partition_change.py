@@ -93,6 +93,16 @@ def test_they_cease_to_be_when_the_isr_is_large_enough() -> None:
     assert built(pending) == {"isr": [1, 3], "eligible_leader_replicas": []}
 
 
+def test_an_eligible_replica_leads_only_where_the_isr_is_empty() -> None:
+    """Were 1 to lead besides 2, both could commit, while 3 is still taken to have everything."""
+    pending = change(partition(isr=(2,), leader=2, elr=(1, 3)))
+    pending.election = Election.PREFERRED
+    assert built(pending) is None
+    alone = change(partition(isr=(2,), leader=2, elr=(1, 3)), alive=(1, 3))
+    alone.isr = ()
+    assert built(alone) == {"isr": [1], "leader": 1, "eligible_leader_replicas": [3, 2]}
+
+
 def test_an_unclean_stop_is_not_eligible() -> None:
     pending = change(partition(isr=(1, 2)), alive=(1, 3))
     pending.isr = (1,)
