@@ -66,6 +66,8 @@ class Broker:
         self.epoch = epoch
         self.lag_max_ms = LAG_MAX_MS
         self.up = True
+        self.paused = False
+        """It does not see the metadata."""
         self.fenced = False
         self.replicas = ReplicaManager(broker_id, world.time, HandJobs(), 50_000_000, lambda *_: True, self)
         self.fetchers = ReplicaFetchers(FetcherConfig(broker_id, "cluster"), lambda: self.epoch, self._started)
@@ -222,7 +224,7 @@ class World:
     def publish(self) -> None:
         """Every broker that is up sees the metadata."""
         for broker in self.brokers.values():
-            if broker.up:
+            if broker.up and not broker.paused:
                 broker.take(self.assignment)
 
     def elect(self, leader: int, isr: tuple[int, ...] | None = None) -> None:

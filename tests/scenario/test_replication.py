@@ -154,6 +154,31 @@ def test_logs_that_parted_twice_come_together_step_by_step() -> None:
     assert {tuple(broker.log.leader_epochs.entries) for broker in world.brokers.values()} == {((0, 0), (4, 1))}
 
 
+def test_a_leader_that_missed_an_epoch_of_another_trusts_no_offset_of_before() -> None:
+    """It hears at once that it was deposed and elected again. Meanwhile a follower has cut back what it had copied."""
+    world = World(min_isr=2)
+    world[1].write("a")
+    world.run()
+    world.cut.update({(1, 2), (2, 1)})
+    world.run()
+    world[1].write("bcd")
+    world.run()
+    assert ends(world) == [(1, 4), (0, 1), (1, 4)]
+    world.cut.update({(1, 3), (3, 1)})
+    world[1].paused = True
+    world.elect(2)
+    world[2].write("xy")
+    world.run()
+    assert world[3].values == "axy"
+    world.kill(2)
+    world[1].paused = False
+    world.elect(1, (1, 3))
+    assert world[1].log.high_watermark == 1
+    world.cut.clear()
+    world.run(1_000)
+    assert (world[1].log.high_watermark, world[3].values) == (4, "abcd")
+
+
 def test_a_leader_that_wrote_nothing_follows_again() -> None:
     world = World()
     world[1].write("abc")

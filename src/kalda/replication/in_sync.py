@@ -53,12 +53,12 @@ class InSync:
             if broker_id != self._broker_id
         }
 
-    def start_epoch(self, leader_end: int, *, was_leader: bool) -> None:
-        """A new leader epoch, maybe of the same leader."""
+    def start_epoch(self, leader_end: int, *, keep_offsets: bool) -> None:
+        """A new leader epoch. Where this broker led the one before, followers have what they had."""
         self._epoch_start = leader_end
         now_ms = self._cluster.now_ms()
         for follower in self.followers.values():
-            follower.start_epoch(now_ms, leader_end, in_sync=follower.broker_id in self.isr, keep_offsets=was_leader)
+            follower.start_epoch(now_ms, leader_end, in_sync=follower.broker_id in self.isr, keep_offsets=keep_offsets)
 
     # -- high watermark
 

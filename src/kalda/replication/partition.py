@@ -120,13 +120,15 @@ class Partition:
             was_leader and not new_epoch and partition_epoch == self.partition_epoch
         ):
             return
+        # In an epoch between, which this replica has not heard of, followers may have cut back to another leader's log.
+        led_before = was_leader and leader_epoch == self.leader_epoch + 1
         in_sync, end = self.in_sync, self.log.log_end_offset
         if new_epoch or not was_leader:
             self.log.assign_leader_epoch(leader_epoch, end)
         in_sync.decide(isr)
         in_sync.lead(replicas)
         if new_epoch or not was_leader:
-            in_sync.start_epoch(end, was_leader=was_leader)
+            in_sync.start_epoch(end, keep_offsets=led_before)
             self._release(self.end_waiters)
         self._take(self._broker_id, leader_epoch, partition_epoch, replicas)
         if self.log.flush_due:
