@@ -46,10 +46,15 @@ class Unsynced:
 
     def vouched(self, segments: Segments, recovery_point: int, end: int) -> int:
         """The recovery point of a log that ends at `end`, or one below it where recovery must begin a segment earlier:
-        it begins with the segment that would hold the recovery point."""
+        it begins with the segment that would hold the recovery point.
+
+        The log's end, in a segment with records, is never vouched for, however well that is synced: recovery and
+        truncation write its indexes anew, and if it then ends just there, a start after a crash has to see to them.
+        """
         oldest = next((each for each in self._sealed if segments.floor(each.base_offset) is each), segments.active)
-        if oldest is segments.active and oldest.sealed and oldest not in self._sealed:
-            return recovery_point
+        holder = segments.floor(recovery_point) or segments.first
+        if holder.base_offset < oldest.base_offset:
+            oldest = holder
         following = segments.after(oldest)
         end = end if following is None else following.base_offset
         return min(recovery_point, max(oldest.base_offset, min(recovery_point, end) - 1))

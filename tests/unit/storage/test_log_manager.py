@@ -172,7 +172,16 @@ def _close(node: Node, log: Log) -> None:
     node.logs.close()
 
 
-@pytest.mark.parametrize("end", [_roll, _roll_and_go_on, _roll_and_poll, _close])
+def _close_and_be_killed_and_roll(node: Node, log: Log) -> None:
+    node.logs.close()
+    node.start()
+    node.disk.let_go()
+    found = node.start().get(log.topic_partition)
+    assert found is not None
+    found.roll(node.now_ms)
+
+
+@pytest.mark.parametrize("end", [_roll, _roll_and_go_on, _roll_and_poll, _close, _close_and_be_killed_and_roll])
 def test_the_age_of_a_segment_survives_a_loss_of_power(end: Callable[[Node, Log], None]) -> None:
     """It is the last entry of the time index, made when the segment ends: here after its batches were synced. Zeros in
     its place would have retention delete the segment."""
@@ -188,6 +197,26 @@ def test_the_age_of_a_segment_survives_a_loss_of_power(end: Callable[[Node, Log]
         assert found is not None
         assert found.log_end_offset >= 2
         assert found.segments.first.max_timestamp == (1_000_000, 0)
+
+
+def test_the_age_of_a_segment_survives_a_truncation_and_a_loss_of_power() -> None:
+    """The segment that is cut into was whole and synced, and ends anew where it was cut."""
+    for seed in range(30):
+        node = Node(LogConfig(retention_ms=-1), seed=seed)
+        log = node.log(0)
+        for timestamp in range(1, 5):
+            log.append_as_leader(build_batch([(timestamp, b"k", b"v", ())]), 0, timestamp)
+        log.roll(node.now_ms)
+        append(log)
+        log.flush()
+        node.checkpoint()
+        log.truncate_to(2)
+        log.roll(node.now_ms)
+        node.disk.crash()
+        found = node.start().get(TopicPartition("t", 0))
+        assert found is not None
+        assert found.log_end_offset == 2
+        assert found.segments.first.max_timestamp == (2, 1)
 
 
 def test_a_deleted_log_is_gone_at_once_and_its_files_later(node: Node) -> None:
@@ -379,7 +408,7 @@ def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> Non
     assert len(log.segments) == 2
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 4
     log.truncate_to(2)
-    assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 2
+    assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 1  # it ends at 2
 
 
 def test_a_damaged_checkpoint_means_recovery(node: Node) -> None:
