@@ -168,6 +168,22 @@ def test_an_unclean_restart_costs_the_eligibility() -> None:
     assert world.partition("t").elr == ()
 
 
+def test_a_replica_whose_directory_does_not_come_back_is_not_eligible() -> None:
+    """A failed disk is taken out of the configuration: a log that is made anew elsewhere has nothing to lead with."""
+    world = World()
+    world.start_brokers(0, 1, directories=2)
+    world.create_topic("t", {0: [0, 1], 1: [0, 1], 2: [0, 1]}, configs={"min.insync.replicas": "2"})
+    topic_id = world.active.partitions.topic_ids["t"]
+    good, bad = directories_of(1, 2)
+    _assign(world, 1, topic_id, {good: [0], bad: [1, 2]})
+    world.alter_partition("t", 2, [0])
+    assert [world.partition("t", at).elr for at in range(3)] == [(), (), (1,)]
+    world.now_ms += 10_000
+    world.heartbeat(0)
+    world.register(1, incarnation=2, previous_epoch=world.epochs[1], log_dirs=[good])
+    assert [world.partition("t", at).elr for at in range(3)] == [(1,), (), ()]
+
+
 def test_controlled_shutdown() -> None:
     world = World()
     world.start_brokers(0, 1)

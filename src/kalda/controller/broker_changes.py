@@ -10,10 +10,11 @@ import logging
 from collections.abc import Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import Uuid
+from kalda.base.ids import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.features import FeatureControl
 from kalda.controller.heartbeats import BrokerState
+from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
 from kalda.metadata.cluster import BrokerRegistration
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
@@ -119,14 +120,25 @@ class BrokerChangeControl:
         records.append(VersionedRecord(record, 0))
         return records
 
-    def clean_up(self, broker_id: int, was_clean: bool) -> list[VersionedRecord]:
-        """A new incarnation registers: what the old one left in ISRs is void. After an unclean shutdown it is not
-        eligible either, since it may have lost what was not synced (KIP-966)."""
+    def clean_up(self, broker_id: int, was_clean: bool, directories: Sequence[Uuid]) -> list[VersionedRecord]:
+        """A new incarnation registers, with these directories: what the old one left in ISRs is void. After an unclean
+        shutdown it is not eligible either, since it may have lost what was not synced (KIP-966); nor are replicas whose
+        directory it does not have any more: where their logs are made anew, nothing is in them."""
         index = self._state.index
-        if was_clean or not self._features.metadata_version.is_elr_supported:
+        if not self._features.metadata_version.is_elr_supported:
             return self._state.leader_and_isr_updates(index.with_in_isr(broker_id), removed=broker_id)
-        records = self._state.leader_and_isr_updates(index.with_in_isr(broker_id), unclean=broker_id)
-        return records + self._state.leader_and_isr_updates(index.with_in_elr(broker_id), unclean=broker_id)
+
+        def is_kept(at: TopicIdPartition) -> bool:
+            directory = self._state.partitions[at].directory(broker_id)
+            return was_clean and (directory in (*directories, DIRECTORY_UNASSIGNED, DIRECTORY_MIGRATING))
+
+        kept: list[TopicIdPartition] = []
+        lost: list[TopicIdPartition] = []
+        for at in index.with_in_isr(broker_id):
+            (kept if is_kept(at) else lost).append(at)
+        lost += [at for at in index.with_in_elr(broker_id) if not is_kept(at)]
+        records = self._state.leader_and_isr_updates(kept, removed=broker_id)
+        return records + self._state.leader_and_isr_updates(lost, unclean=broker_id)
 
     def _unfence(self, registration: BrokerRegistration) -> list[VersionedRecord]:
         records = [_change(registration, fenced=_UNFENCE)]

@@ -7,7 +7,7 @@ its own registration, and is unfenced by a heartbeat that says so (`heartbeats.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import (
@@ -45,8 +45,8 @@ from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
-CleanUp = Callable[[int, bool], list[VersionedRecord]]
-"""`(broker id, was a clean shutdown)` to the records that take a previous incarnation out of its ISRs."""
+CleanUp = Callable[[int, bool, Sequence[Uuid]], list[VersionedRecord]]
+"""`(broker id, was a clean shutdown, directories)` to the records that take a previous incarnation out of its ISRs."""
 
 _RESERVED_DIRECTORIES = 100
 _NO_STORED_EPOCH = -2  # never what a request claims: -1 there means that it does not know
@@ -181,7 +181,7 @@ class ClusterControl:
                 record.cordoned_log_dirs = list(existing.cordoned_directories)
         else:
             stored_epoch = _NO_STORED_EPOCH if existing is None else existing.epoch
-            records += clean_up(broker_id, stored_epoch == request.previous_broker_epoch)
+            records += clean_up(broker_id, stored_epoch == request.previous_broker_epoch, request.log_dirs)
         records.append(VersionedRecord(record, version.register_broker_record_version))
         return Result(records, BrokerRegistrationResponse(broker_epoch=record.broker_epoch), atomic=True)
 
