@@ -148,9 +148,23 @@ def test_topic_ids_tell_incarnations_of_a_topic_apart(version: int, error: str) 
     assert fetch(new) == (-1, 0)
     assert fetch(old) == (-1, ErrorCode.UNKNOWN_TOPIC_ID)
     world.coordinator.on_topics_deleted(["orders"], {"orders": new})
-    assert world.fetch() == {("orders", 0): 5}, "the offset is not this topic's"
+    world.topics.remove("orders")
+    assert world.fetch() == {("orders", 0): 5}, "the offset was not that topic's"
     world.coordinator.on_topics_deleted(["orders"], {"orders": old})
     assert world.fetch() == {}
+
+
+def test_a_topic_begins_without_offsets_though_nobody_deleted_those_of_its_former_self() -> None:
+    """It was deleted while the partition of its group was being loaded, and made again under its old name."""
+    world = World()
+    world.commit({("orders", 0): 5})
+    world.topics.remove("orders")
+    world.elect()
+    world.topics.add("orders", generation=2)
+    assert world.fetch() == {}
+    assert world.fetch({"orders": [0]}) == {("orders", 0): -1}
+    world.commit({("orders", 0): 1})
+    assert world.fetch() == world.fetch({"orders": [0]}) == {("orders", 0): 1}
 
 
 def test_fetches_of_old_versions_have_one_group() -> None:

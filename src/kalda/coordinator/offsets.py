@@ -5,7 +5,8 @@ ends the transaction: a commit moves them over, unless a later record has commit
 drops them. State changes only in `replay` and `replay_marker`; every handler computes records from it.
 
 An offset that carries a topic id belongs to that incarnation of the topic: a fetch with another id does not see it,
-and the deletion of another incarnation does not remove it.
+and the deletion of another incarnation does not remove it. A fetch by name means the topic of today: the tombstones of
+a former one may never have been written, where it was deleted while nobody coordinated the group.
 """
 
 from __future__ import annotations
@@ -209,6 +210,8 @@ class Offsets:
         if require_stable and self.is_pending(group_id, name, index):
             return _no_offset(index, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         value = None if offsets is None else offsets.get((name, index), None, epoch)
+        if topic_id == ZERO_UUID:
+            topic_id = self._topics.id_of(name) or ZERO_UUID
         if value is None or _of_another_topic(value.topic_id, topic_id):
             return _no_offset(index, ErrorCode.NONE)
         return _some_offset(index, value)
@@ -218,6 +221,8 @@ class Offsets:
     ) -> list[OffsetFetchResponseTopics]:
         topics: dict[str, OffsetFetchResponseTopics] = {}
         for (name, index), value in offsets.items(epoch) if offsets is not None else ():
+            if _of_another_topic(value.topic_id, self._topics.id_of(name) or ZERO_UUID):
+                continue
             topic = topics.get(name)
             if topic is None:
                 topic = topics[name] = OffsetFetchResponseTopics(name=name)
