@@ -75,3 +75,21 @@ def test_a_log_that_is_cut_back(seed: int) -> None:
         assert log.log_end_offset <= target or headers[target].partition_leader_epoch == 2
     if headers:
         assert log.latest_epoch == headers[-1].partition_leader_epoch
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_log_that_is_emptied(seed: int) -> None:
+    """Epochs of records that are gone must not come back: they would be taken for those before the log's start."""
+    rng = random.Random(seed)
+    disk = SimDisk(rng)
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    log = open_log(disk, 0)
+    append(log, rng, 0, rng.randrange(1, 6))
+    append(log, rng, 1, rng.randrange(1, 6))
+    log.flush()
+    log.truncate_fully_and_start_at(log.log_end_offset + 5)
+    disk.crash()
+    log = open_log(disk, 1)
+    headers = [header for _, header in iter_batches(content(log))]
+    assert log.latest_epoch == (headers[-1].partition_leader_epoch if headers else None)

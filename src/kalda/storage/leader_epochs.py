@@ -150,7 +150,12 @@ class LeaderEpochs:
         if write:
             self.write()
 
-    def clear(self) -> None:
+    def forget(self) -> None:
+        """Know nothing, and for good, before the records go: of an empty log nobody could tell later that what the
+        file says is of former ones."""
         self._epochs.clear()
         self._offsets.clear()
-        self.write()
+        write_epochs(self._disk, self.path, (), durable=True)
+        self._stored = []
+        self.unsynced = self.unwritten = False
+        self.writes += 1

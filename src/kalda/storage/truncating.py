@@ -75,11 +75,11 @@ def _settle(log: Log, offset: int) -> None:
 def empty(log: Log, offset: int, log_start_offset: int | None) -> None:
     """Everything goes; the log goes on at `offset`."""
     log.lower_recovery_point(offset)
+    log.leader_epochs.forget()
     for segment in reversed(list(log.segments)):
         _remove(log, segment)
     log.disk.sync_dir(log.directory)
     log.segments.add(Segment.create(log.disk, log.directory, offset, log.config, 0))
-    log.leader_epochs.clear()
     for taken in list(log.snapshots.offsets):
         log.snapshots.remove(taken)
     log.producer_states.clear(offset)
