@@ -258,6 +258,16 @@ class Segment:
             self.time_index.close()
         return self._max_timestamp
 
+    def _find_largest_timestamp(self) -> tuple[int, int]:
+        """`max_timestamp` of a segment that was cut: its indexes do not tell of the last batches, as one that has ended
+        does. By the time index alone retention might take them for older than they are."""
+        largest = self.time_index.last()
+        indexed, _ = self.offset_index.last()
+        for _, header in self.headers(self.locate(indexed, read_waiting) or 0):
+            if header.max_timestamp > largest[0]:
+                largest = (header.max_timestamp, header.last_offset)
+        return largest
+
     @property
     def known_timestamp(self) -> int | None:
         """The largest timestamp; None where only the files tell."""
@@ -394,12 +404,12 @@ class Segment:
         self.txn_index.truncate_to(offset)
         self.bytes_since_index = 0
         self.indexes_full = self.sealed = False
-        self._max_timestamp = None
         if position is not None:
             self.size = position
             self.hot_from = min(self.hot_from, position)
             if not position:
                 self._first_timestamp = None
+        self._max_timestamp = self._find_largest_timestamp()
 
         def cut_off() -> None:
             with contextlib.closing(file):
