@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.storage.checkpoints import CLEANER_OFFSET_FILE, read_offsets, write_offsets
 from kalda.storage.compaction import (
     CleanedTransactions,
     CleanResult,
@@ -34,7 +33,6 @@ from kalda.storage.config import MAX_INT64
 from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
 from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 from kalda.storage.offset_map import ENTRY_BYTES, LOAD_FACTOR, OffsetMap
 from kalda.storage.segment import Segment
@@ -101,7 +99,7 @@ class Cleaning:
         self._groups: list[list[Segment]] = []
         self._rules: CleanRules | None = None
         self._transactions = CleanedTransactions()
-        self._abandoned = False
+        self._abandoned = self._synced = False
 
     def next_job(self) -> Job[None] | None:
         """The next step; None when the cleaning is over."""
@@ -110,7 +108,7 @@ class Cleaning:
         if self._offsets is None:
             return self._map_job()
         if not self._groups:
-            return None
+            return None if self._synced else self._sync_job()
         if not self._is_as_mapped():
             self._abandoned = True
             return None
@@ -123,8 +121,8 @@ class Cleaning:
 
     @property
     def done(self) -> bool:
-        """True when everything up to `end_offset` has been cleaned."""
-        return self._rules is not None and not self._groups and not self._abandoned
+        """True when everything up to `end_offset` has been cleaned, for good."""
+        return self._synced and not self._abandoned
 
     def _map_job(self) -> Job[None]:
         log, start, upto = self.log, self._work.first_dirty, self._work.first_uncleanable
@@ -211,6 +209,22 @@ class Cleaning:
         self.bytes_read += result.bytes_read
         self.bytes_written += result.bytes_written
 
+    def _sync_job(self) -> Job[None]:
+        """The last step. Were the old segments to come back from a loss of power, under a checkpoint that calls them
+        clean, a deletion could be removed from among them and what it had deleted would stay."""
+        log, end = self.log, self.end_offset
+        job = log.flush_job(log.recovery_point)
+        edge = log.segments.floor(end)
+        size = 0 if edge is None else edge.size
+
+        def finish(_: None) -> None:
+            job.finish()
+            # A log that was cut back into what is clean has grown again by what is not.
+            self._abandoned = edge is None or log.segments.floor(end) is not edge or edge.size < size
+            self._synced = True
+
+        return Job(f"sync what was cleaned of {log.topic_partition}", job.run, finish)
+
 
 def _close(views: Iterable[Segment]) -> None:
     for view in views:
@@ -239,18 +253,7 @@ class LogCleaner:
     def __init__(self, manager: LogManager, config: CleanerConfig | None = None) -> None:
         self._manager = manager
         self.config = CleanerConfig() if config is None else config
-        self._offsets: dict[LogDir, dict[TopicPartition, int]] = {}
         self.uncleanable: set[TopicPartition] = set()
-
-    def _clean_until(self, directory: LogDir) -> dict[TopicPartition, int]:
-        offsets = self._offsets.get(directory)
-        if offsets is None:
-            try:
-                offsets = read_offsets(directory.disk, f"{directory.path}/{CLEANER_OFFSET_FILE}")
-            except ValueError:
-                offsets = {}  # everything is dirty again
-            self._offsets[directory] = offsets
-        return offsets
 
     def choose(self, now_ms: int) -> Cleaning | None:
         """The cleaning to do next; None for none."""
@@ -264,7 +267,7 @@ class LogCleaner:
             if log.topic_partition in self._manager.futures:
                 continue  # it is being copied
             try:
-                found = cleanable(log, self._clean_until(directory).get(log.topic_partition), now_ms)
+                found = cleanable(log, directory.cleaner_offsets.get(log.topic_partition), now_ms)
             except (ApiError, OSError) as error:
                 if isinstance(error, OSError):
                     log.on_io_error(error)
@@ -283,14 +286,8 @@ class LogCleaner:
             return None
         if self._manager.get(topic_partition) is not cleaning.log:
             return None  # moved to another directory meanwhile
-        offsets = self._clean_until(directory)
-        offsets[topic_partition] = cleaning.end_offset
-        for gone in [tp for tp in offsets if tp not in directory.logs]:
-            del offsets[gone]
-        path, entries = f"{directory.path}/{CLEANER_OFFSET_FILE}", dict(offsets)
-        return Job(f"checkpoint {path}", lambda: write_offsets(directory.disk, path, entries), _nothing).on_failure(
-            lambda error: self._manager.fail_dir(directory, error)
-        )
+        job = directory.cleaned_job(topic_partition, cleaning.end_offset)
+        return None if job is None else self._manager.checkpoint_job(directory, job)
 
     def failed(self, cleaning: Cleaning, error: BaseException) -> None:
         """A step raised: a failing disk takes its directory offline, a damaged log is not cleaned any more."""
@@ -315,7 +312,3 @@ class LogCleaner:
             checkpoint.complete()
             count += 1
         return count
-
-
-def _nothing(_: None) -> None:
-    pass

@@ -18,6 +18,7 @@ from kalda.base.ids import TopicPartition, Uuid, uuid_from_text
 from kalda.storage.checkpoint_file import CheckpointFile, leftovers
 from kalda.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LOCK_FILE,
     LOG_START_OFFSET_FILE,
@@ -88,7 +89,9 @@ class LogDir:
         self.recovery_points: dict[TopicPartition, int] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.log_starts: dict[TopicPartition, int] = {}
-        names = (RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, LOG_START_OFFSET_FILE)
+        self.cleaner_offsets: dict[TopicPartition, int] = {}
+        """Up to where each log has been compacted."""
+        names = (RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, LOG_START_OFFSET_FILE, CLEANER_OFFSET_FILE)
         self._checkpoints = {name: CheckpointFile(disk, f"{path}/{name}") for name in names}
         self._locks = locks
         self._lock: File | None = None
@@ -125,6 +128,9 @@ class LogDir:
         self.recovery_points = self._read(RECOVERY_POINT_FILE)
         self.log_starts = self._read(LOG_START_OFFSET_FILE)
         self.high_watermarks = self._read(HIGH_WATERMARK_FILE)
+        was_clean = self.had_clean_shutdown
+        self.cleaner_offsets = dict(self._read(CLEANER_OFFSET_FILE))
+        self.had_clean_shutdown = was_clean  # without that file everything is dirty again, and no worse
         names = disk.list_dir(path)
         for name in leftovers(names):
             disk.remove(f"{path}/{name}")
@@ -184,15 +190,24 @@ class LogDir:
         """A job that writes the recovery points; None where the file says them already."""
         return self._job(RECOVERY_POINT_FILE, self._recovery_points)
 
-    def replace_recovery_points(self) -> None:
-        """Write them here and now, and for good. Raises `OSError`."""
+    def lower(self, log: Log) -> None:
+        """The recovery point of `log` was lowered: the checkpoints say no more than that, here and now, and for good.
+        Raises `OSError`."""
         self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
+        topic_partition, offset = log.topic_partition, log.recovery_point
+        if self.logs.get(topic_partition) is log and self.cleaner_offsets.get(topic_partition, 0) > offset:
+            self.cleaner_offsets[topic_partition] = offset
+            self._checkpoints[CLEANER_OFFSET_FILE].replace_durably(dict(self.cleaner_offsets))
 
     def vouch_no_more_for(self, topic_partition: TopicPartition) -> None:
         """A log of this name is made: it must not inherit from a former one what the checkpoints say, where that was
-        recovered, committed or deleted up to. Raises `OSError`."""
+        recovered, committed, deleted or compacted up to. Raises `OSError`."""
         if (self._any_former or topic_partition in self._former) and self.may_be_marked:
-            for name, offsets in self._offsets().items():
+            wanted = self._offsets()
+            if self.cleaner_offsets:
+                self._forget_cleaned()
+                wanted[CLEANER_OFFSET_FILE] = dict(self.cleaner_offsets)
+            for name, offsets in wanted.items():
                 self._checkpoints[name].replace_durably(offsets)
             self._former.clear()
             self._any_former = False
@@ -222,6 +237,16 @@ class LogDir:
         return {
             tp: log.log_start_offset for tp, log in self._all() if log.log_start_offset > log.segments.first.base_offset
         }
+
+    def _forget_cleaned(self) -> None:
+        """Logs that are here no more."""
+        self.cleaner_offsets = {tp: offset for tp, offset in self.cleaner_offsets.items() if tp in self.logs}
+
+    def cleaned_job(self, topic_partition: TopicPartition, offset: int) -> Job[None] | None:
+        """A job that writes up to where logs have been compacted: this one to `offset`."""
+        self.cleaner_offsets[topic_partition] = offset
+        self._forget_cleaned()
+        return self._job(CLEANER_OFFSET_FILE, lambda: dict(self.cleaner_offsets))
 
     def _job(self, name: str, offsets: Callable[[], dict[TopicPartition, int]]) -> Job[None] | None:
         # A log that its disk has failed may be in the middle of anything, and is not asked.

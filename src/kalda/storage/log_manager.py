@@ -485,9 +485,11 @@ class LogManager:
             "log starts": LogDir.log_start_job,
             "high watermarks": LogDir.high_watermark_job,
         }[task]
-        return [self._checkpoint_job(directory, job) for directory in self.dirs if (job := make(directory)) is not None]
+        return [self.checkpoint_job(directory, job) for directory in self.dirs if (job := make(directory)) is not None]
 
-    def _checkpoint_job(self, directory: LogDir, job: Job[None]) -> Job[None]:
+    def checkpoint_job(self, directory: LogDir, job: Job[None]) -> Job[None]:
+        """A directory's own, whose failure is the directory's."""
+
         def finish(_: None) -> None:
             if directory.online:
                 try:
@@ -620,7 +622,7 @@ class LogManager:
     def on_recovery_point_lowered(self, log: Log) -> None:
         directory = self._holder(log)
         if directory is not None and directory.online:
-            directory.replace_recovery_points()  # raises where they cannot be written: then nothing is cut
+            directory.lower(log)  # raises where that cannot be written: then nothing is cut
 
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         directory = self._holder(log)

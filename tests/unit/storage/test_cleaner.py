@@ -317,6 +317,76 @@ def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
     assert contents(node.log) == [(29, "key", "x" * 60)]
 
 
+def _delete_a_key(node: Node) -> None:
+    """A value of the key and its deletion, in segments that end."""
+    node.put(("gone", "x" * 60))
+    for number in range(6):
+        node.put((f"other-{number}", "x" * 60))
+    node.put(("gone", None))
+    for number in range(6):
+        node.put((f"another-{number}", "x" * 60))
+
+
+def _is_gone_for_good(node: Node) -> bool:
+    """The deletion's time runs out, and it is removed itself."""
+    for number in range(4):
+        node.now_ms += 10_000
+        node.put(("more", f"{number}" * 60))
+        node.clean()
+    return not any(key == "gone" for _, key, value in contents(node.log) if value is not None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_loss_of_power_brings_back_is_cleaned_again(seed: int) -> None:
+    node = Node(delete_retention_ms="1000")
+    node.disk._rng.seed(seed)
+    _delete_a_key(node)
+    node.clean()
+    node.disk.crash()
+    node.start()
+    assert _is_gone_for_good(node)
+
+
+def test_a_log_inherits_no_clean_part_from_a_former_one_of_its_name() -> None:
+    node = Node(delete_retention_ms="1000")
+    for number in range(30):
+        node.put((f"other-{number}", "x" * 60))
+    node.clean()
+    node.logs.delete_log(TP)
+    node.log = node.logs.get_or_create_log(TP, None, node.config, None)
+    _delete_a_key(node)
+    for number in range(30):
+        node.put((f"other-{number}", "x" * 60))
+    node.clean()
+    assert _is_gone_for_good(node)
+
+
+def test_what_is_appended_in_place_of_a_clean_part_is_dirty() -> None:
+    node = Node(delete_retention_ms="1000")
+    for number in range(30):
+        node.put((f"other-{number}", "x" * 60))
+    node.clean()
+    node.log.truncate_to(4)
+    _delete_a_key(node)
+    for number in range(30):
+        node.put((f"other-{number}", "x" * 60))
+    node.clean()
+    assert _is_gone_for_good(node)
+
+
+def test_what_is_cut_back_while_the_cleaning_is_synced_is_not_called_clean() -> None:
+    node = Node()
+    cleaning = _a_cleaning(node)
+    while (job := cleaning.next_job()) is not None:
+        job.run()
+        if job.description.startswith("sync"):
+            node.log.truncate_to(4)
+            for _ in range(30):
+                node.put(("key", "x" * 60))
+        job.finish()
+    assert not cleaning.done
+
+
 def test_the_offset_map_keeps_the_last_offset_of_a_key() -> None:
     offsets = OffsetMap(24 * 1000)
     rng = random.Random(1)
