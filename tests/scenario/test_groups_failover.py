@@ -6,12 +6,19 @@ from groups_world import Answer, Client, Context, World, describe, list_groups, 
 
 from kalda.base.errors import ErrorCode
 from kalda.protocol.messages.groups import DeleteGroupsRequest
+from kalda.protocol.messages.offsets import OffsetFetchRequest, OffsetFetchRequestGroup
 
 
 def delete(world: World, *groups: str) -> list[str]:
     request = DeleteGroupsRequest(groups_names=list(groups))
     answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)
     return [ErrorCode(each.error_code).name for each in answer.value.results]
+
+
+def fetch(world: World) -> Answer:
+    """Of all offsets, with an answer that may wait."""
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
+    return Answer(world.coordinator.offset_fetch(Context(9), request, world.now), 9)
 
 
 def test_members_and_offsets_outlive_their_coordinator() -> None:
@@ -78,12 +85,29 @@ def test_what_is_in_the_log_but_not_yet_replicated_is_loaded_and_seen_once_it_is
     world.log.replicated = False
     world.commit({("orders", 0): 2})
     world.elect()
-    assert world.fetch() == {("orders", 0): 1}
+    fetching = fetch(world)
+    assert fetching.waits, "the predecessor may have answered that commit"
     answer = world.commit({("orders", 1): 3})
     assert answer.waits
     world.replicate()
+    assert fetching.value.groups[0].topics[0].partitions[0].committed_offset == 2
     assert answer.error == "NONE"
     assert world.fetch() == {("orders", 0): 2, ("orders", 1): 3}
+
+
+def test_an_answered_commit_is_not_taken_back_by_a_coordinator_that_does_not_know_it_is_committed() -> None:
+    world = World()
+    world.commit({("orders", 0): 1})
+    known = dict(world.log.high_watermarks)
+    assert world.commit({("orders", 0): 2}).error == "NONE"
+    world.log.high_watermarks = known
+    world.elect()
+    fetching = fetch(world)
+    world.replicate()
+    assert fetching.value.groups[0].topics[0].partitions[0].committed_offset == 2
+    world.log.replicated = False
+    world.commit({("orders", 0): 3})
+    assert world.fetch() == {("orders", 0): 2}, "its own commits are seen when they are answered"
 
 
 def test_parked_requests_are_told_to_look_for_the_new_coordinator() -> None:

@@ -393,7 +393,8 @@ class GroupCoordinator:
     def offset_fetch(
         self, context: RequestContext, request: OffsetFetchRequest, now_ms: int
     ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
-        """OffsetFetch: committed offsets at once; with require_stable, after the writes that are under way."""
+        """OffsetFetch: committed offsets at once; with require_stable, after the writes that are under way, and without
+        it too while those are the predecessor's, who may have answered them."""
         self._advance(now_ms)
         version = context.api_version
         groups = group_requests(request, version)
@@ -412,9 +413,9 @@ class GroupCoordinator:
             shard = self._shard_of(request.group_id, may_be_empty=True)
         except ApiError as error:
             return fetch_failed(request, error.code)
-        if not require_stable:
+        if not require_stable and not shard.knows_too_little:
             return shard.offsets.fetch(request, version, shard.committed_epoch(), require_stable=False)
-        found = shard.offsets.fetch(request, version, require_stable=True)
+        found = shard.offsets.fetch(request, version, require_stable=require_stable)
         return now_or_later(self._in_time(shard.write_with([], found)))
 
     def offset_delete(

@@ -235,6 +235,11 @@ class GroupShard:
         newest = self.registry.newest
         return LATEST if newest is None or newest <= stable else self.runtime.offsets.stable_epoch
 
+    @property
+    def knows_too_little(self) -> bool:
+        """True until all that was loaded is known to be committed: the predecessor may have known it."""
+        return self.runtime.offsets.last_stable_offset < self._load_end
+
     # -- groups --------------------------------------------------------------------------------------------------
 
     def group(self, group_id: str) -> ClassicGroup:
