@@ -78,6 +78,27 @@ def test_a_log_that_is_cut_back(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_a_log_that_gets_records_of_an_earlier_epoch_in_place_of_others(seed: int) -> None:
+    """A leader that had not truncated yet leads again: the log of the one between them is cut, and gets its records."""
+    rng = random.Random(seed)
+    disk = SimDisk(rng)
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    log = open_log(disk, 0)
+    append(log, rng, 0, 5)
+    append(log, rng, 1, 3)
+    log.flush()
+    log.truncate_to(5)
+    for offset, epoch in ((5, 0), (6, 0), (7, 2)):
+        log.append_as_follower(build_batch([(0, None, b"v", ())], base_offset=offset, leader_epoch=epoch), 2)
+    disk.crash()
+    log = open_log(disk, log.recovery_point)
+    left = [header.partition_leader_epoch for _, header in iter_batches(content(log))]
+    assert log.log_end_offset >= 5
+    assert [log.leader_epochs.epoch_for_offset(offset) for offset in range(log.log_end_offset)] == left
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_a_log_that_is_emptied(seed: int) -> None:
     """Epochs of records that are gone must not come back: they would be taken for those before the log's start."""
     rng = random.Random(seed)

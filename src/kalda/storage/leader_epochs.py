@@ -72,6 +72,18 @@ class LeaderEpochs:
         self.unwritten = True
         return True
 
+    def correct(self, epoch: int, offset: int) -> None:
+        """A batch of `epoch` is at `offset`: what says otherwise, and all that was to come after it, goes. The file may
+        be of before a truncation, and tell of records whose place others have taken, perhaps of an earlier epoch."""
+        known = self.epoch_for_offset(offset)
+        if known == epoch or (known is None and self._epochs and epoch <= self._epochs[0]):
+            return  # in the latter case it is below the log's start
+        at = min(bisect_right(self._epochs, epoch), bisect_right(self._offsets, offset))
+        del self._epochs[at:], self._offsets[at:]
+        if self.latest != epoch:
+            self._add(epoch, offset)
+        self.unwritten = True
+
     def _add(self, epoch: int, start_offset: int) -> None:
         while self._epochs and (self._epochs[-1] >= epoch or self._offsets[-1] >= start_offset):
             del self._epochs[-1], self._offsets[-1]

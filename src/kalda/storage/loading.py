@@ -372,9 +372,8 @@ def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderE
 
 
 def _note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
-    epoch = header.partition_leader_epoch
-    if epoch >= 0 and (epochs.latest is None or epoch > epochs.latest):
-        epochs.assign(epoch, header.base_offset)
+    if header.partition_leader_epoch >= 0:
+        epochs.correct(header.partition_leader_epoch, header.base_offset)
 
 
 def _sound_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, Buffer]]:
