@@ -225,6 +225,22 @@ def test_a_failed_directory_takes_its_partitions_along() -> None:
     assert world.written_by(lambda: world.heartbeat(0, offline_log_dirs=[bad])) == []
 
 
+def test_a_broker_that_tells_of_a_failed_directory_leads_nothing_in_it_when_it_is_unfenced() -> None:
+    world = World()
+    world.start_brokers(0, 1, directories=2)
+    world.create_topic("t", {0: [1, 0]}, configs={"min.insync.replicas": "2"})
+    topic_id = world.active.partitions.topic_ids["t"]
+    bad = directories_of(1, 2)[1]
+    _assign(world, 1, topic_id, {bad: [0]})
+    for broker_id in (0, 1):
+        world.heartbeat(broker_id, want_fence=True)
+    assert world.heartbeat(1, offline_log_dirs=[bad]).is_fenced
+    assert not world.heartbeat(1, offline_log_dirs=[bad]).is_fenced
+    assert world.partition("t").leader == -1
+    world.heartbeat(0)
+    assert world.partition("t").leader == 0
+
+
 def _assign(world: World, broker_id: int, topic_id: bytes, directories: dict[bytes, list[int]]) -> object:
     from kalda.protocol.messages import brokers as b
 

@@ -48,6 +48,12 @@ class BrokerChangeControl:
         current, following = heartbeats.next_state(
             request, registration_offset, lambda: self._state.index.leads_any(broker_id)
         )
+        version = self._features.metadata_version
+        offline = request.offline_log_dirs if version.is_directory_assignment_supported else []
+        newly_offline = [directory for directory in registration.directories if directory in offline]
+        if following is BrokerState.UNFENCED and newly_offline:
+            # Its next heartbeat unfences it: what it may lead without them is known then.
+            following = current
         records: list[VersionedRecord] = []
         if current is not following:
             log.info("Broker %d goes from %s to %s.", broker_id, current.value, following.value)
@@ -59,9 +65,8 @@ class BrokerChangeControl:
                 case BrokerState.CONTROLLED_SHUTDOWN:
                     records += self._start_shutdown(registration)
         heartbeats.touch(broker_id, following.is_fenced, request.current_metadata_offset)
-        version = self._features.metadata_version
-        if version.is_directory_assignment_supported and request.offline_log_dirs:
-            records += self._directories_offline(registration, request.offline_log_dirs)
+        if newly_offline:
+            records += self._directories_offline(registration, newly_offline)
         if version.is_cordoned_log_dirs_supported and request.cordoned_log_dirs is not None:
             records += self._cordon(registration, request.cordoned_log_dirs)
         response = BrokerHeartbeatResponse(
@@ -153,10 +158,7 @@ class BrokerChangeControl:
         records += self._state.leader_and_isr_updates(self._state.index.with_in_isr(broker_id), removed=broker_id)
         return records
 
-    def _directories_offline(self, registration: BrokerRegistration, offline: Sequence[Uuid]) -> list[VersionedRecord]:
-        newly = [directory for directory in registration.directories if directory in offline]
-        if not newly:
-            return []
+    def _directories_offline(self, registration: BrokerRegistration, newly: Sequence[Uuid]) -> list[VersionedRecord]:
         records: list[VersionedRecord] = []
         for directory in newly:
             partitions = self._state.index.in_directory(directory)
