@@ -83,6 +83,9 @@ class Model:
     def on_recovery_point_lowered(self, log: Log) -> None:
         self.recovery_point = min(self.recovery_point, log.vouched_recovery_point)
 
+    def on_log_start_lowered(self, log: Log) -> None:
+        pass
+
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         remove(self.disk)
 

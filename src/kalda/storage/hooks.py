@@ -26,6 +26,10 @@ class LogHooks(Protocol):
         """`log` is about to be cut below its recovery point: a checkpoint that says more must be replaced first."""
         ...
 
+    def on_log_start_lowered(self, log: Log) -> None:
+        """`log` is about to be cut below its log start offset: likewise, or what is appended there would be dropped."""
+        ...
+
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         """Run `remove` on some thread when the delay has passed: readers may still hold these files."""
         ...
@@ -44,6 +48,9 @@ class StandaloneHooks:
         pass
 
     def on_recovery_point_lowered(self, log: Log) -> None:
+        pass
+
+    def on_log_start_lowered(self, log: Log) -> None:
         pass
 
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:

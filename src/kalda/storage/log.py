@@ -681,6 +681,9 @@ class Log:
 
     def lower_recovery_point(self, offset: int) -> None:
         """What is synced beyond `offset` is about to be cut off."""
+        if offset < self.log_start_offset:
+            self.log_start_offset = offset
+            self._hooks.on_log_start_lowered(self)
         if offset < self.recovery_point:
             self.recovery_point = offset
             self._hooks.on_recovery_point_lowered(self)

@@ -232,6 +232,10 @@ class LogDir:
     def log_start_job(self) -> Job[None] | None:
         return self._job(LOG_START_OFFSET_FILE, self._log_starts)
 
+    def replace_log_starts(self) -> None:
+        """Write them here and now, and for good. Raises `OSError`."""
+        self._checkpoints[LOG_START_OFFSET_FILE].replace_durably(self._log_starts())
+
     def _log_starts(self) -> dict[TopicPartition, int]:
         """Only starts that the segments' names do not tell."""
         return {

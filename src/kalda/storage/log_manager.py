@@ -624,6 +624,11 @@ class LogManager:
         if directory is not None and directory.online:
             directory.lower(log)  # raises where that cannot be written: then nothing is cut
 
+    def on_log_start_lowered(self, log: Log) -> None:
+        directory = self._holder(log)
+        if directory is not None and directory.online:
+            directory.replace_log_starts()
+
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         directory = self._holder(log)
         if directory is not None:

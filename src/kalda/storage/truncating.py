@@ -49,7 +49,6 @@ def _shorten(log: Log, offset: int) -> Callable[[], None]:
     removers = [segment.files() for segment in reversed(later)]
     cut_off = log.segments.active.shorten_to(offset)
     log.log_end_offset = offset
-    log.log_start_offset = min(log.log_start_offset, offset)
     log.high_watermark = min(log.high_watermark, offset)
     log.producer_states.clear(offset)
     disk, directory = log.disk, log.directory

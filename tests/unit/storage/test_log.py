@@ -40,6 +40,9 @@ class Hooks:
     def on_recovery_point_lowered(self, log: Log) -> None:
         pass
 
+    def on_log_start_lowered(self, log: Log) -> None:
+        pass
+
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         self.deletions.append((delay_ms, remove))
 

@@ -411,6 +411,23 @@ def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> Non
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 1  # it ends at 2
 
 
+def test_a_cut_below_the_log_start_is_checkpointed_first(node: Node) -> None:
+    """The leader ends below what was deleted here: what follows is not to be taken for deleted after a crash."""
+    log = node.log(0)
+    append(log, 9)
+    log.flush()
+    log.advance_log_start_offset(8)
+    node.checkpoint()
+    node.disk.sync_dir("/d0")
+    log.truncate_to(4)
+    append(log, 2)
+    log.flush()
+    node.disk.crash()
+    found = node.start().get(TopicPartition("t", 0))
+    assert found is not None
+    assert (found.log_start_offset, found.log_end_offset) == (4, 6)
+
+
 def test_a_damaged_checkpoint_means_recovery(node: Node) -> None:
     append(node.log(0), 5)
     node.logs.close()
