@@ -157,3 +157,18 @@ def test_a_disk_that_fails_under_a_read_is_told() -> None:
     world.disk.fail("/data")
     world.let_jobs_run()
     assert told(waiting)["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_log_that_cannot_be_opened_for_its_reader_is_told() -> None:
+    world = World()
+    world.assign("a")
+    world.assign("b")
+    world.produce("a")
+    world.produce("b")
+    world.disk.cold = world.hold_jobs = True
+    world.disk.fail("/data/a-0", operations=frozenset({"read"}))
+    waiting = world.fetch(A, B, partition_bytes=1000)
+    world.let_jobs_run()
+    answers = told(waiting)
+    assert answers["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert offsets(answers["b", 0]) == [0]

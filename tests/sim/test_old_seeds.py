@@ -42,6 +42,9 @@ SEEDS = {
     "retention took zeros in a time index, which nobody had synced, for an age": Plan(61281, 3, THIRD, loads=CLEANED),
     "a directory was blamed for another, which a replica had moved to": Plan(61289, 3, THIRD, loads=CLEANED),
     "epochs of a log that was emptied came back, and a voter never fetched again": Plan(73108, 5, THIRD, loads=CLEANED),
+    "a log whose file could not be opened for a fetch left the other partitions unanswered": Plan(
+        70129, 1, THIRD, loads=CLEANED
+    ),
     "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),
 }

@@ -33,6 +33,7 @@ from kalda.replication.fetch_session import FetchContext, FetchEntry, Resting
 from kalda.replication.partition import Partition
 from kalda.replication.waiting import Waiter
 from kalda.storage.log import FetchInfo
+from kalda.storage.reading import ColdRead
 
 if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
@@ -92,7 +93,7 @@ class Fetch:
         self.answers: list[FetchResponsePartitionData | None] = []
         """For each entry of the context; None where a partition rests, and its session has heard that."""
         self._read_bytes = 0
-        self._cold: list[tuple[int, Partition, int]] = []
+        self._cold: list[tuple[int, Partition, int, ColdRead]] = []
 
     def run(self) -> FetchResponse | Pending[FetchResponse]:
         """Answer now, or later."""
@@ -185,7 +186,8 @@ class Fetch:
                 if note_follower:
                     self._note_follower(partition, asked)
                 if info is None:
-                    self._cold.append((len(self.answers) - 1, partition, allowed))
+                    read = partition.log.cold_read(asked.fetch_offset, by_name=True)
+                    self._cold.append((len(self.answers) - 1, partition, allowed, read))
                     remaining -= allowed
                 else:
                     remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
@@ -297,19 +299,13 @@ class Fetch:
         cold = self._cold
         entries = self._context.entries
         wants = [
-            (
-                partition.log,
-                entries[at].asked.fetch_offset,
-                max_bytes,
-                self._end_of(partition),
-                partition.log.cold_read(entries[at].asked.fetch_offset, by_name=True),
-            )
-            for at, partition, max_bytes in cold
+            (partition.log, read, entries[at].asked.fetch_offset, max_bytes, self._end_of(partition))
+            for at, partition, max_bytes, read in cold
         ]
 
         def job() -> list[FetchInfo | ApiError]:
             results: list[FetchInfo | ApiError] = []
-            for _, offset, max_bytes, end_offset, read in wants:
+            for _, read, offset, max_bytes, end_offset in wants:
                 try:
                     results.append(read(offset, max_bytes, end_offset, not results))
                 except ApiError as error:
@@ -317,9 +313,9 @@ class Fetch:
             return results
 
         def finish(results: list[FetchInfo | ApiError] | None, error: BaseException | None) -> None:
-            for log, *_, read in wants:
+            for log, read, *_ in wants:
                 log.take_over(read)
-            for at, (index, partition, _) in enumerate(cold):
+            for at, (index, partition, _, _) in enumerate(cold):
                 answer = self.answers[index]
                 assert answer is not None, "what rests is not read"
                 result = results[at] if results is not None else ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
