@@ -198,6 +198,8 @@ class FutureLogs:
         future.update_high_watermark(current.high_watermark)
         if (latest := future.leader_epochs.latest_entry()) is not None:
             future.assign_leader_epoch(*latest)  # so that it looks at the producers anew
+        # What only the copy has synced is lost with its new name, until that is synced too.
+        future.recovery_point = min(future.recovery_point, current.recovery_point)
         self._forget(topic_partition)
         self._manager.replace(topic_partition, target, future)
         current.close(clean=False)

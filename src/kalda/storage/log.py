@@ -759,6 +759,7 @@ class Log:
         self.leader_epochs.directory = directory
         self._unsynced.directory = directory
         self._unsynced.names += 1
+        self._unsynced.truncations += 1  # jobs of before have not synced the new name
         self.snapshots.directory = directory
 
     # Producers

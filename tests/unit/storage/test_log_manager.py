@@ -428,6 +428,34 @@ def test_a_cut_below_the_log_start_is_checkpointed_first(node: Node) -> None:
     assert (found.log_start_offset, found.log_end_offset) == (4, 6)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_log_that_took_the_place_of_another_is_as_durable_as_that(late: bool) -> None:
+    """Until its new name is synced too, the other one may come back."""
+    for seed in range(40):
+        node = Node(seed=seed)
+        log = node.log(0, IDS[0])
+        append(log, 2)
+        node.poll()
+        log.flush()
+        append(log)
+        future = node.logs.futures.create(log.topic_partition, node.logs.dirs[1])
+        future.append_as_follower(log.read(0, 1 << 20, 3, True).records, 0)
+        future.flush(2)
+        job = future.flush_job()
+        job.run()
+        if not late:
+            job.finish()
+        new = node.logs.futures.swap(log.topic_partition)
+        if late:
+            job.finish()
+        synced = new.recovery_point
+        node.disk.crash()
+        node.start().futures.settle(lambda topic_partition, topic_id: IDS[1])
+        found = node.logs.get(log.topic_partition)
+        assert found is not None
+        assert found.log_end_offset >= synced == 2
+
+
 def test_a_damaged_checkpoint_means_recovery(node: Node) -> None:
     append(node.log(0), 5)
     node.logs.close()
