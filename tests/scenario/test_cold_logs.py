@@ -115,6 +115,42 @@ def test_who_is_no_leader_any_more_when_its_log_is_open_says_so() -> None:
     assert partitions[0].log.log_end_offset == 1
 
 
+def half_open() -> tuple[World, list[Partition], Pending[Any]]:
+    """A request for two partitions with a follower each: it has been appended to the first, whose log is open, and the
+    other's log is being opened."""
+    world, partitions = restarted(Assigned(SELF, 0, (SELF, 2), (SELF, 2)))
+    world.produce("a", acks=1)
+    world.let_jobs_run()
+    handlers, context, _ = handler(world)
+    waiting = handlers.produce(context, request(world, -1, 0, 1))
+    assert isinstance(waiting, Pending)
+    assert [each.log.log_end_offset for each in partitions] == [3, 1, 1]
+    return world, partitions, waiting
+
+
+def test_what_is_committed_while_another_log_is_opened_is_not_waited_for() -> None:
+    world, partitions, waiting = half_open()
+    partitions[0].on_follower_fetch(2, 7, 3, 0, epoch_known=True)
+    world.let_jobs_run()
+    assert not waiting.done
+    partitions[1].on_follower_fetch(2, 7, 2, 0, epoch_known=True)
+    answers = cast(Any, waiting.value).responses[0].partition_responses
+    assert [(each.index, each.base_offset, each.error_code) for each in answers] == [(0, 2, 0), (1, 1, 0)]
+
+
+def test_what_another_leader_puts_in_its_place_while_another_log_is_opened_does_not_acknowledge_it() -> None:
+    world, partitions, waiting = half_open()
+    deposed = partitions[0]
+    world.assign("a", 0, Assigned(2, 1, (SELF, 2), (SELF, 2)))
+    world.let_jobs_run()
+    deposed.log.truncate_to(2)
+    deposed.append_as_follower(build_batch([(0, None, b"x", ())], base_offset=2, leader_epoch=1), 1, 3, 0)
+    assert deposed.committed(3)
+    partitions[1].on_follower_fetch(2, 7, 2, 0, epoch_known=True)
+    answers = cast(Any, waiting.value).responses[0].partition_responses
+    assert [(each.index, each.error_code) for each in answers] == [(0, ErrorCode.NOT_LEADER_OR_FOLLOWER), (1, 0)]
+
+
 def test_a_read_opens_what_it_needs_on_a_thread() -> None:
     world, _ = restarted()
     waiting = world.fetch(("a", 0, 0), ("a", 1, 0), max_bytes=1 << 22, max_wait_ms=0)

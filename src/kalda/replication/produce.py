@@ -132,6 +132,7 @@ class Produce:
         cold, self._cold = self._cold, None
         assert cold is not None, "logs are opened once"
         job = opening_job(list(cold))
+        epochs = {partition: partition.leader_epoch for partition in self._required}
         pending: Pending[ProduceResponse] = Pending()
 
         def opened(_: None, error: BaseException | None) -> None:
@@ -139,6 +140,8 @@ class Produce:
                 pending.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
                 return
             job.finish()
+            for partition, epoch in epochs.items():
+                self._look_again(partition, epoch)
             for waiting in cold.values():
                 for topic, answer, data in waiting:
                     self.append(topic, answer, data)
@@ -152,6 +155,26 @@ class Produce:
         self._manager.jobs.run(job.run, opened)
         return pending
 
+    def _look_again(self, partition: Partition, epoch: int) -> None:
+        """What was appended in that leader epoch, before others' logs were opened, may be as safe as was asked by now.
+        Where the partition is not led in that epoch any more, nobody knows: other records may be in their place."""
+        if not partition.is_leader or partition.leader_epoch != epoch:
+            del self._required[partition]
+            self.failed = True
+            for answer in self._answers.pop(partition):
+                _fail(answer, ApiError(self._why_not_led(partition)), partition)
+        elif self._satisfied(partition, self._required[partition]):
+            del self._required[partition]
+
+    @property
+    def _satisfied(self) -> Callable[[Partition, int], bool]:
+        return Partition.committed if self._acks == ALL else Partition.durable
+
+    def _why_not_led(self, partition: Partition) -> ErrorCode:
+        if self._manager.find(*partition.topic_partition) is not partition:
+            return self._manager.missing_code(partition.topic_partition.topic, None, partition.topic_partition[1])
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
         """The response, now or when every partition's records are as safe as was asked."""
         if self._cold:
@@ -159,17 +182,14 @@ class Produce:
         if not self._required:
             return self._answered() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()
-        satisfied = Partition.committed if self._acks == ALL else Partition.durable
-        waiter = OffsetWaiter(self._required, satisfied, lambda: self._finished(waiter, pending))
+        waiter = OffsetWaiter(self._required, self._satisfied, lambda: self._finished(waiter, pending))
         pending.on_abandoned = waiter.stop
         waiter.wait(list(self._required), self._manager.timers, timeout_ms)
         return pending
 
     def _finished(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
         for partition in waiter.unsatisfied:
-            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
-            if self._manager.find(*partition.topic_partition) is not partition:
-                code = self._manager.missing_code(partition.topic_partition.topic, None, partition.topic_partition[1])
+            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._why_not_led(partition)
             for answer in self._answers[partition]:
                 _fail(answer, ApiError(code), partition)
         if self._acks == ALL:
