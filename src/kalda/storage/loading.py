@@ -7,7 +7,8 @@ indexes, transaction index, leader epochs and producer state are made anew from 
 
 A recovery that cuts nothing syncs nothing and leaves the recovery point where it was, as Kafka does: the next crash
 reads the same again, and a node with thousands of logs is not held up by as many syncs. What was read may thus not be
-on the device yet, so whoever promises durability flushes first (`Log.flush_due`, `MetadataLog.open`).
+on the device yet, so whoever promises durability flushes first (`Log.flush_due`, `MetadataLog.open`). Indexes that were
+missing where no recovery would look are synced: nobody would make them anew a second time.
 
 All functions here work on their own objects and may run on any thread.
 """
@@ -85,7 +86,7 @@ class Loading:
         self._jitter = jitter
         self._changed = False
         self._truncated = False
-        self._recovered_from = 0
+        self._recovered_from = self._recovery_begin = 0
         self._producers = ProducerStates(name)
 
     def load(self) -> Loaded:
@@ -122,9 +123,10 @@ class Loading:
         producers.on_log_start_offset(first)
         for segment in segments:
             segment.close()  # a partition that nobody touches holds no file
-        if self._truncated:
+        made_anew = bool(to_recover) and (self._clean or self._recovered_from < self._recovery_begin)
+        if self._truncated or made_anew:
             self._sync(segments)
-        whole = self._truncated or (self._clean and not to_recover)
+        whole = self._truncated or made_anew or self._clean
         recovery_point = next_offset if whole else min(self._recovery_point, next_offset)
         return Loaded(
             segments, self._epochs, producers, self._snapshots, first, next_offset, recovery_point, self._changed
@@ -241,8 +243,8 @@ class Loading:
             ]
         if not len(segments):
             return []
-        start = segments.floor(self._recovery_point) or segments.first
-        return [s for s in segments if s.base_offset >= start.base_offset or s.base_offset in unindexed]
+        begin = self._recovery_begin = (segments.floor(self._recovery_point) or segments.first).base_offset
+        return [segment for segment in segments if segment.base_offset >= begin or segment.base_offset in unindexed]
 
     def _recover(self, segments: Segments, to_recover: list[Segment]) -> int:
         """Recover these segments in order; the log's end. What follows a cut segment goes."""

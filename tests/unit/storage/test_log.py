@@ -491,6 +491,28 @@ def test_a_missing_index_is_rebuilt(disk: SimDisk) -> None:
     assert log.log_end_offset == 12
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_missing_index_is_rebuilt_for_good(clean: bool, seed: int) -> None:
+    """Zeros in the time index would have retention delete the segment."""
+    disk = SimDisk(random.Random(seed))
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    log = open_log(disk, LogConfig(segment_bytes=400))
+    for _ in range(12):
+        append(log)
+    log.close()
+    end, largest = log.log_end_offset, [segment.max_timestamp for segment in log.segments]
+    for name in disk.list_dir("/d/t-0"):
+        if name.endswith(".index"):
+            disk.remove(f"/d/t-0/{name}")
+    disk.sync_dir("/d/t-0")
+    for as_clean in (clean, False):
+        disk.crash()
+        log = Log.open(disk, "/d/t-0", log.config, topic_partition=TP, now_ms=NOW, clean=as_clean, recovery_point=end)
+    assert [segment.max_timestamp for segment in log.segments] == largest
+
+
 def test_nothing_is_synced_unless_asked(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
