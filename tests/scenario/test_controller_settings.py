@@ -345,6 +345,24 @@ def test_turning_eligible_replicas_on_settles_the_minimum_isr() -> None:
     assert (values(world, BROKER, ""), values(world, BROKER, "0")) == ({"min.insync.replicas": "2"}, {})
 
 
+def test_turning_them_on_again_forgets_those_of_before() -> None:
+    """The leader has committed alone meanwhile."""
+    world = World()
+    world.start_brokers(0, 1)
+    world.create_topic("t", {0: [0, 1]}, configs={"min.insync.replicas": "2"})
+    world.alter_partition("t", 0, [0])
+    assert world.partition("t").elr == (1,)
+    assert update(world, ("eligible.leader.replicas.version", 0, SAFE)) == (ErrorCode.NONE, "")
+    for minimum in ("1", "2"):
+        alter(world, TOPIC, "t", ("min.insync.replicas", SET, minimum))
+    assert update(world, ("eligible.leader.replicas.version", 1, UPGRADE)) == (ErrorCode.NONE, "")
+    assert world.partition("t").elr == ()
+    world.alter_partition("t", 0, [0, 1])
+    world.alter_partition("t", 0, [0])
+    update(world, ("eligible.leader.replicas.version", 1, UPGRADE))
+    assert world.partition("t").elr == (1,), "they were on"
+
+
 def test_the_quorums_own_version_is_handed_on(world: World) -> None:
     class Quorum:
         level = 0

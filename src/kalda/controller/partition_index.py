@@ -50,6 +50,9 @@ class _ByMember(Generic[K]):
     def of(self, member: K) -> Iterator[TopicIdPartition]:
         return iter(self._partitions.get(member, ()))
 
+    def __bool__(self) -> bool:
+        return any(self._partitions.values())
+
 
 class PartitionIndex:
     """The reverse indexes, and the sets of partitions that want attention."""
@@ -68,6 +71,10 @@ class PartitionIndex:
 
     def with_in_elr(self, broker_id: int) -> Iterator[TopicIdPartition]:
         return self._elr.of(broker_id)
+
+    @property
+    def has_eligible(self) -> bool:
+        return bool(self._elr)
 
     def in_directory(self, directory: Uuid) -> Iterator[TopicIdPartition]:
         return self._directories.of(directory)

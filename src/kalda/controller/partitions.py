@@ -121,6 +121,11 @@ class PartitionControl:
                 records.append(record)
         return records
 
+    def former_elr_records(self) -> list[VersionedRecord]:
+        """Eligible leader replicas are turned on again: those of before are void, as the minimum ISR may have been
+        changed meanwhile."""
+        return [VersionedRecord(ClearElrRecord(), 0)] if self.index.has_eligible else []
+
     # Replay
 
     def load(self, image: TopicsImage) -> Iterator[None]:

@@ -514,6 +514,8 @@ class QuorumController:
             return Result([], response)
         if any(one.feature == ELIGIBLE_LEADER_REPLICAS_VERSION and one.max_version_level > 0 for one in updates):
             made += self.configs.elr_safety_records()
+            if not self.features.is_elr_enabled:
+                made += self.partitions.former_elr_records()
         results = [
             UpdatableFeatureResult(feature=update.feature, error_message=ErrorCode.NONE.name) for update in updates
         ]
