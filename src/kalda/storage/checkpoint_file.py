@@ -18,14 +18,16 @@ _TEMPORARY = ".new"
 
 
 class CheckpointFile:
-    """Belongs to one thread. `offsets`: what the file says, or will once the newest job is finished."""
+    """Belongs to one thread. `offsets`: what the file says, or will once the newest job is finished. `durable`: what it
+    says after a loss of power, if nothing newer."""
 
-    __slots__ = ("_disk", "_number", "offsets", "path")
+    __slots__ = ("_disk", "_number", "durable", "offsets", "path")
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path
         self.offsets: dict[TopicPartition, int] | None = None
+        self.durable: dict[TopicPartition, int] = {}
         self._number = 0
 
     def job(self, offsets: dict[TopicPartition, int]) -> Job[None] | None:
@@ -59,6 +61,7 @@ class CheckpointFile:
         assert job is not None
         job.complete()
         self._disk.sync_dir(self.path.rpartition("/")[0])
+        self.durable = offsets
 
 
 def leftovers(names: Iterable[str]) -> list[str]:

@@ -74,7 +74,7 @@ def cleanable(log: Log, checkpoint: int | None, now_ms: int) -> Cleanable | None
 
 def _first_uncleanable(log: Log, first_dirty: int, now_ms: int) -> int:
     """The base offset of the first segment that must be left alone."""
-    limit = min(log.last_stable_offset, log.segments.active.base_offset, log.recovery_point)
+    limit = min(log.last_stable_offset, log.segments.active.base_offset, log.vouched_recovery_point)
     lag = log.config.min_compaction_lag_ms
     for segment, following in zip(log.segments, list(log.segments)[1:], strict=False):
         if following.base_offset > limit:
@@ -276,7 +276,20 @@ class LogCleaner:
                 continue
             if best is None or found.dirty_ratio > best.dirty_ratio:
                 best = found
-        return None if best is None else Cleaning(best, now_ms, self.config.memory_bytes)
+        return None if best is None else self._begin(best, now_ms)
+
+    def _begin(self, work: Cleanable, now_ms: int) -> Cleaning | None:
+        """Compaction leaves gaps between segments. Beyond what the recovery point vouches for after a crash, they would
+        be taken for what was lost."""
+        log = work.log
+        directory = self._manager.dir_of(log.topic_partition)
+        assert directory is not None
+        try:
+            directory.vouch_for(log.topic_partition, work.first_uncleanable)
+        except OSError as error:
+            log.on_io_error(error)
+            return None
+        return Cleaning(work, now_ms, self.config.memory_bytes)
 
     def finished(self, cleaning: Cleaning) -> Job[None] | None:
         """A job that notes how far the log is clean; None where the cleaning was given up."""

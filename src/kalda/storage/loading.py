@@ -38,7 +38,7 @@ from kalda.storage.naming import (
 )
 from kalda.storage.producer_snapshot import SnapshotFiles
 from kalda.storage.producer_state import ProducerStates
-from kalda.storage.segment import MAX_RELATIVE_OFFSET, Segment
+from kalda.storage.segment import MAX_GAP, MAX_RELATIVE_OFFSET, Segment
 from kalda.storage.segments import Segments
 
 _RECOVERY_CHUNK_BYTES = 4 * 1024 * 1024
@@ -71,6 +71,7 @@ class Loading:
         clean: bool,
         recovery_point: int,
         log_start_offset: int,
+        compacted_upto: int,
         expiration_ms: int,
         jitter: Callable[[int], int],
     ) -> None:
@@ -82,6 +83,7 @@ class Loading:
         self._clean = clean
         self._recovery_point = recovery_point
         self._log_start_offset = log_start_offset
+        self._compacted_upto = compacted_upto
         self._expiration_ms = expiration_ms
         self._jitter = jitter
         self._changed = False
@@ -297,9 +299,12 @@ class Loading:
     def _lacks_end(self, end: int, next_base: int) -> bool:
         """True where records are missing between a segment and the next: its end was never synced.
 
-        Below the recovery point, and in a compacted topic, a gap is what compaction left.
+        Below the recovery point a gap is what compaction left, and so it is below where that says to have come, as
+        Kafka may compact beyond. Without a recovery point nobody knows.
         """
-        return end < next_base and next_base > self._recovery_point and not self._config.compacts
+        if not self._recovery_point and self._config.compacts:
+            return False
+        return self._recovery_point < next_base > self._compacted_upto and end < next_base <= end + MAX_GAP
 
     # Producers
 

@@ -44,7 +44,7 @@ from kalda.storage.reading import (
     collect_aborted,
 )
 from kalda.storage.searching import max_timestamp_job, timestamp_job
-from kalda.storage.segment import Placed, Segment
+from kalda.storage.segment import MAX_GAP, Placed, Segment
 from kalda.storage.segments import Segments
 from kalda.storage.truncating import cut, empty
 from kalda.storage.txn_index import AbortedTxn
@@ -53,7 +53,6 @@ from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, TimestampO
 __all__ = ["AppendInfo", "AppendOrigin", "FetchInfo", "Log", "TimestampOffset", "UnexpectedAppendOffset"]
 
 _HOT_BYTES = 1 << 20
-_MAX_GAP = 2**30  # of offsets that an index, relative to its segment's base, can bear easily
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
@@ -144,6 +143,7 @@ class Log:
         clean: bool,
         recovery_point: int = 0,
         log_start_offset: int = 0,
+        compacted_upto: int = 0,
         producer_expiration_ms: int = DAY_MS,
         verify_transactions: bool = False,
         hooks: LogHooks | None = None,
@@ -173,6 +173,7 @@ class Log:
             clean=clean,
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
+            compacted_upto=compacted_upto,
             expiration_ms=producer_expiration_ms,
             jitter=jitter,
         ).load()
@@ -579,7 +580,7 @@ class Log:
 
     def _roll(self, now_ms: int, first_offset: int) -> Segment:
         # At the log's end even where the first batch leaves a gap: segments that meet show that none is missing.
-        base = self.log_end_offset if first_offset - self.log_end_offset <= _MAX_GAP else first_offset
+        base = self.log_end_offset if first_offset - self.log_end_offset <= MAX_GAP else first_offset
         active = self.segments.active
         if active.base_offset == base:
             # Empty, but its clock or an index is used up: it is made anew in place.

@@ -142,7 +142,7 @@ class LogDir:
         except ValueError:
             self.had_clean_shutdown = False
             return {}
-        self._checkpoints[name].offsets = offsets
+        self._checkpoints[name].offsets = self._checkpoints[name].durable = offsets
         self._former.update(offsets)
         return offsets
 
@@ -198,6 +198,12 @@ class LogDir:
         if self.logs.get(topic_partition) is log and self.cleaner_offsets.get(topic_partition, 0) > offset:
             self.cleaner_offsets[topic_partition] = offset
             self._checkpoints[CLEANER_OFFSET_FILE].replace_durably(dict(self.cleaner_offsets))
+
+    def vouch_for(self, topic_partition: TopicPartition, upto: int) -> None:
+        """The recovery point of this log, which is `upto` at least, is known after a crash. Raises `OSError`."""
+        checkpoint = self._checkpoints[RECOVERY_POINT_FILE]
+        if checkpoint.durable.get(topic_partition, 0) < upto:
+            checkpoint.replace_durably(self._recovery_points())
 
     def vouch_no_more_for(self, topic_partition: TopicPartition) -> None:
         """A log of this name is made: it must not inherit from a former one what the checkpoints say, where that was

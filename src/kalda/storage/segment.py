@@ -31,6 +31,7 @@ from kalda.storage.txn_index import TxnIndex
 from kalda.storage.values import FetchInfo
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
+MAX_GAP = 2**30  # of offsets that an index, relative to its segment's base, can bear easily
 _SCAN_BYTES = 8 * 1024  # more than what lies between two index entries, by default
 _MIN_LENGTH = HEADER_SIZE - LOG_OVERHEAD
 _WALK = Struct(">qi11xi")  # base offset, length, last offset delta

@@ -317,6 +317,56 @@ def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
     assert contents(node.log) == [(29, "key", "x" * 60)]
 
 
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_what_a_loss_of_power_took_from_the_middle_is_no_gap_of_compaction(cleaned: bool) -> None:
+    """The end of a segment may be lost and the next one be there: the log ends at the first."""
+    for seed in range(40):
+        node = Node()
+        node.disk._rng.seed(seed)
+        for number in range(12):
+            node.put((f"key-{number % 4}", "x" * 60))
+        node.log.roll(NOW)
+        node.log.flush()
+        for due in node.logs.poll(NOW + DAY):  # checkpoints
+            due.complete()
+        if cleaned:
+            node.clean()
+        for number in range(12):
+            node.put((f"other-{number}", "x" * 60))
+        node.disk.crash()
+        node.start()
+        found = [offset for offset, _, _ in contents(node.log)]
+        assert [offset for offset in found if 8 <= offset < 12] == [8, 9, 10, 11]
+        assert found[-1] + 1 == node.log.log_end_offset
+        assert [offset for offset in found if offset >= 12] == list(range(12, node.log.log_end_offset))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_compaction_has_left_out_is_not_missed(seed: int) -> None:
+    """The checkpoint of the recovery points is written for a cleaning, if need be."""
+    node = Node()
+    node.disk._rng.seed(seed)
+    for number in range(6):
+        node.put((f"key-{number}", "x" * 60))
+    node.log.roll(NOW)
+    node.log.flush()
+    for due in node.logs.poll(NOW + DAY):
+        due.complete()
+    for number in range(24):
+        node.put((f"key-{number % 3}", "x" * 60))
+    node.log.roll(NOW)
+    node.log.flush()
+    cleaning = node.cleaner.choose(NOW)
+    assert cleaning is not None
+    for _ in range(seed % 8):
+        if (job := cleaning.next_job()) is not None:
+            job.complete()
+    node.disk.crash()
+    node.start()
+    assert node.log.log_end_offset == 30
+    assert {key for _, key, _ in contents(node.log)} == {f"key-{number}" for number in range(6)}
+
+
 def _delete_a_key(node: Node) -> None:
     """A value of the key and its deletion, in segments that end."""
     node.put(("gone", "x" * 60))
