@@ -238,7 +238,7 @@ class BrokerPublisher:
             topic_partition,
             local.topic_id,
             self._log_config(topic_partition.topic, image),
-            local.registration.directory(self._broker_id),
+            self._place(local.registration),
         )
 
     def _apply_some(
@@ -299,7 +299,7 @@ class BrokerPublisher:
             topic_partition,
             topic_id,
             self._log_config(topic_partition.topic, image),
-            registration.directory(self._broker_id),
+            self._place(registration),
         )
         self._tell_directory(topic_partition, topic_id, registration)
         return opened
@@ -317,6 +317,15 @@ class BrokerPublisher:
         # Of an update after the first, what has no directory yet is new.
         untold = directory == DIRECTORY_LOST or (directory == DIRECTORY_UNASSIGNED and not self._started)
         return untold and (self._broker_id in registration.isr or self._broker_id in registration.elr)
+
+    def _place(self, registration: PartitionRegistration) -> Uuid | None:
+        """In which directory a log is made. Where the one that the metadata names is none of this broker's any more, as
+        its disk was replaced or taken out, any will do; but not while the cluster counts on what was there."""
+        directory = registration.directory(self._broker_id)
+        counted_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
+        if self._broker_id in counted_on or not all(each.online for each in self._logs.dirs):
+            return directory
+        return directory if any(each.directory_id == directory for each in self._logs.dirs) else DIRECTORY_UNASSIGNED
 
     def _tell_directory(
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.publisher import BrokerPublisher
@@ -25,7 +26,9 @@ from kalda.storage.log_manager import NewLog
 
 MANY = 100
 HOME = Uuid(b"home" * 4)
+AWAY = Uuid(b"away" * 4)
 NOWHERE = Uuid(bytes(16))
+_RESERVED = (NOWHERE, DIRECTORY_UNASSIGNED, DIRECTORY_LOST)
 OLD, NEW = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
 
 
@@ -83,13 +86,15 @@ class FakeLogs:
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid] = {}
         self.futures = FakeFutures()
-        self.dirs = [SimpleNamespace(online=True), SimpleNamespace(online=True)]
+        self.dirs = [SimpleNamespace(online=True, directory_id=HOME), SimpleNamespace(online=True, directory_id=AWAY)]
 
     def get(self, topic_partition: TopicPartition) -> Any:
         known = self.logs.get(topic_partition)
         return None if known is None else SimpleNamespace(topic_id=known)
 
-    def get_or_create_log(self, topic_partition: TopicPartition, topic_id: Uuid, *_: Any) -> Any:
+    def get_or_create_log(self, topic_partition: TopicPartition, topic_id: Uuid, _: LogConfig, directory: Uuid) -> Any:
+        if topic_partition not in self.logs and directory not in (*_RESERVED, HOME, AWAY):
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
         assert self.logs.setdefault(topic_partition, topic_id) == topic_id
         return self.get(topic_partition)
 
@@ -97,7 +102,8 @@ class FakeLogs:
         def finish(made: list[NewLog]) -> None:
             for new in made:
                 assert new.topic_id is not None
-                self.logs[new.topic_partition] = new.topic_id
+                if new.directory_id in (*_RESERVED, HOME, AWAY):
+                    self.logs[new.topic_partition] = new.topic_id
 
         return Job("make logs", lambda: list(wanted), finish)
 
@@ -160,7 +166,9 @@ def world() -> World:
     return world
 
 
-def topic(topic_id: Uuid, partitions: int = MANY, directory: Uuid = NOWHERE, isr: int = 1) -> Iterable[Any]:
+def topic(
+    topic_id: Uuid, partitions: int = MANY, directory: Uuid = NOWHERE, isr: int = 1, **fields: Any
+) -> Iterable[Any]:
     yield TopicRecord(name="t", topic_id=topic_id)
     for index in range(partitions):
         yield PartitionRecord(
@@ -170,6 +178,7 @@ def topic(topic_id: Uuid, partitions: int = MANY, directory: Uuid = NOWHERE, isr
             isr=[isr],
             leader=isr,
             directories=[directory, HOME],
+            **fields,
         )
 
 
@@ -269,6 +278,25 @@ def test_a_replica_without_directory_that_has_nothing_is_made(online: bool, isr:
     world.update(*topic(OLD, 1, DIRECTORY_UNASSIGNED, isr))
     assert world.placed == [(OLD, 0, HOME)]
     assert world.logs.logs == {TopicPartition("t", 0): OLD}
+
+
+@pytest.mark.parametrize(
+    ("online", "isr", "fields", "is_made"),
+    [
+        (True, 2, {}, True),
+        (True, 1, {}, False),
+        (True, 2, {"eligible_leader_replicas": [1]}, False),
+        (True, 2, {"last_known_elr": [1]}, False),
+        (False, 2, {}, False),
+    ],
+)
+def test_a_replica_whose_disk_was_replaced_is_made_anew_where_nobody_counts_on_it(
+    world: World, online: bool, isr: int, fields: dict[str, list[int]], is_made: bool
+) -> None:
+    world.logs.dirs[1].online = online
+    world.update(*topic(OLD, 1, Uuid(b"gone" * 4), isr, **fields))
+    assert world.logs.logs == ({TopicPartition("t", 0): OLD} if is_made else {})
+    assert world.placed == ([(OLD, 0, HOME)] if is_made else [])
 
 
 def test_nothing_is_opened_after_the_end(world: World) -> None:
