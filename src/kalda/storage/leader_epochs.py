@@ -103,8 +103,10 @@ class LeaderEpochs:
         self._write(self.entries)
 
     def write_below(self, end_offset: int) -> bool:
-        """`write`, of the epochs that begin below `end_offset`; False where the file says just them already."""
-        entries = [entry for entry in self.entries if entry[1] < end_offset]
+        """`write`, of the epochs that begin below `end_offset`, and of those in the file already: another flush, which
+        goes further, may rely on them. False where it says just these."""
+        stored = set(self._stored)
+        entries = [entry for entry in self.entries if entry[1] < end_offset or entry in stored]
         if entries == self._stored:
             return False
         self._write(entries)

@@ -491,6 +491,25 @@ def test_a_missing_index_is_rebuilt(disk: SimDisk) -> None:
     assert log.log_end_offset == 12
 
 
+def test_a_flush_of_less_takes_no_leader_epoch_back(disk: SimDisk) -> None:
+    """Such as a new log's first, while another goes further and an epoch has begun in which nothing is written yet."""
+    log = open_log(disk)
+    append(log, 2)
+    append(log, 2, epoch=1)
+    log.roll(NOW)
+    append(log, epoch=1)
+    further = log.flush_job()
+    further.run()
+    log.assign_leader_epoch(2, 5)
+    log.flush(1)
+    further.finish()
+    point = log.vouched_recovery_point
+    assert point == 4
+    disk.crash()
+    log = Log.open(disk, "/d/t-0", log.config, topic_partition=TP, now_ms=NOW, clean=False, recovery_point=point)
+    assert log.leader_epochs.entries == [(0, 0), (1, 2)]
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_missing_index_is_rebuilt_for_good(clean: bool, seed: int) -> None:
