@@ -1,7 +1,7 @@
 """Replication by fetching: what a follower does with an answer, and a leader with a request.
 
-A follower that is a voter fetches again only when it has flushed what it got: its next fetch offset tells the leader
-that it has everything before durably. Where the logs differ, the leader says up to where they may agree and the
+A follower that is a voter, or may become one, fetches again only when it has flushed what it got: its next fetch offset
+tells the leader that it has everything before durably, and what an observer has told counts once it is added. Where the logs differ, the leader says up to where they may agree and the
 follower truncates; where the leader no longer has what the follower lacks, the follower fetches a snapshot first
 (KIP-630).
 """
@@ -227,7 +227,7 @@ def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
         )
         machine.send(role.leader, ask, now)
         return
-    if machine.is_voter and machine.log.flushed_offset < machine.log.end_offset:
+    if machine.config.can_be_voter and machine.log.flushed_offset < machine.log.end_offset:
         return
     if machine.high_watermark == machine.log.end_offset:
         # Not sooner: the next fetch may be what a new leader's first commit waits for.
@@ -289,7 +289,7 @@ def _append_fetched(machine: RaftMachine, role: Follower, answer: rpc.FetchAnswe
         machine.emit(fx.AppendFetched(first, machine.log.end_offset, answer.records))
         for control in controls:
             machine.learn_control(control.offset, control.record)
-        if machine.is_voter:
+        if machine.config.can_be_voter:
             machine.flush()
         else:
             machine.log.flushed_offset = machine.log.end_offset
