@@ -276,8 +276,8 @@ class RaftMachine:
                     done = elections.begin_answered(self, request.destination.node_id)
                 case rpc.EndAnswer(), rpc.EndAsk():
                     done = elections.end_answered(self, request.destination.node_id)
-                case rpc.FetchAnswer(), rpc.FetchAsk():
-                    done = replication.fetch_answered(self, answer, now)
+                case rpc.FetchAnswer(), rpc.FetchAsk() as fetch_ask:
+                    done = replication.fetch_answered(self, answer, fetch_ask, now)
                 case rpc.SnapshotAnswer(), rpc.SnapshotAsk() as snapshot_ask:
                     done = replication.snapshot_answered(self, answer, snapshot_ask, now)
                 case rpc.VoterChangeAnswer(), _:

@@ -1,9 +1,9 @@
 """Replication by fetching: what a follower does with an answer, and a leader with a request.
 
 A follower that is a voter, or may become one, fetches again only when it has flushed what it got: its next fetch offset
-tells the leader that it has everything before durably, and what an observer has told counts once it is added. Where the logs differ, the leader says up to where they may agree and the
-follower truncates; where the leader no longer has what the follower lacks, the follower fetches a snapshot first
-(KIP-630).
+tells the leader that it has everything before durably, and what an observer has told counts once it is added. Where the
+logs differ, the leader says up to where they may agree and the follower truncates; where the leader no longer has what
+the follower lacks, the follower fetches a snapshot first (KIP-630).
 """
 
 from __future__ import annotations
@@ -238,13 +238,15 @@ def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
     machine.send(role.leader, elections.fetch_ask(machine), now, machine.config.fetch_max_wait_ms)
 
 
-def fetch_answered(machine: RaftMachine, answer: rpc.FetchAnswer, now: int) -> bool:
+def fetch_answered(machine: RaftMachine, answer: rpc.FetchAnswer, ask: rpc.FetchAsk, now: int) -> bool:
     role = machine.role
     if not isinstance(role, Follower):
         return True  # it told us where the leader is, or that nobody knows
     role.deadline = now + machine.config.fetch_timeout_ms
     role.has_fetched = True
     machine.learn_committed(answer.high_watermark)
+    if ask.fetch_from != machine.log.end:
+        return True  # a second fetch, to another address of the leader, was answered before: our log is another now
     if answer.diverging is not None:
         _truncate(machine, answer.diverging)
         return True

@@ -62,3 +62,20 @@ def test_who_may_become_a_voter_fetches_only_after_what_is_durable() -> None:
     ask = observer.fetch().ask
     assert isinstance(ask, rpc.FetchAsk)
     assert ask.fetch_from == OffsetAndEpoch(5, EPOCH)
+
+
+def test_an_answer_that_compares_with_a_log_of_before_is_not_followed() -> None:
+    follower = Follower(2, LogState(end_offset=10, epochs=[(1, 0), (3, 6)]))
+    delayed = follower.fetch()
+    moved = (Endpoint("CONTROLLER", "elsewhere", 9000),)
+    follower.step(ev.Asked(0, rpc.BeginAsk("cluster", EPOCH, 1, None, moved)))
+    diverging = rpc.FetchAnswer(standing(), 0, 0, diverging=OffsetAndEpoch(6, 1))
+    follower.answer(follower.fetch(), diverging)
+    assert follower.machine.log.end == OffsetAndEpoch(6, 1)
+    follower.answer(follower.fetch(), fetched(6, 12))
+    follower.step(ev.Flushed(12, follower.machine.flush_generation))
+    ask = follower.fetch().ask
+    assert isinstance(ask, rpc.FetchAsk)
+    assert ask.fetch_from.offset == 12, "the leader may commit it now"
+    follower.answer(delayed, diverging)
+    assert follower.machine.log.end == OffsetAndEpoch(12, EPOCH)
