@@ -29,6 +29,7 @@ from kalda.client.metadata import (
     Leader,
     Metadata,
     Topic,
+    newest,
     parse_bootstrap,
     read_metadata,
 )
@@ -85,6 +86,8 @@ class Cluster:
         self._tls = tls
         self._connections: dict[tuple[int, str], BlockingConnection] = {}
         self._topics: dict[str, Topic] = {}
+        self._seen: dict[str, Topic] = {}
+        """What was known last of each topic, also of those in which something failed since."""
         self._coordinators: dict[str, int] = {}
         self._reached = False
 
@@ -330,8 +333,11 @@ class Cluster:
         self.cluster_id = metadata.cluster_id
         if metadata.brokers:
             self.brokers = dict(metadata.brokers)
-        self._topics.update((name, topic) for name, topic in metadata.topics.items() if not topic.error_code)
-        return metadata
+        found = {name: newest(topic, self._seen.get(name)) for name, topic in metadata.topics.items()}
+        good = {name: topic for name, topic in found.items() if not topic.error_code}
+        self._topics.update(good)
+        self._seen.update(good)
+        return metadata._replace(topics=found)
 
     def _topic(self, name: str, left: Deadline) -> Topic:
         topic = self._topics.get(name)

@@ -77,6 +77,21 @@ def read_metadata(response: MetadataResponse) -> Metadata:
     return Metadata(response.cluster_id, response.controller_id, brokers, topics)
 
 
+def newest(told: Topic, known: Topic | None) -> Topic:
+    """What is told of a topic, but for partitions of which a later leader epoch is known already (KIP-320): a broker
+    that is cut off from the controllers goes on telling of former leaders, itself perhaps among them."""
+    if known is None or known.topic_id != told.topic_id or told.topic_id == ZERO_UUID:
+        return told  # another topic, or perhaps one, whose epochs begin anew
+    later = {partition.partition: partition for partition in known.partitions}
+    partitions = (
+        max(partition, later.get(partition.partition, partition), key=lambda each: each.leader_epoch)
+        if partition.leader_epoch >= 0
+        else partition
+        for partition in told.partitions
+    )
+    return told._replace(partitions=tuple(partitions))
+
+
 def _read_topic(topic: MetadataResponseTopic) -> Topic:
     partitions = (
         Partition(

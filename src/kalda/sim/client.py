@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.metadata import Metadata, read_metadata
+from kalda.client.metadata import Metadata, Topic, newest, read_metadata
 from kalda.network.client import RpcClient
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 from kalda.protocol.messages.metadata import MetadataRequest
@@ -33,6 +33,8 @@ class SimClient:
         self.name = name
         self.rng = world.rng(name)
         self.metadata = Metadata(None, -1, {}, {})
+        self._seen: dict[str, Topic] = {}
+        """What was known last of each topic, also of one whose leaders are to be asked for anew."""
         self.timeout_ms = _TIMEOUT_MS
         self._bootstrap = bootstrap
         self._clients: dict[tuple[str, int], RpcClient] = {}
@@ -129,10 +131,13 @@ class SimClient:
         return next(iter(epochs), -1)
 
     async def refresh(self) -> None:
-        """Learn the metadata from any node. Raises `ApiError`."""
-        self.metadata = read_metadata(
+        """Learn the metadata from any node, cut off as it may be. Raises `ApiError`."""
+        told = read_metadata(
             await self.ask_any(MetadataRequest(topics=None, allow_auto_topic_creation=False), _MAX_METADATA)
         )
+        topics = {name: newest(topic, self._seen.get(name)) for name, topic in told.topics.items()}
+        self._seen |= {name: topic for name, topic in topics.items() if not topic.error_code}
+        self.metadata = told._replace(topics=topics)
 
     async def until(self, attempt: Callable[[], Coroutine[Any, Any, Any]], give_up_s: float | None = None) -> Any:
         """`attempt` until it succeeds; it raises `ApiError`s. Those that are not retriable are raised."""

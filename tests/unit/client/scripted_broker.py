@@ -37,6 +37,7 @@ class ScriptedBroker:
         self.node_id = node_id
         self.topics: dict[str, list[int]] = {}
         self.topic_id = TOPIC_ID
+        self.leader_epoch = 5
         self.answers: dict[ApiKey, Answer] = {ApiKey.METADATA: self._metadata}
         self.asked: list[tuple[ApiKey, int, Any]] = []
         broker = self
@@ -122,7 +123,7 @@ class ScriptedBroker:
                 MetadataResponsePartition(
                     partition_index=index,
                     leader_id=leader,
-                    leader_epoch=5,
+                    leader_epoch=self.leader_epoch,
                     replica_nodes=[1],
                     isr_nodes=[1],
                     error_code=0 if leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,

@@ -6,10 +6,10 @@ import socket
 from typing import Any
 
 import pytest
-from scripted_broker import ScriptedBroker
+from scripted_broker import TOPIC_ID, ScriptedBroker
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
+from kalda.base.ids import TopicPartition, Uuid
 from kalda.client.admin.groups import describe_group
 from kalda.client.admin.offsets import LATEST, list_offsets
 from kalda.client.admin.reassignments import alter_reassignments
@@ -57,6 +57,15 @@ def test_a_leader_that_is_elected_meanwhile_is_waited_for(broker: ScriptedBroker
     broker.answers[ApiKey.METADATA] = elect
     assert cluster.leader("logs", 1).node_id == 1
     assert len(broker.requests(ApiKey.METADATA)) == 2
+
+
+def test_a_broker_that_tells_of_a_former_leader_is_not_believed(broker: ScriptedBroker, cluster: Cluster) -> None:
+    """It may be cut off from the controllers. Of a topic that was made anew it tells what is."""
+    assert cluster.leader("logs", 1).epoch == 5
+    for epoch, topic_id, known in ((4, TOPIC_ID, 5), (6, TOPIC_ID, 6), (5, TOPIC_ID, 6), (0, Uuid(bytes(16 * [9])), 0)):
+        broker.leader_epoch, broker.topic_id = epoch, topic_id
+        cluster.forget(["logs"])
+        assert cluster.leader("logs", 1).epoch == known
 
 
 def test_a_partition_that_is_not_there_is_said_with_what_is(cluster: Cluster) -> None:
