@@ -284,6 +284,8 @@ class RaftMachine:
                     done = reconfiguration.change_answered(self, request.ask)
                 case _:
                     done = False
+        elif isinstance(answer, rpc.SnapshotAnswer):
+            replication.snapshot_refused(self, answer.standing.error)
         if not done:
             self.outbox.back_off(request.destination, now)
 

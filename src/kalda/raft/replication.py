@@ -322,6 +322,13 @@ def snapshot_answered(machine: RaftMachine, answer: rpc.SnapshotAnswer, ask: rpc
     return True
 
 
+def snapshot_refused(machine: RaftMachine, error: ErrorCode) -> None:
+    """Where the leader has dropped that snapshot, a fetch tells of the one to load instead."""
+    role = machine.role
+    if isinstance(role, Follower) and error in (ErrorCode.SNAPSHOT_NOT_FOUND, ErrorCode.POSITION_OUT_OF_RANGE):
+        role.snapshot, role.snapshot_position = None, 0
+
+
 def snapshot_installed(
     machine: RaftMachine, snapshot: OffsetAndEpoch, controls: tuple[rpc.Control, ...], now: int
 ) -> None:

@@ -79,3 +79,14 @@ def test_an_answer_that_compares_with_a_log_of_before_is_not_followed() -> None:
     assert ask.fetch_from.offset == 12, "the leader may commit it now"
     follower.answer(delayed, diverging)
     assert follower.machine.log.end == OffsetAndEpoch(12, EPOCH)
+
+
+def test_a_snapshot_that_the_leader_has_no_more_is_not_asked_for_again() -> None:
+    follower = Follower(9, LogState())
+    snapshot = OffsetAndEpoch(7, 2)
+    follower.answer(follower.fetch(), rpc.FetchAnswer(standing(), 9, 7, snapshot=snapshot))
+    asked = follower.sent.pop()
+    assert isinstance(asked.ask, rpc.SnapshotAsk)
+    follower.answer(asked, rpc.SnapshotAnswer(standing(ErrorCode.SNAPSHOT_NOT_FOUND), snapshot))
+    follower.step(ev.Tick(), 100)
+    assert [type(sent.ask) for sent in follower.sent] == [rpc.FetchAsk]
