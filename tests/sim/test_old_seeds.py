@@ -45,6 +45,10 @@ SEEDS = {
     "a log whose file could not be opened for a fetch left the other partitions unanswered": Plan(
         70129, 1, THIRD, loads=CLEANED
     ),
+    "a broker that was cut off told a reader of itself as the leader": Plan(82014, 4, THIRD, loads=CLEANED),
+    "offsets of a group were lost with the unsynced end of a segment, as compaction leaves gaps": Plan(
+        82175, 4, THIRD, loads=CLEANED
+    ),
     "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),
 }
