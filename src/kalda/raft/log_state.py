@@ -7,7 +7,7 @@ before the end of the log; the log starts at 0 or at the end of some snapshot.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from kalda.raft.values import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch
 
@@ -85,6 +85,15 @@ class LogState:
 
     def is_known_snapshot(self, snapshot: OffsetAndEpoch) -> bool:
         return snapshot in self.snapshots
+
+    def continues(self, snapshot: OffsetAndEpoch) -> bool:
+        """Whether this log goes on from the state that `snapshot` holds: it begins there, or the record before is the
+        one that the snapshot ends with."""
+        if not self.start_offset < snapshot.offset <= self.end_offset:
+            return self.start_offset == snapshot.offset
+        before = bisect_left(self.epochs, snapshot.offset, key=lambda entry: entry[1])
+        # The segment that the log begins with may have records from before the first epoch that is still known.
+        return before == 0 or self.epochs[before - 1][0] == snapshot.epoch
 
     def add_snapshot(self, snapshot: OffsetAndEpoch) -> None:
         if snapshot not in self.snapshots:

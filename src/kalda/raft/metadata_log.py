@@ -75,8 +75,9 @@ class MetadataLog:
 
     @classmethod
     def open(cls, disk: Disk, directory: str, config: MetadataLogConfig, *, now_ms: int) -> MetadataLog:
-        """`directory` is the partition's own. Unfinished snapshots are removed, and a log that ends before the newest
-        snapshot, or begins after it, is started anew at its end."""
+        """`directory` is the partition's own. Unfinished snapshots are removed, and a log that does not go on from the
+        newest snapshot is started anew at its end: it ends before or begins after it, or holds what was never committed
+        where the snapshot ends, which was fetched in its place."""
         disk.make_dirs(directory)
         snapshots: list[OffsetAndEpoch] = []
         for name in disk.list_dir(directory):
@@ -101,7 +102,7 @@ class MetadataLog:
         metadata_log = cls(disk, directory, config, log)
         metadata_log.snapshots = sorted(snapshots)
         latest = metadata_log.latest_snapshot
-        if latest is not None and not log.log_start_offset <= latest.offset <= log.log_end_offset:
+        if latest is not None and not metadata_log.state().continues(latest):
             log.truncate_fully_and_start_at(latest.offset)
         return metadata_log
 

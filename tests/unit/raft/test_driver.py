@@ -12,6 +12,7 @@ from driving import Recorder, Replica, World, static_voter, topic
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
+from kalda.broker.disk import RealDisk
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,
@@ -19,7 +20,8 @@ from kalda.protocol.messages.quorum import (
     DescribeQuorumResponse,
 )
 from kalda.raft.metadata_log import MetadataLogConfig
-from kalda.raft.snapshots import SnapshotReader
+from kalda.raft.snapshots import SnapshotReader, write_snapshot
+from kalda.raft.values import OffsetAndEpoch
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "raft"
 
@@ -116,6 +118,31 @@ def test_a_snapshot_stands_for_the_log_before_it(tmp_path: Path) -> None:
     assert second.listener.snapshots == [(16, 1)]
     assert [*second.listener.loaded, *second.listener.records] == [topic(f"t{at}") for at in range(20)]
     assert second.driver.log.reader(second.driver.log.snapshots[0]).last_contained_timestamp_ms() == 6
+
+
+def test_a_fetched_snapshot_whose_place_in_the_log_others_records_hold_replaces_the_log(tmp_path: Path) -> None:
+    """Power was lost after the snapshot had its name, and before the log began anew."""
+    world = World()
+    first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    first.start()
+    first.driver.append(1, [topic(f"lost{at}") for at in range(20)])
+    world.run()
+    first.driver.close()
+    write_snapshot(
+        RealDisk(),
+        f"{tmp_path}/m",
+        OffsetAndEpoch(15, 3),
+        [topic("kept")],
+        last_contained_timestamp_ms=1,
+        kraft_version=0,
+        voters=static_voter(),
+        now_ms=1,
+    )
+    second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    log = second.driver.machine.log
+    assert (log.start_offset, log.end) == (15, OffsetAndEpoch(15, 3)), "or the leader would have it truncate below 15"
+    second.start()
+    assert (second.listener.loaded, second.listener.records) == ([topic("kept")], [])
 
 
 def test_a_snapshot_is_loaded_a_step_a_turn(tmp_path: Path) -> None:
