@@ -45,6 +45,9 @@ class Context(NamedTuple):
     client_host: str = "127.0.0.1"
 
 
+_MAX_MESSAGE_BYTES = 1_048_588
+
+
 class MemoryLog:
     """Partitions as lists of batches. `replicated`: the high watermark follows each append at once."""
 
@@ -62,8 +65,10 @@ class MemoryLog:
             raise ApiError(self.failure)
         self.appends += 1
         start = self.ends.get(partition, 0)
-        rows = [(now_ms, key, value, ()) for key, value in records]
-        self.batches.setdefault(partition, []).append(bytes(build_batch(rows, base_offset=start)))
+        batch = bytes(build_batch([(now_ms, key, value, ()) for key, value in records], base_offset=start))
+        if len(batch) > _MAX_MESSAGE_BYTES:
+            raise ApiError(ErrorCode.MESSAGE_TOO_LARGE)
+        self.batches.setdefault(partition, []).append(batch)
         self.ends[partition] = end = start + len(records)
         if self.replicated:
             self.high_watermarks[partition] = end

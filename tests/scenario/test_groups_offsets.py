@@ -7,6 +7,7 @@ from groups_world import Answer, Client, Context, World, settle
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
+from kalda.protocol.messages.groups import DeleteGroupsRequest
 from kalda.protocol.messages.offsets import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
@@ -259,3 +260,21 @@ def test_deleting_offsets_spares_topics_in_use() -> None:
     worker = Client(world, group="workers", protocol_type="connect")
     settle(world, worker)
     assert delete_offsets(world, "orders", 0, group="workers").value.error_code == ErrorCode.NON_EMPTY_GROUP
+
+
+@pytest.mark.parametrize("reason", ["expired", "the topic is deleted", "the group is deleted"])
+def test_more_offsets_go_than_a_batch_has_room_for(reason: str) -> None:
+    name = "long" * 50
+    world = World(offsets_retention_ms=10_000, retention_check_interval_ms=1_000)
+    world.topics.add(name, partitions=6_000)
+    for start in range(0, 6_000, 2_000):
+        assert set(world.commit({(name, at): 1 for at in range(start, start + 2_000)}).errors) == {"NONE"}
+    if reason == "expired":
+        world.pass_time(12_000)
+    elif reason == "the topic is deleted":
+        world.coordinator.on_topics_deleted([name])
+    else:
+        request = DeleteGroupsRequest(groups_names=["g"])
+        answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)
+        assert [each.error_code for each in answer.value.results] == [0]
+    assert world.fetch() == {}

@@ -170,7 +170,7 @@ class GroupCoordinator:
             if shard.loading or not deleted:
                 continue
             records = shard.offsets.tombstones_of_topics(deleted, ids or {})
-            if records and (error := shard.write(records).error) is not None:
+            if records and (error := shard.erase(records).error) is not None:
                 log.warning("partition %d: offsets of deleted topics stay: %s", shard.partition, error)
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class GroupCoordinator:
             deleted.append(group_id)
             records.extend(shard.offsets.tombstones_of_group(group_id))
             records.append(GroupRecord(group_id, None))
-        written = [(deleted, self._in_time(shard.write(records))) for shard, deleted, records in by_shard.values()]
+        written = [(deleted, self._in_time(shard.erase(records))) for shard, deleted, records in by_shard.values()]
 
         def finish() -> DeleteGroupsResponse:
             for deleted, outcome in written:

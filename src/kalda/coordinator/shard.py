@@ -48,6 +48,9 @@ _COMMIT_MARKER = 1
 _FOLD_EVERY = 10_000
 """While loading, the records between two commits of the timeline: it keeps old values for a revert that cannot come."""
 
+_TOMBSTONES_A_BATCH = 1_000
+"""So many fit into a batch of max.message.bytes, with the longest names of topics."""
+
 Append = Callable[[Sequence[tuple[bytes, bytes | None]]], int]
 
 
@@ -219,6 +222,15 @@ class GroupShard:
             if self._high_watermark > self.runtime.offsets.last_committed_offset:
                 self.runtime.on_commit(self._high_watermark)
 
+    def erase(self, tombstones: Sequence[GroupLogRecord]) -> Pending[None]:
+        """As `write`, of any number of records, some of which may last without the others: a batch a part."""
+        outcome = self.write(tombstones[:_TOMBSTONES_A_BATCH])
+        for start in range(_TOMBSTONES_A_BATCH, len(tombstones), _TOMBSTONES_A_BATCH):
+            if outcome.error is not None:
+                break
+            outcome = self.write(tombstones[start : start + _TOMBSTONES_A_BATCH])
+        return outcome
+
     def _append(self, epoch: int, records: Sequence[GroupLogRecord]) -> Appended:
         end = self._append_to_log([encode_record(record) for record in records])
         return Appended(end - len(records), end)
@@ -262,7 +274,7 @@ class GroupShard:
             if nothing_left and group.is_empty:
                 records.append(GroupRecord(group_id, None))
         if records:
-            outcome = self.write(records)
+            outcome = self.erase(records)
             if outcome.error is not None:
                 log.warning(
                     "partition %d: expired offsets stay until the next check: %s", self.partition, outcome.error
