@@ -193,12 +193,12 @@ class MetadataLog:
         self.log.append_as_follower(batch, epoch)
 
     def append_fetched(self, records: Buffer, end_offset: int, epoch: int) -> None:
-        """The whole batches in `records` that end before `end_offset`."""
+        """The whole batches at the beginning of `records`, up to the one that ends at `end_offset`."""
         size = 0
         for pos, header in iter_whole(records):
-            if header.last_offset >= end_offset:
-                break
             size = pos + header.size_bytes
+            if header.next_offset >= end_offset:
+                break  # what comes next may not even be a batch
         self.log.append_as_follower(memoryview(records)[:size], epoch)
 
     def truncate(self, offset: int) -> None:
