@@ -241,13 +241,15 @@ class MetadataLog:
             self.snapshots.sort()
 
     def read_chunk(self, snapshot: OffsetAndEpoch, position: int, max_bytes: int) -> tuple[int, Buffer] | None:
-        """The file's size, and bytes from `position`; None where the file is gone."""
-        path = f"{self.directory}/{snapshot_name(snapshot)}"
-        if self.disk.stat(path) is None:
-            return None
-        file = self.disk.open(path, writable=False)
+        """The file's size, and bytes from `position`, none where that is not within; None where the file is gone,
+        which it may be any time: this is for another thread."""
         try:
-            return file.size(), file.read(position, max_bytes)
+            file = self.disk.open(f"{self.directory}/{snapshot_name(snapshot)}", writable=False)
+        except FileNotFoundError:
+            return None
+        try:
+            size = file.size()
+            return size, file.read(position, max_bytes) if position < size else b""
         finally:
             file.close()
 

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 from driving import topic
 
+from kalda.base.disk import File
 from kalda.broker.disk import RealDisk
 from kalda.raft.batches import encode_batch, inspect_fetched
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
+from kalda.raft.snapshots import write_snapshot
+from kalda.raft.values import OffsetAndEpoch
+from kalda.raft.voters import VoterSet
 
 
 @pytest.mark.parametrize(("at", "value"), [(8, 0xFF), (16, 9), (23, 0xFF), (30, 0xFF)])
@@ -22,4 +26,37 @@ def test_what_is_sound_before_a_damaged_batch_is_appended(tmp_path: Path, at: in
     log = MetadataLog.open(RealDisk(), f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
     log.append_fetched(fetched, 1, 1)
     assert log.log.log_end_offset == 1
+    log.close()
+
+
+class Cleaning(RealDisk):
+    """Retention comes by as a file is about to be read."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> File:
+        if not writable:
+            self.remove(path)
+        return super().open(path, create=create, exclusive=exclusive, writable=writable)
+
+
+def test_chunks_of_a_snapshot_are_where_it_is_and_nowhere_else(tmp_path: Path) -> None:
+    disk = RealDisk()
+    log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
+    snapshot = OffsetAndEpoch(3, 1)
+    size = write_snapshot(
+        disk,
+        f"{tmp_path}/m",
+        snapshot,
+        [topic("a")],
+        last_contained_timestamp_ms=1,
+        kraft_version=0,
+        voters=VoterSet(),
+        now_ms=1,
+    )
+    found = log.read_chunk(snapshot, size - 1, 100)
+    assert found is not None
+    assert (found[0], len(found[1])) == (size, 1)
+    for position in (size, 1 << 40, (1 << 63) - 1):
+        assert log.read_chunk(snapshot, position, 100) == (size, b"")
+    log.disk = Cleaning()
+    assert log.read_chunk(snapshot, 0, 100) is None
     log.close()
