@@ -16,11 +16,13 @@ from kalda.protocol.messages import fetch as f
 from kalda.protocol.messages import quorum as q
 from kalda.protocol.notation import Request, Response
 from kalda.raft import rpc
-from kalda.raft.batches import inspect_fetched
+from kalda.raft.batches import MAX_BATCH_BYTES, inspect_fetched
 from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
 
 MAX_INT64 = (1 << 63) - 1
 MAX_ENDPOINTS = 100
+MAX_FETCH_BYTES = MAX_BATCH_BYTES
+"""What is read for one fetch at most, whatever it asks for."""
 
 TOP_LEVEL = (ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.UNSUPPORTED_VERSION)
 
@@ -200,7 +202,7 @@ def ask_of(request: Request) -> rpc.Ask:
                 _key(node_id, p.replica_directory_id),
                 OffsetAndEpoch(p.fetch_offset, p.last_fetched_epoch),
                 max(0, request.max_wait_ms),
-                max(1, request.max_bytes),
+                min(max(1, request.max_bytes), MAX_FETCH_BYTES),
                 p.high_watermark,
             )
         case q.FetchSnapshotRequest():

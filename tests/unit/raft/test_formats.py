@@ -10,6 +10,7 @@ from kalda.base.ids import uuid_from_text
 from kalda.broker.disk import RealDisk
 from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft import rpc, wire
 from kalda.raft.batches import MAX_BATCH_BYTES
 from kalda.raft.log_state import LogState
 from kalda.raft.quorum_state import ElectionState, decode_quorum_state, encode_quorum_state
@@ -137,6 +138,13 @@ def test_how_far_a_follower_truncates() -> None:
     assert follower.truncation_point(OffsetAndEpoch(8, 1)) == 8
     assert follower.truncation_point(OffsetAndEpoch(20, 1)) == 10
     assert log_of((2, 0), end=5).truncation_point(OffsetAndEpoch(3, 1)) == 0
+
+
+def test_a_fetch_asks_for_no_more_than_a_batch_may_hold() -> None:
+    ask = rpc.FetchAsk("cluster", 3, ReplicaKey(2), OffsetAndEpoch(7, 3), 500, 1 << 20, 5)
+    assert wire.ask_of(wire.request_of(ask)) == ask
+    greedy = wire.ask_of(wire.request_of(ask._replace(max_bytes=(1 << 31) - 1)))
+    assert greedy == ask._replace(max_bytes=MAX_BATCH_BYTES)
 
 
 def test_ballots() -> None:
