@@ -71,7 +71,7 @@ class Loading:
         clean: bool,
         recovery_point: int,
         log_start_offset: int,
-        compacted_upto: int,
+        compacted_upto: int | None,
         expiration_ms: int,
         jitter: Callable[[int], int],
     ) -> None:
@@ -300,11 +300,11 @@ class Loading:
         """True where records are missing between a segment and the next: its end was never synced.
 
         Below the recovery point a gap is what compaction left, and so it is below where that says to have come, as
-        Kafka may compact beyond. Without a recovery point nobody knows.
+        Kafka may compact beyond. Where neither is known, it may be so anywhere.
         """
-        if not self._recovery_point and self._config.compacts:
+        if self._compacted_upto is None and self._config.compacts:
             return False
-        return self._recovery_point < next_base > self._compacted_upto and end < next_base <= end + MAX_GAP
+        return self._recovery_point < next_base > (self._compacted_upto or 0) and end < next_base <= end + MAX_GAP
 
     # Producers
 

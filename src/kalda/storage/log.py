@@ -143,7 +143,7 @@ class Log:
         clean: bool,
         recovery_point: int = 0,
         log_start_offset: int = 0,
-        compacted_upto: int = 0,
+        compacted_upto: int | None = None,
         producer_expiration_ms: int = DAY_MS,
         verify_transactions: bool = False,
         hooks: LogHooks | None = None,
@@ -429,7 +429,7 @@ class Log:
         """A reader for another thread, of the log as it is now: `read(offset, max_bytes, end_offset, min_one)`.
         `by_name`: it opens itself what is not open, and finds nothing where that is gone by then."""
         self._in_range(offset)
-        found = self.segments.from_floor(offset)[:2]
+        found = self.segments.for_read(offset)
         try:
             views = [segment.snapshot() if by_name else segment.view() for segment in found]
         except OSError as error:

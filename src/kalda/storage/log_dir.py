@@ -146,6 +146,11 @@ class LogDir:
         self._former.update(offsets)
         return offsets
 
+    def compacted_upto(self, topic_partition: TopicPartition) -> int | None:
+        """How far compaction may have gone beyond the recovery point; None where nobody knows, without a checkpoint of
+        those. A log that it does not know has not been compacted, see `vouch_for`."""
+        return self.cleaner_offsets.get(topic_partition, 0) if self.recovery_points else None
+
     def expect(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """These logs are here, and are still to be opened."""
         self._unopened.update(topic_partitions)

@@ -201,7 +201,7 @@ class LogManager:
             # A checkpoint may speak of another log of the partition that was here: a copy is read whole.
             recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
-            compacted_upto=0 if is_future else directory.cleaner_offsets.get(topic_partition, 0),
+            compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
             hooks=self,

@@ -341,6 +341,20 @@ def test_what_a_loss_of_power_took_from_the_middle_is_no_gap_of_compaction(clean
         assert [offset for offset in found if offset >= 12] == list(range(12, node.log.log_end_offset))
 
 
+def test_nothing_is_missing_from_the_middle_of_a_log_that_was_never_flushed() -> None:
+    for seed in range(40):
+        node = Node()
+        node.disk._rng.seed(seed)
+        for due in node.logs.poll(NOW + DAY):  # checkpoints
+            due.complete()
+        node.disk.sync_dir("/d")
+        for number in range(20):
+            node.put((f"key-{number}", "x" * 60))
+        node.disk.crash()
+        node.start()
+        assert [offset for offset, _, _ in contents(node.log)] == list(range(node.log.log_end_offset))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_what_compaction_has_left_out_is_not_missed(seed: int) -> None:
     """The checkpoint of the recovery points is written for a cleaning, if need be."""
