@@ -61,6 +61,15 @@ class Segments:
         """The segment that would hold `offset`, or the first one, and those after it."""
         return self._items[max(0, bisect_right(self._bases, offset) - 1) :]
 
+    def for_read(self, offset: int) -> list[Segment]:
+        """The segment that would hold `offset`, or the first one, and the next one that has something: where compaction
+        has left nothing from `offset` on in the former, nor in those between."""
+        at = max(0, bisect_right(self._bases, offset) - 1)
+        for after in range(at + 1, len(self._items)):
+            if self._items[after].size:
+                return [self._items[at], self._items[after]]
+        return [self._items[at]]
+
     def after(self, segment: Segment) -> Segment | None:
         at = bisect_right(self._bases, segment.base_offset)
         return self._items[at] if at < len(self._items) else None
