@@ -87,6 +87,9 @@ class ControllerChannel:
             pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no controller answered within {timeout_ms} ms"))
         except ApiError as error:
             pending.fail(error)
+        except ValueError as error:
+            # What must be said cannot be said in the version that the controller speaks.
+            pending.fail(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)))
         except asyncio.CancelledError:
             pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, "the node is stopping"))
         else:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -173,5 +173,21 @@ def test_whoever_finds_no_controller_is_told_that_time_ran_out() -> None:
         late = channel.send(CreateTopicsRequest())
         assert late.error is not None
         assert late.error.code is ErrorCode.REQUEST_TIMED_OUT
+
+    running(scenario())
+
+
+def test_what_the_controllers_version_cannot_say_fails_and_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker whose heartbeat was never answered would not send another."""
+
+    async def scenario() -> None:
+        older = Mock(closed=asyncio.Event())
+        older.request.side_effect = ValueError("version 0 has no such field")
+        monkeypatch.setattr(RpcConnection, "connect", AsyncMock(return_value=older))
+        channel = ControllerChannel(lambda: ("127.0.0.1", 1), "broker", 10_000)
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        channel.send(BrokerHeartbeatRequest()).then(lambda _, error: answers.put_nowait(error))
+        assert (await answers.get()).code is ErrorCode.UNSUPPORTED_VERSION
+        await channel.close()
 
     running(scenario())
