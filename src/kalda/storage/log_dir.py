@@ -59,6 +59,7 @@ class LogDir:
         "_lock",
         "_locks",
         "_unopened",
+        "_vouches_too_much",
         "cleaner_offsets",
         "cordoned",
         "directory_id",
@@ -98,6 +99,7 @@ class LogDir:
         self._unopened: set[TopicPartition] = set()
         self._former: set[TopicPartition] = set()
         """Checkpoints on the disk may still speak of logs of these names, which are gone."""
+        self._vouches_too_much = False
         self._any_former = False
         """There were too many names to remember."""
 
@@ -155,10 +157,17 @@ class LogDir:
         """These logs are here, and are still to be opened."""
         self._unopened.update(topic_partitions)
 
-    def opened(self, topic_partition: TopicPartition) -> None:
-        """One of them has been."""
+    def opened(self, log: Log) -> None:
+        """One of them has been. Where the checkpoint vouches for more than was found, it is replaced before anything is
+        appended: it would vouch for that. Raises `OSError`."""
+        topic_partition = log.topic_partition
         self._unopened.discard(topic_partition)
         self._former.discard(topic_partition)
+        if log.recovery_point < self.recovery_points.get(topic_partition, 0):
+            self._vouches_too_much = True
+        if self._vouches_too_much and self.may_be_marked:
+            self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
+            self._vouches_too_much = False
 
     def forget(self, topic_partition: TopicPartition) -> None:
         """Its log is here no more."""

@@ -163,15 +163,16 @@ class LogManager:
                     log.close(clean=False)
                     continue
                 log.update_high_watermark(directory.high_watermarks.get(log.topic_partition, 0))
-                if log.recovery_point < directory.recovery_points.get(log.topic_partition, 0):
-                    self._due["recovery points"] = self._now_ms()  # the file vouches for more than there is
                 if log.directory.endswith(FUTURE_DIR_SUFFIX):
                     self.futures.adopt(directory, log)
                 elif log.topic_partition in self._home:
                     self.futures.adopt_double(directory, log)
                 else:
                     self._add(directory, log)
-                directory.opened(log.topic_partition)
+                try:
+                    directory.opened(log)
+                except OSError as error:
+                    self.fail_dir(directory, error)
 
         return self._job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
 

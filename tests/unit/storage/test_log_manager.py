@@ -10,6 +10,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, uuid_from_text
+from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_offsets, write_meta_properties
@@ -409,6 +410,33 @@ def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> Non
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 4
     log.truncate_to(2)
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 1  # it ends at 2
+
+
+def test_a_log_that_is_found_shorter_than_it_was_is_not_vouched_for_beyond() -> None:
+    """Such as one that was just emptied when the power failed."""
+    for seed in range(30):
+        node = Node(seed=seed)
+        append(node.log(0), 9)
+        node.log(0).flush()
+        node.checkpoint()
+        node.disk.sync_dir("/d0")
+        node.disk.let_go()
+        for name in node.disk.list_dir("/d0/t-0"):
+            node.disk.remove(f"/d0/t-0/{name}")
+        node.disk.sync_dir("/d0/t-0")
+        node.start()
+        append(node.log(0), 9)
+        node.disk.crash()
+        found = node.start().get(TopicPartition("t", 0))
+        assert found is not None
+        bases: list[int] = []
+        while (at := len(bases)) < found.log_end_offset:
+            piece = found.read(at, 1 << 20, found.log_end_offset, True).records
+            assert piece, f"{at} is missing"
+            for position, header in iter_batches(piece):
+                check_crc(piece, position, header)
+                bases.append(header.base_offset)
+        assert bases == list(range(found.log_end_offset))
 
 
 def test_a_cut_below_the_log_start_is_checkpointed_first(node: Node) -> None:
