@@ -17,7 +17,7 @@ from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRe
 from kalda.raft import effects as fx
 from kalda.raft import elections, reconfiguration, rpc
 from kalda.raft.leader import LeaderRole, ParkedFetch
-from kalda.raft.roles import Follower
+from kalda.raft.roles import Candidate, Follower, Prospective
 from kalda.raft.values import OffsetAndEpoch
 
 if TYPE_CHECKING:
@@ -345,3 +345,6 @@ def snapshot_installed(
     if isinstance(role, Follower):
         role.snapshot, role.snapshot_position = None, 0
         role.deadline = now + machine.config.fetch_timeout_ms
+    elif isinstance(role, Prospective | Candidate):
+        # It stands among the voters of before. Their votes for what its log is now may be no majority any more.
+        machine.become_unattached(role.epoch, now, role.leader_id, role.voted)

@@ -9,8 +9,9 @@ from kalda.raft import rpc
 from kalda.raft.log_state import LogState
 from kalda.raft.machine import RaftConfig, RaftMachine
 from kalda.raft.quorum_state import ElectionState
+from kalda.raft.roles import Candidate
 from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
-from kalda.raft.voters import VoterHistory, VoterSet
+from kalda.raft.voters import Voter, VoterHistory, VoterSet
 
 VOTERS = VoterSet.from_config("CONTROLLER", [f"{i}@host{i}:9000" for i in (1, 2, 3)])
 EPOCH = 4
@@ -90,3 +91,23 @@ def test_a_snapshot_that_the_leader_has_no_more_is_not_asked_for_again() -> None
     follower.answer(asked, rpc.SnapshotAnswer(standing(ErrorCode.SNAPSHOT_NOT_FOUND), snapshot))
     follower.step(ev.Tick(), 100)
     assert [type(sent.ask) for sent in follower.sent] == [rpc.FetchAsk]
+
+
+def test_votes_of_former_voters_elect_nobody_among_those_that_a_snapshot_tells_of() -> None:
+    follower = Follower(2, LogState())
+    snapshot = OffsetAndEpoch(7, 2)
+    follower.answer(follower.fetch(), rpc.FetchAnswer(standing(), 9, 7, snapshot=snapshot))
+    asked = follower.sent.pop()
+    follower.answer(asked, rpc.SnapshotAnswer(standing(), snapshot, 0, 5, b"12345"))
+    assert follower.effects[-1] == fx.InstallSnapshot(snapshot)
+    follower.step(ev.Tick(), 2_000)
+    for vote in list(follower.sent):
+        assert isinstance(vote.ask, rpc.VoteAsk)
+        follower.answer(vote, rpc.VoteAnswer(rpc.Standing(ErrorCode.UNSUPPORTED_VERSION, -1)))
+    assert isinstance(follower.machine.role, Candidate)
+    now_voters = VoterSet(Voter(ReplicaKey(i), (Endpoint("CONTROLLER", f"host{i}", 9000),)) for i in (1, 2, 4, 5, 6))
+    follower.step(ev.SnapshotInstalled(snapshot, (rpc.Control(6, now_voters.to_record()),)))
+    for vote in follower.sent:
+        if isinstance(vote.ask, rpc.VoteAsk) and not vote.ask.pre_vote and vote.destination.node_id == 1:
+            follower.answer(vote, rpc.VoteAnswer(rpc.Standing(ErrorCode.NONE, EPOCH + 1), True))
+    assert not follower.machine.is_leader, "two of five"
