@@ -92,7 +92,7 @@ class LogState:
         if not self.start_offset < snapshot.offset <= self.end_offset:
             return self.start_offset == snapshot.offset
         before = bisect_left(self.epochs, snapshot.offset, key=lambda entry: entry[1])
-        # The segment that the log begins with may have records from before the first epoch that is still known.
+        # Where no epoch is known of it, nothing tells that it is another.
         return before == 0 or self.epochs[before - 1][0] == snapshot.epoch
 
     def add_snapshot(self, snapshot: OffsetAndEpoch) -> None:

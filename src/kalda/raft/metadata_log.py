@@ -101,10 +101,21 @@ class MetadataLog:
         log.flush()
         metadata_log = cls(disk, directory, config, log)
         metadata_log.snapshots = sorted(snapshots)
+        metadata_log._begin_where_epochs_do()
         latest = metadata_log.latest_snapshot
         if latest is not None and not metadata_log.state().continues(latest):
             log.truncate_fully_and_start_at(latest.offset)
+        metadata_log._drop_snapshots([old for old in metadata_log.snapshots if old.offset < log.log_start_offset])
         return metadata_log
+
+    def _begin_where_epochs_do(self) -> None:
+        """What `clean` has cut off comes back with the segment that it ends in, but not its epochs: of such records
+        nobody can be told whether their log agrees. Whoever lacks them takes the snapshot."""
+        log, epochs, latest = self.log, self.log.leader_epochs.entries, self.latest_snapshot
+        first = epochs[0][1] if epochs else log.log_end_offset
+        if latest is not None and log.log_start_offset < first <= latest.offset:
+            log.update_high_watermark(first)
+            log.advance_log_start_offset(first)
 
     @property
     def latest_snapshot(self) -> OffsetAndEpoch | None:
@@ -279,10 +290,13 @@ class MetadataLog:
     def restart_at(self, snapshot: OffsetAndEpoch) -> None:
         """The log begins anew at the end of `snapshot`, which replaces all others."""
         self.log.truncate_fully_and_start_at(snapshot.offset)
-        for old in self.snapshots:
-            if old != snapshot:
-                self.disk.remove(f"{self.directory}/{snapshot_name(old)}")
+        self._drop_snapshots([old for old in self.snapshots if old != snapshot])
         self.snapshots = [snapshot]
+
+    def _drop_snapshots(self, dropped: Iterable[OffsetAndEpoch]) -> None:
+        for old in dropped:
+            self.disk.remove(f"{self.directory}/{snapshot_name(old)}")
+            self.snapshots.remove(old)
 
     def clean(self, now_ms: int) -> tuple[int, tuple[OffsetAndEpoch, ...]] | None:
         """Drop the oldest snapshots, and the log before the next one's end, as far as size or age demand it; the newest
@@ -295,9 +309,7 @@ class MetadataLog:
             return None
         start = max(self.log.log_start_offset, kept[0].offset)
         self.log.advance_log_start_offset(start)
-        for old in dropped:
-            self.disk.remove(f"{self.directory}/{snapshot_name(old)}")
-        self.snapshots = kept
+        self._drop_snapshots(dropped)
         self.log.delete_old_segments(now_ms)
         return start, tuple(dropped)
 

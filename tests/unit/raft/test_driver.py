@@ -13,15 +13,17 @@ from driving import Recorder, Replica, World, static_voter, topic
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
 from kalda.broker.disk import RealDisk
+from kalda.protocol.messages.fetch import FetchResponse
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
     DescribeQuorumResponse,
 )
+from kalda.raft import rpc, wire
 from kalda.raft.metadata_log import MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader, write_snapshot
-from kalda.raft.values import OffsetAndEpoch
+from kalda.raft.values import OffsetAndEpoch, ReplicaKey
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "raft"
 
@@ -143,6 +145,33 @@ def test_a_fetched_snapshot_whose_place_in_the_log_others_records_hold_replaces_
     assert (log.start_offset, log.end) == (15, OffsetAndEpoch(15, 3)), "or the leader would have it truncate below 15"
     second.start()
     assert (second.listener.loaded, second.listener.records) == ([topic("kept")], [])
+
+
+def test_what_retention_cut_off_is_not_compared_with_after_a_restart(tmp_path: Path) -> None:
+    """It is in a segment that the log goes on in, but to which epochs it belonged is forgotten."""
+    world = World()
+    config = MetadataLogConfig(retention_bytes=1)
+    for epoch in (1, 2, 3):
+        replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter(), config=config)
+        replica.start()
+        for at in range(5):
+            replica.driver.append(epoch, [topic(f"t{at}")])
+        world.run()
+        end = replica.driver.log_end_offset
+        replica.driver.create_snapshot(end, epoch, [topic(f"t{at}") for at in range(5)], 5)
+        world.run(60_000 if epoch == 3 else 1)
+        replica.driver.close()
+    leader = Replica(world, f"{tmp_path}/m", static_voters=static_voter(), config=config)
+    leader.start()
+    newest = leader.driver.log.snapshots[-1]
+    assert newest.epoch == 3
+    for behind in (OffsetAndEpoch(3, 1), OffsetAndEpoch(9, 2), OffsetAndEpoch(12, 2), OffsetAndEpoch(17, 3)):
+        ask = rpc.FetchAsk("cluster", 4, ReplicaKey(5), behind, 0, 1_000_000, 0)
+        response = leader.driver.handle(wire.request_of(ask), 17)
+        assert isinstance(response, FetchResponse)
+        partition = response.responses[0].partitions[0]
+        assert partition.diverging_epoch.epoch == -1, "a follower would truncate what is committed"
+        assert (partition.snapshot_id.end_offset, partition.snapshot_id.epoch) == newest
 
 
 def test_a_snapshot_is_loaded_a_step_a_turn(tmp_path: Path) -> None:

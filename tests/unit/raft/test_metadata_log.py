@@ -11,7 +11,7 @@ from kalda.base.disk import File
 from kalda.broker.disk import RealDisk
 from kalda.raft.batches import encode_batch, inspect_fetched
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
-from kalda.raft.snapshots import write_snapshot
+from kalda.raft.snapshots import snapshot_name, write_snapshot
 from kalda.raft.values import OffsetAndEpoch
 from kalda.raft.voters import VoterSet
 
@@ -59,4 +59,31 @@ def test_chunks_of_a_snapshot_are_where_it_is_and_nowhere_else(tmp_path: Path) -
         assert log.read_chunk(snapshot, position, 100) == (size, b"")
     log.disk = Cleaning()
     assert log.read_chunk(snapshot, 0, 100) is None
+    log.close()
+
+
+def test_a_snapshot_from_before_the_logs_start_is_not_compared_with(tmp_path: Path) -> None:
+    """It was written while one that was fetched took the log's place, or power was lost before retention removed it."""
+    disk = RealDisk()
+    log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
+    for snapshot in (OffsetAndEpoch(40, 3), OffsetAndEpoch(60, 5)):
+        write_snapshot(
+            disk,
+            f"{tmp_path}/m",
+            snapshot,
+            [topic("a")],
+            last_contained_timestamp_ms=1,
+            kraft_version=0,
+            voters=VoterSet(),
+            now_ms=1,
+        )
+    log.restart_at(OffsetAndEpoch(60, 5))
+    log.append(encode_batch([topic("b")], 60, 6, 1), 6)
+    log.close()
+    log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
+    state = log.state()
+    assert state.check_fetch(60, 3) is True, "its log is not what epoch 5 has made of this one"
+    assert state.check_fetch(60, 5) is None
+    assert state.snapshots == [OffsetAndEpoch(60, 5)]
+    assert not (tmp_path / "m" / snapshot_name(OffsetAndEpoch(40, 3))).exists()
     log.close()
