@@ -323,7 +323,11 @@ class RaftDriver:
     def _step(self, event: ev.Event) -> None:
         if self._failed:
             return
-        self._effects.extend(self.machine.step(event, self._clock.mono_ms()))
+        try:
+            self._effects.extend(self.machine.step(event, self._clock.mono_ms()))
+        except Exception as error:
+            self._fail(error)
+            return
         self._run()
 
     def _run_soon(self) -> None:

@@ -14,8 +14,9 @@ from kalda.protocol.apis import api_of, response_class
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.quorum import AddRaftVoterRequest, AddRaftVoterRequestListener
 from kalda.protocol.notation import Request
+from kalda.raft.log_state import LogState
 from kalda.raft.metadata_log import MetadataLogConfig
-from kalda.raft.values import Destination
+from kalda.raft.values import Destination, OffsetAndEpoch
 from kalda.raft.voters import VoterSet
 
 
@@ -158,6 +159,24 @@ def test_the_others_go_on_without_the_leader(tmp_path: Path) -> None:
     assert all(replica.listener.records == [topic("x")] for replica in network.replicas.values())
     with pytest.raises(ApiError):
         old.driver.append(epoch, [topic("y")])
+
+
+def test_a_follower_that_is_to_undo_what_is_committed_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not go on as if nothing had happened, asking and being told so again."""
+    network = Network(World())
+    for node_id in (1, 2, 3):
+        add(network, tmp_path, node_id).start()
+    leader = leader_of(network)
+    epoch = leader.driver.leader_and_epoch().epoch
+    leader.driver.append(epoch, [topic("a")])
+    network.world.run(1_000)
+    follower = next(replica for replica in network.replicas.values() if replica is not leader)
+    assert follower.driver.high_watermark == 2
+    monkeypatch.setattr(LogState, "check_fetch", lambda *end: OffsetAndEpoch(0, 0))
+    leader.driver.append(epoch, [topic("b")])
+    network.world.run(1_000)
+    assert [type(failure) for failure in follower.failures] == [AssertionError]
+    assert "would undo what is committed" in str(follower.failures[0])
 
 
 def test_a_change_of_static_voters_is_refused_on_the_wire(tmp_path: Path) -> None:
