@@ -95,7 +95,7 @@ class RpcConnection(asyncio.BufferedProtocol):
                 )
         except TimeoutError:
             raise disconnected(f"no connection to {host}:{port} within {connect_timeout_ms} ms") from None
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that can be no host's
             raise disconnected(f"cannot connect to {host}:{port}: {error}") from error
         if negotiate:
             try:

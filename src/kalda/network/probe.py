@@ -29,7 +29,7 @@ async def is_refused(host: str, port: int, timeout_ms: int = PROBE_TIMEOUT_MS) -
             for family, kind, protocol, _, address in addresses:
                 if not await _refuses(loop, socket.socket(family, kind, protocol), address):
                     return False
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, UnicodeError):  # the last is of a name that can be no host's
         return False
     return True
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kalda.base.errors import ApiError
+from kalda.network.client import RpcConnection
 from kalda.network.free_ports import free_ports
 from kalda.network.probe import is_refused
 
@@ -77,3 +79,10 @@ async def _soon(value: object) -> object:
 
 def test_a_name_that_has_no_address() -> None:
     assert not probe("no-such-host.invalid", 9092)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_a_name_that_can_be_no_hosts(host: str) -> None:
+    assert not probe(host, 1), "nobody has refused"
+    with pytest.raises(ApiError, match="cannot connect"):
+        asyncio.run(RpcConnection.connect(host, 1))
