@@ -49,6 +49,9 @@ SEEDS = {
     "offsets of a group were lost with the unsynced end of a segment, as compaction leaves gaps": Plan(
         82175, 4, THIRD, loads=CLEANED
     ),
+    "a follower that was to start within a batch was left ending before it, as what followed was damaged": Plan(
+        93031, 5, THIRD, loads=CLEANED
+    ),
     "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
     "a clean stop on a disk without power forgot producers": Plan(351, 3, FIRST, loads=()),
 }

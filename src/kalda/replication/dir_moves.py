@@ -28,7 +28,7 @@ from kalda.storage.job import Job
 from kalda.storage.log import FetchInfo, Log, UnexpectedAppendOffset
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
-from kalda.storage.truncating import cut_job
+from kalda.storage.truncating import cut_job, start_within
 
 log = logging.getLogger("kalda.moves")
 
@@ -361,9 +361,7 @@ class DirMoves:
             end = future.log_end_offset
             if not (future.log_start_offset == end and error.first_offset < end <= error.last_offset):
                 raise
-            # The log starts within a batch, whose first records were deleted: take the batch whole.
-            future.truncate_fully_and_start_at(error.first_offset, end)
-            future.append_as_follower(records, epoch)
+            start_within(future, records, epoch, error)
         move.failures = 0
         self._take_watermarks(move.partition.log, future)
         if self.bytes_per_second is not None:

@@ -27,6 +27,7 @@ from kalda.replication.followers import Alone, Cluster, FollowerState, IsrOutcom
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
 from kalda.storage.log import AppendInfo, AppendOrigin, FetchInfo, Log, UnexpectedAppendOffset
+from kalda.storage.truncating import start_within
 
 if TYPE_CHECKING:
     from kalda.replication.waiting import Waiter
@@ -417,9 +418,7 @@ class Partition:
         except UnexpectedAppendOffset as error:
             end = log.log_end_offset
             if log.log_start_offset == end and error.first_offset < end <= error.last_offset:
-                # The leader's log starts within a batch, whose first records were deleted: take the batch whole.
-                log.truncate_fully_and_start_at(error.first_offset, end)
-                return log.append_as_follower(records, leader_epoch).size_bytes
+                return start_within(log, records, leader_epoch, error).size_bytes
             raise
 
     @property

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kalda.base.disk import Buffer
+from kalda.records.batch import read_header
 from kalda.storage.config import MAX_INT64
 from kalda.storage.job import Job
 from kalda.storage.loading import replay_producers
 from kalda.storage.segment import Segment
+from kalda.storage.values import AppendInfo, UnexpectedAppendOffset
 
 if TYPE_CHECKING:
     from kalda.storage.log import Log
@@ -69,6 +72,14 @@ def _settle(log: Log, offset: int) -> None:
     # The producers as they were: the last snapshot below, and the batches after it. Nobody has expired meanwhile.
     log.snapshots.load_latest(log.producer_states, log.log_start_offset, offset, 0, MAX_INT64)
     replay_producers(log.producer_states, log.segments, offset)
+
+
+def start_within(log: Log, records: Buffer, leader_epoch: int, first: UnexpectedAppendOffset) -> AppendInfo:
+    """The log, which is empty, starts within the first batch of `records`, whose first records were deleted: take that
+    batch whole. What follows has to be sent again: were it damaged, the log would be left ending before its start."""
+    start = log.log_end_offset
+    log.truncate_fully_and_start_at(first.first_offset, start)
+    return log.append_as_follower(memoryview(records)[: read_header(records).size_bytes], leader_epoch)
 
 
 def empty(log: Log, offset: int, log_start_offset: int | None) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from kalda.base.disk import Disk
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.records.batch import iter_batches, read_header
@@ -19,6 +19,7 @@ from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import AppendOrigin, Log, UnexpectedAppendOffset
+from kalda.storage.truncating import start_within
 
 TP = TopicPartition("t", 0)
 NOW = 1_700_000_000_000
@@ -425,6 +426,21 @@ def test_truncate_fully(disk: SimDisk) -> None:
     assert append(log) == 100
     log.close()
     assert open_log(disk).log_end_offset == 101
+
+
+def test_a_log_that_starts_within_a_batch_never_ends_before_its_start(disk: SimDisk) -> None:
+    leader = open_log(disk)
+    append(leader, 5)
+    append(leader, 5)
+    sent = bytearray(leader.read(0, 1 << 20, 10, True).records)
+    sent[-1] ^= 1  # the second batch is damaged
+    follower = Log.open(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, log_start_offset=3)
+    with pytest.raises(UnexpectedAppendOffset) as raised:
+        follower.append_as_follower(sent, 0)
+    start_within(follower, sent, 0, raised.value)
+    assert (follower.log_start_offset, follower.log_end_offset) == (3, 5)
+    with pytest.raises(CorruptRecord):
+        follower.append_as_follower(sent[len(sent) // 2 :], 0)
 
 
 def test_the_topic_id_is_kept(disk: SimDisk) -> None:
