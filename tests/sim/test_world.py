@@ -146,6 +146,25 @@ def test_a_paused_process_goes_on_where_it_was(world: World) -> None:
     assert server.said == b"one two"
 
 
+def test_a_paused_process_takes_no_step_that_is_cancelled_when_it_goes_on(world: World) -> None:
+    """As a loop that wakes late: what is first in line may cancel what comes after it."""
+    machine, taken = world.machine("m"), []
+    boot, _ = machine.start()
+
+    def wait_and_cancel() -> None:
+        late = world.loop.call_later(2, lambda: taken.append("late"))
+        world.loop.call_later(1, late.cancel)
+        world.loop.call_later(3, lambda: taken.append("last"))
+
+    boot.context().run(wait_and_cancel)
+    machine.pause()
+    wait(world, 5)
+    assert not taken
+    machine.resume()
+    wait(world, 0.1)
+    assert taken == ["last"]
+
+
 def test_a_slow_reader_pauses_the_writer(world: World) -> None:
     _, client, _, server = connect(world)
     paused: list[str] = []

@@ -42,6 +42,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._cancelled = 0
         self._turns = 0
         self._over = False
+        self._step: asyncio.Handle | None = None
+        """That which is being taken."""
         self.set_task_factory(_make_task)
 
     # What the base class does otherwise, with a selector and a pipe.
@@ -68,6 +70,7 @@ class SimLoop(asyncio.BaseEventLoop):
         for _ in range(len(ready)):
             step = ready.popleft()
             if not step.cancelled():
+                self._step = step
                 step._run()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -111,7 +114,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if boot is None:
             step = asyncio.Handle(callback, args, self, context)
         else:
-            step = asyncio.Handle(boot.run, (context, callback, args), self, context)
+            step = asyncio.Handle(self._take, (boot, callback, args), self, context)
         self._ready.append(step)  # type: ignore[attr-defined]
         return step
 
@@ -124,7 +127,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if boot is None:
             timer = asyncio.TimerHandle(when, callback, args, self, context)
         else:
-            timer = asyncio.TimerHandle(when, boot.run, (context, callback, args), self, context)
+            timer = asyncio.TimerHandle(when, self._take, (boot, callback, args), self, context)
         self._set += 1
         heapq.heappush(self._timers, (when, self._set, timer))
         return timer
@@ -138,8 +141,17 @@ class SimLoop(asyncio.BaseEventLoop):
         """Let a paused process go on with what it has missed."""
         boot.paused = False
         held, boot.held = boot.held, []
-        for context, callback, args in held:
-            self.call_soon(callback, *args, context=context)
+        self._ready += held  # type: ignore[attr-defined]
+
+    def _take(self, boot: Boot, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """One step of a process, where it may be taken now."""
+        if not boot.alive:
+            return
+        if boot.paused:
+            assert self._step is not None
+            boot.held.append(self._step)
+        else:
+            callback(*args)
 
     # The network.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable
 from typing import Any
 
 
@@ -28,17 +27,9 @@ class Boot:
         self.number = number
         self.alive = True
         self.paused = False
-        self.held: list[tuple[contextvars.Context, Callable[..., object], tuple[Any, ...]]] = []
+        self.held: list[asyncio.Handle] = []
+        """Steps that wait until it is no longer paused; one that is cancelled meanwhile is not taken."""
         self.tasks: list[asyncio.Task[Any]] = []
-
-    def run(self, context: contextvars.Context, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """One step, where it may be taken now."""
-        if not self.alive:
-            return
-        if self.paused:
-            self.held.append((context, callback, args))
-            return
-        callback(*args)
 
     def clear(self) -> None:
         """End what is left half done, of a process that is gone or a world that is over."""
