@@ -160,6 +160,8 @@ class Cluster:
             i: Node(self, i, bootstrap if i in voters else None, i not in observers)
             for i in (*voters, *observers, *joiners)
         }
+        self.taken = {snapshot: found for node in self.nodes.values() for snapshot, found in node.snapshots.items()}
+        """Every snapshot there ever was: who has downloaded one installs it although nobody else has it any more."""
 
     # Life of a node.
 
@@ -317,8 +319,7 @@ class Cluster:
                 self.later_install(node, snapshot)
 
     def install(self, node: Node, snapshot: OffsetAndEpoch) -> tuple[rpc.Control, ...]:
-        source = next(n for n in self.nodes.values() if snapshot in n.snapshots)
-        node.snapshots = {snapshot: source.snapshots[snapshot]}
+        node.snapshots = {snapshot: self.taken[snapshot]}
         node.entries, node.start_offset, node.flushed = [], snapshot.offset, snapshot.offset
         return tuple(rpc.Control(snapshot.offset - 1, record) for record in node.snapshots[snapshot])
 
@@ -418,6 +419,7 @@ class Cluster:
             ]
         dropped = tuple(node.snapshots)
         node.snapshots = {snapshot: controls}
+        self.taken[snapshot] = controls
         del node.entries[: offset - node.start_offset]
         node.start_offset = offset
         self.step(node, ev.SnapshotTaken(snapshot))
