@@ -54,14 +54,25 @@ class CheckpointFile:
 
         return Job(f"checkpoint {self.path}", work, finish)
 
+    def durable_jobs(self, offsets: dict[TopicPartition, int]) -> list[Job[None]]:
+        """Jobs that replace the contents for good, to be done one after the other. Where newer contents come between,
+        `durable` does not tell of these. All halves raise `OSError`."""
+        self.offsets = None
+        write = self.job(offsets)
+        assert write is not None
+        number = self._number
+
+        def finish(_: None) -> None:
+            if number == self._number:
+                self.durable = offsets
+
+        directory = self.path.rpartition("/")[0]
+        return [write, Job(f"sync {directory}", lambda: self._disk.sync_dir(directory), finish)]
+
     def replace_durably(self, offsets: dict[TopicPartition, int]) -> None:
         """Here and now, and for good, whatever jobs under way are about to say."""
-        self.offsets = None
-        job = self.job(offsets)
-        assert job is not None
-        job.complete()
-        self._disk.sync_dir(self.path.rpartition("/")[0])
-        self.durable = offsets
+        for job in self.durable_jobs(offsets):
+            job.complete()
 
 
 def leftovers(names: Iterable[str]) -> list[str]:

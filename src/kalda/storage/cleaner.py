@@ -33,6 +33,7 @@ from kalda.storage.config import MAX_INT64
 from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
 from kalda.storage.log import Log
+from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 from kalda.storage.offset_map import ENTRY_BYTES, LOAD_FACTOR, OffsetMap
 from kalda.storage.segment import Segment
@@ -87,11 +88,13 @@ def _first_uncleanable(log: Log, first_dirty: int, now_ms: int) -> int:
 class Cleaning:
     """One cleaning of one log: ask for `next_job`, run it, finish it, until there is none."""
 
-    def __init__(self, work: Cleanable, now_ms: int, memory_bytes: int) -> None:
+    def __init__(self, work: Cleanable, directory: LogDir, now_ms: int, memory_bytes: int) -> None:
         self.log = work.log
         self.end_offset = work.first_dirty
         self.bytes_read = self.bytes_written = 0
         self._work = work
+        self._directory = directory
+        self._vouching: list[Job[None]] = []
         self._now_ms = now_ms
         self._memory_bytes = memory_bytes
         self._offsets: OffsetMap | None = None
@@ -106,7 +109,10 @@ class Cleaning:
         if self._abandoned or self.log.offline:
             return None
         if self._offsets is None:
-            return self._map_job()
+            if self.log.vouched_recovery_point < self._work.first_uncleanable:
+                self._abandoned = True  # it was cut back since
+                return None
+            return self._vouching_job() or self._map_job()
         if not self._groups:
             return None if self._synced else self._sync_job()
         if not self._is_as_mapped():
@@ -123,6 +129,13 @@ class Cleaning:
     def done(self) -> bool:
         """True when everything up to `end_offset` has been cleaned, for good."""
         return self._synced and not self._abandoned
+
+    def _vouching_job(self) -> Job[None] | None:
+        """Before anything is cleaned: compaction leaves gaps between segments. Beyond what the recovery point vouches
+        for after a crash, they would be taken for what was lost."""
+        if not self._vouching:
+            self._vouching = self._directory.vouching_jobs(self.log.topic_partition, self._work.first_uncleanable)
+        return self._vouching.pop(0) if self._vouching else None
 
     def _map_job(self) -> Job[None]:
         log, start, upto = self.log, self._work.first_dirty, self._work.first_uncleanable
@@ -276,20 +289,11 @@ class LogCleaner:
                 continue
             if best is None or found.dirty_ratio > best.dirty_ratio:
                 best = found
-        return None if best is None else self._begin(best, now_ms)
-
-    def _begin(self, work: Cleanable, now_ms: int) -> Cleaning | None:
-        """Compaction leaves gaps between segments. Beyond what the recovery point vouches for after a crash, they would
-        be taken for what was lost."""
-        log = work.log
-        directory = self._manager.dir_of(log.topic_partition)
-        assert directory is not None
-        try:
-            directory.vouch_for(log.topic_partition, work.first_uncleanable)
-        except OSError as error:
-            log.on_io_error(error)
+        if best is None:
             return None
-        return Cleaning(work, now_ms, self.config.memory_bytes)
+        directory = self._manager.dir_of(best.log.topic_partition)
+        assert directory is not None
+        return Cleaning(best, directory, now_ms, self.config.memory_bytes)
 
     def finished(self, cleaning: Cleaning) -> Job[None] | None:
         """A job that notes how far the log is clean; None where the cleaning was given up."""

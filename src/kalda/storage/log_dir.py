@@ -150,7 +150,7 @@ class LogDir:
 
     def compacted_upto(self, topic_partition: TopicPartition) -> int | None:
         """How far compaction may have gone beyond the recovery point; None where nobody knows, without a checkpoint of
-        those. A log that it does not know has not been compacted, see `vouch_for`."""
+        those. A log that it does not know has not been compacted, see `vouching_jobs`."""
         return self.cleaner_offsets.get(topic_partition, 0) if self.recovery_points else None
 
     def expect(self, topic_partitions: Iterable[TopicPartition]) -> None:
@@ -213,11 +213,13 @@ class LogDir:
             self.cleaner_offsets[topic_partition] = offset
             self._checkpoints[CLEANER_OFFSET_FILE].replace_durably(dict(self.cleaner_offsets))
 
-    def vouch_for(self, topic_partition: TopicPartition, upto: int) -> None:
-        """The recovery point of this log, which is `upto` at least, is known after a crash. Raises `OSError`."""
+    def vouching_jobs(self, topic_partition: TopicPartition, upto: int) -> list[Job[None]]:
+        """Jobs to be done one after the other, after which the recovery point of this log, which is `upto` at least, is
+        known after a crash; none where it is. Where another checkpoint came in between, there are some again."""
         checkpoint = self._checkpoints[RECOVERY_POINT_FILE]
-        if checkpoint.durable.get(topic_partition, 0) < upto:
-            checkpoint.replace_durably(self._recovery_points())
+        if checkpoint.durable.get(topic_partition, 0) >= upto:
+            return []
+        return checkpoint.durable_jobs(self._recovery_points())
 
     def vouch_no_more_for(self, topic_partition: TopicPartition) -> None:
         """A log of this name is made: it must not inherit from a former one what the checkpoints say, where that was
