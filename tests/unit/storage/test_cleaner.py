@@ -279,6 +279,30 @@ def test_a_log_truncated_between_two_steps_is_left_alone() -> None:
     assert len(contents(node.log)) == 2
 
 
+def test_what_is_to_be_compacted_is_vouched_for_by_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for a step is the event loop. Where another checkpoint comes between them, they are done again."""
+    node = Node()
+    _a_cleaning(node)
+    synced: list[str] = []
+    monkeypatch.setattr(node.disk, "sync_dir", synced.append)
+    cleaning = node.cleaner.choose(NOW)
+    assert cleaning is not None
+    assert not synced
+    checkpoints = node.logs.dirs[0]._checkpoints["recovery-point-offset-checkpoint"]
+    done = []
+    while not cleaning.bytes_moved:
+        job = cleaning.next_job()
+        assert job is not None
+        job.complete()
+        done.append(job.description.split()[0])
+        if len(done) == 1:
+            other = checkpoints.job({})
+            assert other is not None
+            other.complete()
+    assert done == ["checkpoint", "sync", "checkpoint", "sync", "map"]
+    assert synced == ["/d", "/d"]
+
+
 def test_what_a_cleaning_moves_is_counted() -> None:
     node = Node()
     cleaning = _a_cleaning(node)
