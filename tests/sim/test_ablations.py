@@ -15,6 +15,7 @@ from kalda.sim.scenario import simulate
 QUICK = (
     "sync before acknowledging",
     "producers' sequences",
+    "the in-sync minimum",
     "the high watermark for readers of followers",
     "moves of whole logs only",
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.sim import faults, losses
+from kalda.sim import faults
 from kalda.sim.scenario import Plan, simulate
 
 FIRST = (*faults.KILLS, *faults.POWER, *faults.NETWORK, *faults.MACHINE, "disk")
-SECOND = (*FIRST, "full", *faults.CLIENTS, *losses.KINDS)
+LOST = ("unsynced", "lie", "rot", "misdirect", "stale")
+SECOND = (*FIRST, "full", *faults.CLIENTS, *LOST)
 """What befell clusters when the seeds were found: a seed means other things where more may befall them."""
-THIRD = (*FIRST, "full", "dir", *faults.CLIENTS, *losses.KINDS)
+THIRD = (*FIRST, "full", "dir", *faults.CLIENTS, *LOST)
 OPERATED = ("groups", "churn", "moves", "voters")
 MOVED = (*OPERATED, "dirs", "racks", "deletes", "phoenix")
 CLEANED = (*MOVED, "compaction")

@@ -319,7 +319,7 @@ ABLATIONS = {
         Ablation("producers' sequences", _take_any_sequence, 1, ("reset", "kill")),
         Ablation("all in sync before committing", _commit_without_followers, 3, ("kill", "cut", "slow")),
         Ablation("truncation by epoch", _diverge, 3, ("kill", "pause", "cut-one-way"), seeds=80),
-        Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("lie", "pause", "cut", "slow"), seeds=60),
+        Ablation("the in-sync minimum", _commit_below_min_isr, 3, ("alone",)),
         Ablation("brokers' epochs", _trust_any_broker_epoch, 3, ("stale",)),
         Ablation("the high watermark for readers of followers", _read_all_of_followers, 3, ("slow",), loads=("racks",)),
         Ablation("moves of whole logs only", _take_any_copy, 1, ("slow-disk",), loads=("dirs",)),

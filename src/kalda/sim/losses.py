@@ -9,6 +9,8 @@
 - *rot*: a bit of a segment flips
 - *misdirect*: a piece of a batch lands within another one, perhaps of another partition
 - *stale*: power is lost while the news that the replica has caught up is under way to the controller (KIP-903)
+- *alone*: a leader that its followers cannot reach, though clients and the controller can, is alone in sync, and then
+  loses power: what was written to it meanwhile was not acknowledged, and who was in sync before leads (KIP-966)
 
 A record that is acknowledged is on every replica in sync, and `min.insync.replicas` of them. So it must survive where
 one replica loses what it had, as long as no other replica of the partition ends before the first has it again. This is
@@ -34,15 +36,16 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError
 from kalda.metadata.partition import PartitionRegistration
 from kalda.records.batch import ATTRIBUTES_POSITION, iter_batches
-from kalda.sim.cluster import SimCluster, SimNode
+from kalda.sim.cluster import PORT, SimCluster, SimNode
 from kalda.sim.disk import SimDisk
 from kalda.sim.history import TopicPartition
+from kalda.sim.network import Address
 from kalda.storage.checkpoints import RECOVERY_POINT_FILE
 from kalda.storage.naming import FUTURE_DIR_SUFFIX
 
 DATA_DIR = "/data"
 """Where all log directories are."""
-KINDS = ("unsynced", "lie", "rot", "misdirect", "stale")
+KINDS = ("unsynced", "lie", "rot", "misdirect", "stale", "alone")
 _COMPACTED = "__consumer_offsets-"
 _POLL_S = 0.05
 _SESSION_S = 3.0
@@ -91,6 +94,8 @@ class Losses:
         if self.victim is not None or self._healing or not self._spares(node):
             return False
         if kind == "stale" and self._follower(node) is None:
+            return False
+        if kind == "alone" and not self._led(node):
             return False
         case: Callable[[SimNode], Coroutine[Any, Any, None]] = getattr(self, f"_{kind}")
         self.victim = node
@@ -222,6 +227,30 @@ class Losses:
             for log_dir in node.config.log_dirs:
                 _take_away(disk, log_dir, f"{topic}-{index}")
         await self._restart(node)
+
+    # Nobody follows.
+
+    async def _alone(self, node: SimNode) -> None:
+        led, blocked = self._led(node), self._world.network.blocked
+        deaf = {(other.name, Address(node.name, PORT)) for other in self._cluster if other is not node}
+        self._world.tell("network", f"lets no other node reach the broker of {node.name}")
+        blocked |= deaf
+        try:
+            if await self._until(lambda: all(self._is_alone(partition, node) for partition in led), 3 * _SESSION_S):
+                await asyncio.sleep(self._rng.uniform(0, 2))
+                node.lose_power()
+                await self._until(lambda: not any(self._leads(partition, node) for partition in led), 2 * _SESSION_S)
+        finally:
+            blocked -= deaf
+        await self._restart(node)
+
+    def _led(self, node: SimNode) -> list[TopicPartition]:
+        """What it leads."""
+        return [partition for partition in self._partitions if self._leads(partition, node)]
+
+    def _is_alone(self, partition: TopicPartition, node: SimNode) -> bool:
+        registration = self._registration(partition)
+        return registration is not None and set(registration.isr) == {node.id}
 
     # Old news.
 

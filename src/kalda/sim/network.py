@@ -133,7 +133,7 @@ class _Pipe:
     def _pump(self) -> None:
         """What is due arrives, or is sent again where the link is cut or nobody is at home."""
         network, now = self._network, self._network.loop.time()
-        if self.waiting and not network.passes(self.source.local.host, self.target.local.host):
+        if self.waiting and not network.passes(self.source.local.host, self.target.local):
             self._at(now + self._retransmit)
             self._retransmit = min(2 * self._retransmit, _MAX_RETRANSMIT_S)
             return
@@ -300,6 +300,8 @@ class SimNetwork:
         self.connections: dict[SimTransport, None] = {}
         self.cut: set[tuple[str, str]] = set()
         """Directed pairs of hosts between which nothing passes."""
+        self.blocked: set[tuple[str, Address]] = set()
+        """Hosts, and listeners that nothing of theirs comes to, as behind a firewall."""
         self.slow: dict[tuple[str, str], float] = {}
         """Directed pairs of hosts with the seconds that are added at most."""
         self.off: set[str] = set()
@@ -310,9 +312,15 @@ class SimNetwork:
 
     # Links.
 
-    def passes(self, source: str, target: str) -> bool:
+    def passes(self, source: str, target: Address) -> bool:
         """Whether anything sent now arrives."""
-        return (source, target) not in self.cut and source not in self.off and target not in self.off
+        host, off = target.host, self.off
+        return (
+            (source, host) not in self.cut
+            and source not in off
+            and host not in off
+            and (source, target) not in self.blocked
+        )
 
     def delay(self, source: str, target: str) -> float:
         """How long what is sent now is under way, with its retransmissions."""
@@ -356,8 +364,8 @@ class SimNetwork:
             await asyncio.sleep(self.delay(source, host))
             server = self.listeners.get(far)
             if (
-                self.passes(source, host)
-                and self.passes(host, source)
+                self.passes(source, far)
+                and self.passes(host, Address(source, 0))
                 and (server is None or server.queued <= server.backlog)
             ):
                 break
