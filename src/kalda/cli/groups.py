@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,7 @@ from kalda.cli.completion import complete_group, complete_topic
 from kalda.cli.failures import Failure
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
-from kalda.cli.times import parse_duration_ms, parse_time_ms
+from kalda.cli.times import moment_ago_ms, parse_time_ms
 
 if TYPE_CHECKING:
     from kalda.client.admin.groups import Group, Member
@@ -264,7 +265,8 @@ def _new_offsets(
     if how == "to_datetime":
         return offsets_at(cluster, partitions, parse_time_ms("--to-datetime", str(value)))
     if how == "by_duration":
-        return offsets_at(cluster, partitions, parse_duration_ms("--by-duration", str(value)))
+        moment_ms = moment_ago_ms("--by-duration", str(value), time.time_ns() // 1_000_000)
+        return offsets_at(cluster, partitions, moment_ms)
     if how == "to_offset":
         assert isinstance(value, int)
         wanted = dict.fromkeys(partitions, value)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import time
 from datetime import UTC, datetime
 
 import click
 
-_DURATION = re.compile(
-    r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?"
-)
-_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+from kalda.base.configs.definition import parse_duration_ms
 
 
 def parse_time_ms(option: str, text: str) -> int:
@@ -27,13 +22,12 @@ def parse_time_ms(option: str, text: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def parse_duration_ms(option: str, text: str) -> int:
-    """Milliseconds since 1970 of the moment so long ago."""
-    match = _DURATION.fullmatch(text.upper())
-    if match is None or not any(match.groups()):
+def moment_ago_ms(option: str, text: str, now_ms: int) -> int:
+    """Milliseconds since 1970 of the moment so long before now; 1970 itself where there was none."""
+    duration_ms = parse_duration_ms(text)
+    if duration_ms is None:
         raise click.UsageError(f"{option} {text}: a duration like PT15M, PT1H30M or P2D is expected")
-    seconds = sum(float(match[unit]) * size for unit, size in _SECONDS.items() if match[unit])
-    return int((time.time() - seconds) * 1000)
+    return max(0, now_ms - duration_ms)
 
 
 def show_time(timestamp_ms: int) -> str | None:
