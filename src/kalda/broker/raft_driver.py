@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kalda.base.clock import Clock
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.protocol.notation import Request, Response
@@ -482,6 +482,10 @@ class RaftDriver:
 
     def _install(self, snapshot: OffsetAndEpoch) -> None:
         def finish(_: None, error: BaseException | None) -> None:
+            if isinstance(error, CorruptRecord):
+                _LOG.warning("A fetched snapshot of the metadata log is fetched again: %s", error.message)
+                self._step(ev.SnapshotDamaged(snapshot))
+                return
             if error is not None:
                 self._fail(error)
                 return

@@ -94,7 +94,8 @@ class SaveSnapshotChunk(NamedTuple):
 
 
 class InstallSnapshot(NamedTuple):
-    """The snapshot is complete: sync and rename it, start the log anew at its end, say `SnapshotInstalled`."""
+    """The snapshot has arrived: verify, sync and rename it, start the log anew at its end, say `SnapshotInstalled`; or
+    `SnapshotDamaged`, where it is not what its leader wrote."""
 
     snapshot: OffsetAndEpoch
 

@@ -61,6 +61,12 @@ class SnapshotInstalled(NamedTuple):
     controls: tuple[Control, ...]
 
 
+class SnapshotDamaged(NamedTuple):
+    """What was fetched is not a whole snapshot; it was thrown away, and the log is what it was."""
+
+    snapshot: OffsetAndEpoch
+
+
 class SnapshotTaken(NamedTuple):
     """The state machine wrote a snapshot of its own."""
 
@@ -100,6 +106,7 @@ Event: TypeAlias = (
     | Answered
     | Failed
     | SnapshotInstalled
+    | SnapshotDamaged
     | SnapshotTaken
     | PrefixDeleted
     | UpgradeKraftVersion

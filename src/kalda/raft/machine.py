@@ -158,6 +158,8 @@ class RaftMachine:
                         elections.replica_gone(self, request.destination, now)
             case events.SnapshotInstalled(snapshot, controls):
                 replication.snapshot_installed(self, snapshot, controls, now)
+            case events.SnapshotDamaged(snapshot):
+                replication.snapshot_damaged(self, snapshot, now)
             case events.SnapshotTaken(snapshot):
                 assert snapshot.offset <= self.high_watermark, "only committed records go into a snapshot"
                 self.log.add_snapshot(snapshot)

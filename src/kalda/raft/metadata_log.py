@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from kalda.base.disk import Buffer, Disk
+from kalda.base.errors import CorruptRecord
 from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME, TopicPartition
 from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
 from kalda.protocol.record_framing import VersionedRecord
@@ -274,11 +275,18 @@ class MetadataLog:
             file.close()
 
     def publish_job(self, snapshot: OffsetAndEpoch) -> Callable[[], None]:
-        """Sync and rename a fetched snapshot, on another thread; then `restart_at` it."""
+        """Verify, sync and rename a fetched snapshot, on another thread; then `restart_at` it. What is damaged is
+        removed, and the job raises `CorruptRecord`."""
         disk, directory = self.disk, self.directory
+        partial = f"{directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}"
 
         def publish() -> None:
-            file = disk.open(f"{directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}")
+            try:
+                SnapshotReader(disk, directory, snapshot, PARTIAL_SUFFIX).verify()
+            except CorruptRecord:
+                disk.remove(partial)
+                raise
+            file = disk.open(partial)
             try:
                 file.sync()
             finally:

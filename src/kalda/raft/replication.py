@@ -348,3 +348,12 @@ def snapshot_installed(
     elif isinstance(role, Prospective | Candidate):
         # It stands among the voters of before. Their votes for what its log is now may be no majority any more.
         machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
+
+
+def snapshot_damaged(machine: RaftMachine, snapshot: OffsetAndEpoch, now: int) -> None:
+    """Fetch again, after a while: what it is then is for the leader to say."""
+    machine.installing = False
+    role = machine.role
+    if isinstance(role, Follower) and role.snapshot == snapshot:
+        role.snapshot, role.snapshot_position = None, 0
+        machine.outbox.back_off(role.leader, now)

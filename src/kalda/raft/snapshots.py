@@ -9,10 +9,11 @@ is whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
-from kalda.base.disk import Disk
+from kalda.base.disk import Buffer, Disk
 from kalda.base.errors import ApiError, CorruptRecord
 from kalda.protocol.messages.control_records import (
     KRaftVersionRecord,
@@ -23,8 +24,10 @@ from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import CommittedBatch, decode_batch, encode_batch, iter_whole
 from kalda.raft.values import OffsetAndEpoch
 from kalda.raft.voters import VoterSet
-from kalda.records.batch import LOG_OVERHEAD
-from kalda.records.control import QuorumMessage, control_batch
+from kalda.records.batch import LOG_OVERHEAD, BatchHeader, check_crc
+from kalda.records.control import ControlRecord, QuorumMessage, control_batch, read_control_batch
+
+Read = TypeVar("Read")
 
 SUFFIX = ".checkpoint"
 PARTIAL_SUFFIX = ".checkpoint.part"
@@ -112,9 +115,9 @@ def publish_snapshot(disk: Disk, directory: str, snapshot: OffsetAndEpoch) -> No
 class SnapshotReader:
     """The batches of a snapshot, in order. Iterating reads the file piece by piece, and may be done once more."""
 
-    def __init__(self, disk: Disk, directory: str, snapshot: OffsetAndEpoch) -> None:
+    def __init__(self, disk: Disk, directory: str, snapshot: OffsetAndEpoch, suffix: str = SUFFIX) -> None:
         self._disk = disk
-        self._path = f"{directory}/{snapshot_name(snapshot)}"
+        self._path = f"{directory}/{snapshot_name(snapshot, suffix)}"
         self.snapshot = snapshot
 
     @property
@@ -139,36 +142,56 @@ class SnapshotReader:
 
     def __iter__(self) -> Iterator[CommittedBatch]:
         """Raises `CorruptRecord` where the file is not a whole snapshot."""
+        return self._each(decode_batch, lambda batch: batch.control_records)
+
+    def verify(self) -> None:
+        """Read it all, without decoding what it says. Raises `CorruptRecord` where it is not a whole snapshot."""
+        for _ in self._each(_checked_controls, lambda controls: controls):
+            pass
+
+    def _each(
+        self, read: Callable[[Buffer, int, BatchHeader], Read], controls: Callable[[Read], Sequence[ControlRecord]]
+    ) -> Iterator[Read]:
+        """What `read` makes of every batch. `controls` finds in it what says where a snapshot begins and ends."""
+        first, complete = True, False
+        for buf, at, header in self._batches():
+            try:
+                found = read(buf, at, header)
+            except CorruptRecord as error:
+                raise CorruptRecord(f"{self._path} is damaged: {error.message}") from error
+            if first and not _is(controls(found), SnapshotHeaderRecord):
+                raise CorruptRecord(f"{self._path} does not begin with a snapshot header")
+            first, complete = False, _is(controls(found), SnapshotFooterRecord)
+            yield found
+        if not complete:
+            raise CorruptRecord(f"{self._path} does not end with a snapshot footer")
+
+    def _batches(self) -> Iterator[tuple[Buffer, int, BatchHeader]]:
+        """Where each is, its checksum not yet verified."""
         file = self._disk.open(self._path, writable=False)
         try:
             size, position = file.size(), 0
-            first, complete = True, False
             while position < size:
-                wanted = READ_BYTES
-                buf = memoryview(file.read(position, wanted))
+                buf = memoryview(file.read(position, READ_BYTES))
                 if len(buf) >= LOG_OVERHEAD:
                     length = int.from_bytes(buf[8:LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
                     if READ_BYTES < length <= min(size - position, MAX_BATCH_BYTES):
                         buf = memoryview(file.read(position, length))
                 consumed = 0
                 for at, header in iter_whole(buf):
-                    try:
-                        batch = decode_batch(buf, at, header)
-                    except CorruptRecord as error:
-                        raise CorruptRecord(f"{self._path} is damaged: {error.message}") from error
-                    if first and not _is(batch, SnapshotHeaderRecord):
-                        raise CorruptRecord(f"{self._path} does not begin with a snapshot header")
-                    first, complete = False, _is(batch, SnapshotFooterRecord)
                     consumed = at + header.size_bytes
-                    yield batch
+                    yield buf, at, header
                 if not consumed:
                     raise CorruptRecord(f"{self._path} is cut off at {position}")
                 position += consumed
-            if not complete:
-                raise CorruptRecord(f"{self._path} does not end with a snapshot footer")
         finally:
             file.close()
 
 
-def _is(batch: CommittedBatch, message: type) -> bool:
-    return any(isinstance(control.message, message) for control in batch.control_records)
+def _checked_controls(buf: Buffer, at: int, header: BatchHeader) -> Sequence[ControlRecord]:
+    check_crc(buf, at, header)
+    return read_control_batch(buf, at, header) if header.is_control else ()
+
+
+def _is(controls: Sequence[ControlRecord], message: type) -> bool:
+    return any(isinstance(control.message, message) for control in controls)

@@ -151,6 +151,9 @@ class Cluster:
         """Delays of all that certain nodes send."""
         self.repeat = 0.0
         """How often a request comes twice."""
+        self.damage = 0.0
+        """How often a snapshot that was fetched is not what it was."""
+        self._damages = random.Random(~seed)
         self.committed: dict[int, Entry] = {}
         self.commits: list[int] = []
         """Offsets, in the order in which their commits became known."""
@@ -327,7 +330,11 @@ class Cluster:
         incarnation = node.incarnation
 
         def installed() -> None:
-            if node.incarnation == incarnation and node.up:
+            if node.incarnation != incarnation or not node.up:
+                return
+            if self._damages.random() < self.damage:
+                self.step(node, ev.SnapshotDamaged(snapshot))
+            else:
                 self.step(node, ev.SnapshotInstalled(snapshot, self.install(node, snapshot)))
 
         self.at(self.random.randint(*(node.flush_delay or self.flush_delay)), installed)

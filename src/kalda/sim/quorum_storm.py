@@ -1,7 +1,7 @@
 """Seeded storms over quorums of three and five, without bytes: delays, losses, repetitions, partitions in both
-directions and in one, slow links and disks, pauses, kills, crashes that lose what was not synced, snapshots, changes of
-the voters; and usurpations, of leaders that do not hear of them. The quorum checks Raft's promises after every step; in
-the end, with the weather good again, everyone must agree and a write must go through.
+directions and in one, slow links and disks, pauses, kills, crashes that lose what was not synced, snapshots and such
+as arrive damaged, changes of the voters; and usurpations, of leaders that do not hear of them. The quorum checks Raft's
+promises after every step; in the end, with the weather good again, everyone must agree and a write must go through.
 
 Thousands of times cheaper than whole nodes, and so the place to look for rare interleavings of elections.
 """
@@ -25,6 +25,7 @@ def storm(seed: int, steps: int = 60) -> Cluster:
     cluster.delay = rng.choice(((1, 5), (1, 50), (1, 300)))
     cluster.flush_delay = rng.choice(((1, 5), (5, 100)))
     cluster.refusal = rng.choice((0.0, 0.5, 1.0))
+    cluster.damage = random.Random(~seed).choice((0.0, 0.0, 0.7))
     cluster.start()
     written = 0
     for _ in range(steps):
@@ -169,7 +170,7 @@ def change(cluster: Cluster, rng: random.Random) -> None:
 def calm(cluster: Cluster) -> None:
     """Everything works again: a write goes through, and everyone has it."""
     mend(cluster)
-    cluster.delay = (1, 5)
+    cluster.delay, cluster.damage = (1, 5), 0.0
     for node in cluster.nodes.values():
         if not node.up:
             cluster.start(node.id)

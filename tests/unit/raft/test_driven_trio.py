@@ -12,7 +12,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.protocol.apis import api_of, response_class
 from kalda.protocol.codec import decode, encode
-from kalda.protocol.messages.quorum import AddRaftVoterRequest, AddRaftVoterRequestListener
+from kalda.protocol.messages.quorum import AddRaftVoterRequest, AddRaftVoterRequestListener, FetchSnapshotRequest
 from kalda.protocol.notation import Request
 from kalda.raft.log_state import LogState
 from kalda.raft.metadata_log import MetadataLogConfig
@@ -28,6 +28,9 @@ class Network:
         self.replicas: dict[int, Replica] = {}
         self.newest: dict[int, int] = {}
         self.down: set[int] = set()
+        self.chunks_to_damage: set[int] = set()
+        """Which of the chunks of snapshots, as they are sent, get a byte turned."""
+        self._chunks = 0
 
     def send_from(self, node_id: int) -> Any:
         def send(destination: Destination, request: Request, timeout_ms: int) -> Pending[Any]:
@@ -62,6 +65,8 @@ class Network:
 
         def respond(response: Any, _: ApiError | None) -> None:
             body = encode(response, version)
+            if cls is FetchSnapshotRequest:
+                body = self._damaged(body)
             self.world.call_later_ms(
                 1, lambda: pending.complete(decode(response_class(cls.API_KEY), memoryview(body), version))
             )
@@ -70,6 +75,13 @@ class Network:
             answer.then(respond)
         else:
             respond(answer, None)
+
+    def _damaged(self, body: bytes) -> bytes:
+        self._chunks += 1
+        if self._chunks - 1 not in self.chunks_to_damage:
+            return body
+        at = len(body) - 100
+        return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
 
 
 VOTERS = VoterSet.from_config("CONTROLLER", [f"{i}@127.0.0.1:{9000 + i}" for i in (1, 2, 3)])
@@ -117,7 +129,11 @@ def test_three_elect_and_replicate(tmp_path: Path, newest: dict[int, int]) -> No
         assert replica.listener.leaders[-1] == (leader.driver.config.local.id, epoch)
 
 
-def test_a_new_observer_loads_the_snapshot_in_chunks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [(), (2,), (0, 4, 9)])
+def test_a_new_observer_loads_the_snapshot_in_chunks(
+    tmp_path: Path, damaged: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And fetches it again where what has come is not what the leader wrote."""
     network = Network(World())
     config = MetadataLogConfig(segment_bytes=400, retention_bytes=1)
     for node_id in (1, 2, 3):
@@ -134,10 +150,12 @@ def test_a_new_observer_loads_the_snapshot_in_chunks(tmp_path: Path) -> None:
         driver.create_snapshot(count + 1, epoch, topics[:count], 7)
     network.world.run(61_000)
     assert driver.machine.log.start_offset == 91
+    network.chunks_to_damage = set(damaged)
     observer = add(network, tmp_path, 9, can_be_voter=False, fetch_snapshot_max_bytes=1_000)
     observer.start()
     network.world.run(3_000)
     assert observer.failures == []
+    assert sum("is fetched again" in line for line in caplog.messages) == len(damaged)
     assert observer.listener.snapshots == [(91, epoch)]
     assert [*observer.listener.loaded, *observer.listener.records] == topics
     assert sorted(path.name for path in (tmp_path / "9").glob("*.checkpoint*")) == [
