@@ -11,6 +11,7 @@ from kalda.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
+    ProduceResponse,
     TopicProduceData,
 )
 from kalda.records.builder import build_batch
@@ -78,6 +79,28 @@ def test_losing_leadership_ends_the_wait() -> None:
     answer = settled(waiting)
     assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (-1, -1), "no version was given"
+
+
+def test_new_leaders_are_told_of_where_one_was_lost_and_only_there() -> None:
+    """With acks=all and with acks=1, where the flush of the latter is waited for."""
+    for acks in (-1, 1):
+        for is_lost in (False, True):
+            world, told = World(), list[ProduceResponse]()
+            world.assign("a", assigned=TRIO, flush_messages="1")
+            world.hold_jobs = True
+            request = ProduceRequest(acks=acks, topic_data=[TopicProduceData(partition_data=[data()])])
+            waiting = produce.run(world.replicas, request, ["a"], world.now_ms, tell_leaders=told.append).finish(1000)
+            assert isinstance(waiting, Pending)
+            if is_lost:
+                world.assign("a", assigned=Assigned(2, 1, (SELF, 2, 3), (2, 3)))
+            else:
+                world.let_jobs_run()
+                follow(world, 2, 1)
+                follow(world, 3, 1)
+            answer = settled(waiting)
+            assert bool(answer.error_code) is is_lost
+            assert told == ([waiting.value] if is_lost else [])
+            assert answer.current_leader.leader_id == (2 if is_lost else -1)
 
 
 def test_too_few_in_sync_is_refused_before_anything_is_written() -> None:

@@ -109,10 +109,7 @@ class Produce:
                 )
             info = partition.append(records, self._acks, self._now_ms)
         except ApiError as error:
-            self.failed = True
-            result = PartitionProduceResponse(index=data.index)
-            _fail(result, error, partition)
-            answer.partition_responses.append(result)
+            self.refuse(answer, data.index, error, partition)
             return
         result = _appended(data.index, info.first_offset, info.log_append_time_ms, info.log_start_offset)
         answer.partition_responses.append(result)
@@ -160,9 +157,7 @@ class Produce:
         Where the partition is not led in that epoch any more, nobody knows: other records may be in their place."""
         if not partition.is_leader or partition.leader_epoch != epoch:
             del self._required[partition]
-            self.failed = True
-            for answer in self._answers.pop(partition):
-                _fail(answer, ApiError(self._why_not_led(partition)), partition)
+            self._fail(self._answers.pop(partition), self._why_not_led(partition), partition)
         elif self._satisfied(partition, self._required[partition]):
             del self._required[partition]
 
@@ -190,15 +185,27 @@ class Produce:
     def _finished(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
         for partition in waiter.unsatisfied:
             code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._why_not_led(partition)
-            for answer in self._answers[partition]:
-                _fail(answer, ApiError(code), partition)
+            self._fail(self._answers[partition], code, partition)
         if self._acks == ALL:
             for partition, answers in self._answers.items():
                 if partition not in waiter.unsatisfied and not partition.has_enough_replicas:
-                    for answer in answers:
-                        _fail(answer, ApiError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND), partition)
-                self.failed = True
+                    self._fail(answers, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, partition)
         pending.complete(self._answered())
+
+    def _fail(self, answers: list[PartitionProduceResponse], code: ErrorCode, partition: Partition) -> None:
+        """Take back what was answered already, but has not been sent."""
+        self.failed = True
+        for answer in answers:
+            _tell(answer, ApiError(code), partition)
+
+    def refuse(
+        self, answer: TopicProduceResponse, index: int, error: ApiError, partition: Partition | None = None
+    ) -> None:
+        """Put into `answer` why one partition's records are not appended."""
+        self.failed = True
+        result = PartitionProduceResponse(index=index)
+        _tell(result, error, partition)
+        answer.partition_responses.append(result)
 
     def _answered(self) -> ProduceResponse:
         response = self.response
@@ -240,14 +247,11 @@ def run(
             if name:
                 produce.append(name, answer, data)
             else:
-                produce.failed = True
-                result = PartitionProduceResponse(index=data.index)
-                _fail(result, ApiError(unnamed), None)
-                answer.partition_responses.append(result)
+                produce.refuse(answer, data.index, ApiError(unnamed))
     return produce
 
 
-def _fail(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
+def _tell(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
     result.error_code = error.code
     result.error_message = error.message or None
     result.base_offset = -1
