@@ -19,8 +19,8 @@ ZERO_UUID = Uuid(bytes(16))
 METADATA_TOPIC_ID = Uuid(bytes(15) + b"\x01")
 METADATA_TOPIC_NAME = "__cluster_metadata"
 
-# Directory ids below 100 are reserved (KIP-858): a replica whose broker predates JBOD, is not placed yet, or lost its
-# directory.
+# Ids below 100 are reserved. As directories' (KIP-858) they say that a replica's broker predates JBOD, that it is not
+# placed yet, or that it lost its directory.
 DIRECTORY_MIGRATING = Uuid(bytes(16))
 DIRECTORY_UNASSIGNED = Uuid(bytes(15) + b"\x01")
 DIRECTORY_LOST = Uuid(bytes(15) + b"\x02")
@@ -35,6 +35,11 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def is_reserved(uuid: Uuid) -> bool:
+    """Whether it has a meaning of its own: no directory, cluster or topic is ever given such an id."""
+    return int.from_bytes(uuid, "big") < _RESERVED_BELOW
 
 
 def uuid_to_text(uuid: Uuid) -> str:
@@ -65,5 +70,5 @@ def random_uuid(entropy: Callable[[int], bytes]) -> Uuid:
         raw[6] = raw[6] & 0x0F | 0x40
         raw[8] = raw[8] & 0x3F | 0x80
         uuid = Uuid(bytes(raw))
-        if int.from_bytes(uuid, "big") >= _RESERVED_BELOW and not uuid_to_text(uuid).startswith("-"):
+        if not is_reserved(uuid) and not uuid_to_text(uuid).startswith("-"):
             return uuid

@@ -15,6 +15,7 @@ from kalda.base.ids import (
     DIRECTORY_MIGRATING,
     DIRECTORY_UNASSIGNED,
     Uuid,
+    is_reserved,
     uuid_to_text,
 )
 from kalda.controller.features import FeatureControl
@@ -48,7 +49,6 @@ from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 CleanUp = Callable[[int, bool, Sequence[Uuid]], list[VersionedRecord]]
 """`(broker id, was a clean shutdown, directories)` to the records that take a previous incarnation out of its ISRs."""
 
-_RESERVED_DIRECTORIES = 100
 _NO_STORED_EPOCH = -2  # never what a request claims: -1 there means that it does not know
 
 
@@ -284,7 +284,7 @@ class ClusterControl:
     def _check_directories(self, broker_id: int, directories: list[Uuid]) -> None:
         if not directories:
             raise ApiError(ErrorCode.INVALID_REGISTRATION, "No directories specified in request")
-        if any(int.from_bytes(directory, "big") < _RESERVED_DIRECTORIES for directory in directories):
+        if any(is_reserved(directory) for directory in directories):
             raise ApiError(ErrorCode.INVALID_REGISTRATION, "Reserved directory ID in request")
         if len(set(directories)) != len(directories):
             raise ApiError(ErrorCode.INVALID_REGISTRATION, "Duplicate directory ID in request")

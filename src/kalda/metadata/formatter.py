@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kalda.base.disk import Disk
-from kalda.base.ids import UuidSource, uuid_from_text
+from kalda.base.ids import UuidSource, is_reserved, uuid_from_text
 from kalda.metadata import meta_properties
 from kalda.metadata.bootstrap import (
     BOOTSTRAP_FILE,
@@ -223,7 +223,7 @@ def _parse_voter(entry: str, listener_name: str) -> Voter:
         directory_id = uuid_from_text(directory)
     except ValueError:
         raise wrong("Failed to parse directory ID") from None
-    if meta_properties.is_reserved(directory_id):
+    if is_reserved(directory_id):
         raise wrong("Reserved directory ID")
     return _voter(ReplicaKey(int(node), directory_id), Endpoint(listener_name, host, int(port)))
 

@@ -11,18 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kalda.base.disk import Disk
-from kalda.base.ids import Uuid, UuidSource, uuid_from_text, uuid_to_text
+from kalda.base.ids import Uuid, UuidSource, is_reserved, uuid_from_text, uuid_to_text
 from kalda.storage.checkpoints import META_PROPERTIES_FILE, read_meta_properties, write_meta_properties
 
 FORMAT_HINT = "format it with: kalda storage format -t CLUSTER_ID -c CONFIG"
-
-
-_RESERVED_BELOW = 100
-
-
-def is_reserved(directory_id: Uuid) -> bool:
-    """Ids below 100 stand for directories that are not known, and belong to none."""
-    return int.from_bytes(directory_id, "big") < _RESERVED_BELOW
 
 
 class MetaPropertiesError(Exception):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.ids import TopicPartition, Uuid, is_reserved
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.naming import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX, dir_name, marked_dir_name
@@ -37,7 +37,6 @@ log_ = logging.getLogger("kalda.logs")
 _MAX_NAME = 255
 _UNIQUE_DIGITS = 32
 _MAX_PREFERRED = 100_000
-_RESERVED_IDS = 100
 
 Placed = Callable[[TopicPartition, Uuid | None], Uuid | None]
 """In which directory the metadata has this node's replica of a partition of that topic id; None where it has none."""
@@ -293,7 +292,7 @@ class FutureLogs:
                 topic_partition,
             )
             return
-        if where == home.directory_id or int.from_bytes(where, "big") < _RESERVED_IDS:
+        if where == home.directory_id or is_reserved(where):
             log_.info("%s takes the place of the log that it was to replace", future.directory)
             try:
                 future.rename_dir(f"{home.path}/{dir_name(topic_partition)}")

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
+from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid, is_reserved
 from kalda.storage.config import DAY_MS, MAX_INT64, LogConfig
 from kalda.storage.future_logs import FutureLogs
 from kalda.storage.job import Job
@@ -37,7 +37,6 @@ from kalda.storage.naming import (
 )
 
 T = TypeVar("T")
-_RESERVED_IDS = 100
 _LOGS_A_POLL = 64
 _LOGS_A_JOB = 8
 _FRESH_INTERVAL_MS = 20
@@ -344,7 +343,7 @@ class LogManager:
 
     def _choose(self, directory_id: Uuid | None, planned: Mapping[str, int] = MappingProxyType({})) -> LogDir:
         online = [directory for directory in self.dirs if directory.online]
-        if directory_id is not None and int.from_bytes(directory_id, "big") >= _RESERVED_IDS:
+        if directory_id is not None and not is_reserved(directory_id):
             for directory in online:
                 if directory.directory_id == directory_id:
                     return directory
