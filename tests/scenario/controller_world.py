@@ -15,9 +15,9 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
+from kalda.controller.caller import Caller
 from kalda.controller.config_schema import NodeConfigSchema
-from kalda.controller.context import ControllerConfig, RequestContext
-from kalda.controller.quorum_controller import QuorumController
+from kalda.controller.quorum_controller import ControllerConfig, QuorumController
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.features import VersionRange, default_levels, supported_ranges
 from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion
@@ -178,23 +178,23 @@ class World:
 
     # Requests
 
-    def send(self, api: str, request: Any, *, context: RequestContext | None = None) -> Pending[Any]:
+    def send(self, api: str, request: Any, *, caller: Caller | None = None) -> Pending[Any]:
         handler = getattr(self.active, f"handle_{api}")
-        pending: Pending[Any] = handler(request, context or RequestContext(), self.now_ms)
+        pending: Pending[Any] = handler(request, caller or Caller(), self.now_ms)
         if self.auto_commit:
             self.commit()
         return pending
 
-    def request(self, api: str, request: Any, *, context: RequestContext | None = None) -> Any:
+    def request(self, api: str, request: Any, *, caller: Caller | None = None) -> Any:
         """The response; an `ApiError` that failed the request is raised."""
-        pending = self.send(api, request, context=context)
+        pending = self.send(api, request, caller=caller)
         assert pending.done, "the answer waits for a commit"
         if pending.error is not None:
             raise pending.error
         return pending.value
 
-    def failure(self, api: str, request: Any, *, context: RequestContext | None = None) -> ApiError:
-        error = self.send(api, request, context=context).error
+    def failure(self, api: str, request: Any, *, caller: Caller | None = None) -> ApiError:
+        error = self.send(api, request, caller=caller).error
         assert error is not None, "the request was answered"
         return error
 
@@ -273,12 +273,12 @@ class World:
         factor: int = -1,
         configs: Mapping[str, str | None] | None = None,
         validate_only: bool = False,
-        context: RequestContext | None = None,
+        caller: Caller | None = None,
     ) -> Any:
         """The topic's result."""
         topic = creatable(name, assignment, partitions=partitions, factor=factor, configs=configs)
         request = CreateTopicsRequest(topics=[topic], validate_only=validate_only)
-        return self.request("create_topics", request, context=context).topics[0]
+        return self.request("create_topics", request, caller=caller).topics[0]
 
     def partition(self, topic: str, partition_id: int = 0) -> Any:
         partitions = self.active.partitions

@@ -6,7 +6,7 @@ import pytest
 from controller_world import World, creatable, state
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.context import RequestContext
+from kalda.controller.caller import Caller
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.metadata_version import MetadataVersion
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
@@ -26,10 +26,10 @@ CREATE = CreateTopicsRequest(topics=[creatable("t", {0: [0]})])
 def test_a_standby_sends_callers_away() -> None:
     world = World(2)
     standby = world.controllers[2]
-    pending = standby.handle_create_topics(CREATE, RequestContext(), 0)
+    pending = standby.handle_create_topics(CREATE, Caller(), 0)
     assert pending.error is not None
     assert pending.error.code == ErrorCode.NOT_CONTROLLER
-    read = standby.handle_list_partition_reassignments(ListPartitionReassignmentsRequest(), RequestContext(), 0)
+    read = standby.handle_list_partition_reassignments(ListPartitionReassignmentsRequest(), Caller(), 0)
     assert read.error is not None
     assert read.error.code == ErrorCode.NOT_CONTROLLER
     assert standby.poll(0) is None
@@ -156,6 +156,6 @@ def test_heartbeats_of_the_old_epoch_do_not_reach_the_state() -> None:
     world = World(2)
     world.start_brokers(0)
     pending = world.controllers[2].handle_broker_heartbeat(
-        BrokerHeartbeatRequest(broker_id=0, broker_epoch=world.epochs[0]), RequestContext(), 0
+        BrokerHeartbeatRequest(broker_id=0, broker_epoch=world.epochs[0]), Caller(), 0
     )
     assert pending.error is not None

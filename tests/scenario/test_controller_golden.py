@@ -17,9 +17,9 @@ from metadata_logs import NODES, log_batches, snapshots
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid, uuid_from_text
+from kalda.controller.caller import Caller
 from kalda.controller.config_schema import NodeConfigSchema
-from kalda.controller.context import ControllerConfig, RequestContext
-from kalda.controller.quorum_controller import QuorumController
+from kalda.controller.quorum_controller import ControllerConfig, QuorumController
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
@@ -28,7 +28,7 @@ from kalda.protocol.messages import admin, brokers, configs, topics
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.record_framing import VersionedRecord, encode_metadata_record
 
-CONTEXT = RequestContext()
+CALLER = Caller()
 NOW_MS = 1_000_000
 
 
@@ -167,7 +167,7 @@ def heartbeat(broker_id: int, **fields: Any) -> Ask:
             current_metadata_offset=10**6,
             **fields,
         )
-        return controller.handle_broker_heartbeat(request, CONTEXT, NOW_MS)
+        return controller.handle_broker_heartbeat(request, CALLER, NOW_MS)
 
     return ask
 
@@ -201,7 +201,7 @@ def registration(node: str, offset: int, previous_epoch: int = -1) -> Ask:
             previous_broker_epoch=previous_epoch,
         )
         # The former incarnation's session has run out.
-        return controller.handle_broker_registration(request, CONTEXT, NOW_MS + 20_000)
+        return controller.handle_broker_registration(request, CALLER, NOW_MS + 20_000)
 
     return ask
 
@@ -225,7 +225,7 @@ def alter_partition(topic: str, partition_id: int, isr: list[int]) -> Ask:
             broker_epoch=controller.cluster.brokers[partition.leader].epoch,
             topics=[brokers.AlterPartitionRequestTopicData(topic_id=topic_id, partitions=[data])],
         )
-        return controller.handle_alter_partition(request, CONTEXT, NOW_MS)
+        return controller.handle_alter_partition(request, CALLER, NOW_MS)
 
     return ask
 
@@ -241,7 +241,7 @@ def assign(broker_id: int, topic: str, partition_id: int, directory: str) -> Ask
             broker_epoch=controller.cluster.brokers[broker_id].epoch,
             directories=[brokers.AssignReplicasToDirsRequestDirectoryData(id=uuid_from_text(directory), topics=[one])],
         )
-        return controller.handle_assign_replicas_to_dirs(request, CONTEXT, NOW_MS)
+        return controller.handle_assign_replicas_to_dirs(request, CALLER, NOW_MS)
 
     return ask
 
@@ -251,26 +251,26 @@ def reassign(topic: str, targets: dict[int, list[int]]) -> Ask:
     request = topics.AlterPartitionReassignmentsRequest(
         topics=[topics.ReassignableTopic(name=topic, partitions=partitions)]
     )
-    return lambda controller: controller.handle_alter_partition_reassignments(request, CONTEXT, NOW_MS)
+    return lambda controller: controller.handle_alter_partition_reassignments(request, CALLER, NOW_MS)
 
 
 def create_topics(*creatables: topics.CreatableTopic) -> Ask:
     request = topics.CreateTopicsRequest(topics=list(creatables))
-    return lambda controller: controller.handle_create_topics(request, CONTEXT, NOW_MS)
+    return lambda controller: controller.handle_create_topics(request, CALLER, NOW_MS)
 
 
 def grow(topic: str, count: int) -> Ask:
     request = topics.CreatePartitionsRequest(
         topics=[topics.CreatePartitionsTopic(name=topic, count=count, assignments=None)]
     )
-    return lambda controller: controller.handle_create_partitions(request, CONTEXT, NOW_MS)
+    return lambda controller: controller.handle_create_partitions(request, CALLER, NOW_MS)
 
 
 def delete_topic(node: str, offset: int) -> Ask:
     def ask(controller: QuorumController) -> Any:
         topic_id = record_at(node, offset).topic_id
         request = topics.DeleteTopicsRequest(topics=[topics.DeleteTopicState(topic_id=topic_id)])
-        return controller.handle_delete_topics(request, CONTEXT, NOW_MS)
+        return controller.handle_delete_topics(request, CALLER, NOW_MS)
 
     return ask
 
@@ -285,7 +285,7 @@ def alter_configs(kind: int, name: str, *ops: tuple[str, int, str | None]) -> As
         ],
     )
     request = configs.IncrementalAlterConfigsRequest(resources=[resource])
-    return lambda controller: controller.handle_incremental_alter_configs(request, CONTEXT, NOW_MS)
+    return lambda controller: controller.handle_incremental_alter_configs(request, CALLER, NOW_MS)
 
 
 def allocate(broker_id: int) -> Ask:
@@ -293,7 +293,7 @@ def allocate(broker_id: int) -> Ask:
         brokers.AllocateProducerIdsRequest(
             broker_id=broker_id, broker_epoch=controller.cluster.brokers[broker_id].epoch
         ),
-        CONTEXT,
+        CALLER,
         NOW_MS,
     )
 
@@ -304,7 +304,7 @@ def update_features(**levels: int) -> Ask:
         for name, level in levels.items()
     ]
     request = admin.UpdateFeaturesRequest(feature_updates=updates)
-    return lambda controller: controller.handle_update_features(request, CONTEXT, NOW_MS)
+    return lambda controller: controller.handle_update_features(request, CALLER, NOW_MS)
 
 
 def alter_quotas(*entries: tuple[dict[str, str | None], dict[str, float | None]]) -> Ask:
@@ -320,7 +320,7 @@ def alter_quotas(*entries: tuple[dict[str, str | None], dict[str, float | None]]
             for entity, quotas in entries
         ]
     )
-    return lambda controller: controller.handle_alter_client_quotas(request, CONTEXT, NOW_MS)
+    return lambda controller: controller.handle_alter_client_quotas(request, CALLER, NOW_MS)
 
 
 def silence(*heard_of: int) -> Ask:

@@ -10,7 +10,7 @@ import pytest
 from controller_world import World, result
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.context import RequestContext
+from kalda.controller.caller import Caller
 from kalda.controller.features import KraftVersionControl
 from kalda.metadata.features import VersionRange, supported_ranges
 from kalda.metadata.metadata_version import MetadataVersion
@@ -132,9 +132,9 @@ def test_another_minimum_isr_voids_the_eligible(world: World) -> None:
 
 
 def test_rights_over_configs(world: World) -> None:
-    nothing = RequestContext(allows=lambda *_: False)
+    nothing = Caller(allows=lambda *_: False)
     codes = [
-        alter(world, kind, name, ("x", SET, "1"), context=nothing)[0]
+        alter(world, kind, name, ("x", SET, "1"), caller=nothing)[0]
         for kind, name in ((TOPIC, "t"), (GROUP, "g"), (BROKER, "0"))
     ]
     assert codes == [

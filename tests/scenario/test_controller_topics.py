@@ -9,7 +9,7 @@ from controller_world import World, creatable, directories_of, result
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.controller.context import Operation, RequestContext, ResourceType
+from kalda.controller.caller import Caller, Operation, ResourceType
 from kalda.protocol.messages import topics as t
 from kalda.protocol.messages.brokers import BrokerState
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, PartitionRecord, TopicRecord
@@ -111,19 +111,19 @@ def test_rights_quotas_and_policies() -> None:
 
     world = World()
     world.start_brokers(0)
-    context = RequestContext(allows=allows)
-    assert world.create_topic("yours", context=context).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    mine = world.create_topic("mine", context=context)
+    caller = Caller(allows=allows)
+    assert world.create_topic("yours", caller=caller).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    mine = world.create_topic("mine", caller=caller)
     assert (mine.error_code, mine.topic_config_error_code) == (0, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     assert (mine.num_partitions, mine.configs) == (-1, [])
 
     def throttle(_partitions: int) -> None:
         raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
-    throttled = world.create_topic("much", context=RequestContext(charge_partitions=throttle))
+    throttled = world.create_topic("much", caller=Caller(charge_partitions=throttle))
     assert throttled.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
     elect = t.ElectLeadersRequest(topic_partitions=None)
-    assert world.failure("elect_leaders", elect, context=context).code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert world.failure("elect_leaders", elect, caller=caller).code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
     def no_single(topic: Any) -> None:
         if topic.replication_factor == 1:
@@ -152,8 +152,8 @@ def test_growing(world: World) -> None:
         assert grow(world, 5, assignment)[0] == ErrorCode.INVALID_REPLICA_ASSIGNMENT
 
 
-def delete(world: World, *topics: t.DeleteTopicState, context: RequestContext | None = None) -> list[Any]:
-    answer = world.request("delete_topics", t.DeleteTopicsRequest(topics=list(topics)), context=context)
+def delete(world: World, *topics: t.DeleteTopicState, caller: Caller | None = None) -> list[Any]:
+    answer = world.request("delete_topics", t.DeleteTopicsRequest(topics=list(topics)), caller=caller)
     return [(one.name, ErrorCode(one.error_code)) for one in answer.responses]
 
 
@@ -181,9 +181,9 @@ def test_deleting(world: World) -> None:
 
 def test_an_id_does_not_tell_who_may_not_see_the_topic_its_name(world: World) -> None:
     world.create_topic("secret")
-    blind = RequestContext(allows=lambda *_: False)
+    blind = Caller(allows=lambda *_: False)
     by_id = t.DeleteTopicState(topic_id=world.active.partitions.topic_ids["secret"])
-    assert delete(world, by_id, context=blind) == [(None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)]
+    assert delete(world, by_id, caller=blind) == [(None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)]
 
 
 def test_deletion_may_be_switched_off() -> None:
@@ -191,12 +191,10 @@ def test_deletion_may_be_switched_off() -> None:
     world.start_brokers(0)
     world.create_topic("t")
     request = t.DeleteTopicsRequest(topics=[t.DeleteTopicState(name="t")])
-    assert world.failure("delete_topics", request, context=RequestContext(api_version=6)).code == (
+    assert world.failure("delete_topics", request, caller=Caller(api_version=6)).code == (
         ErrorCode.TOPIC_DELETION_DISABLED
     )
-    assert world.failure("delete_topics", request, context=RequestContext(api_version=2)).code == (
-        ErrorCode.INVALID_REQUEST
-    )
+    assert world.failure("delete_topics", request, caller=Caller(api_version=2)).code == (ErrorCode.INVALID_REQUEST)
 
 
 def test_the_leader_alters_its_isr(world: World) -> None:

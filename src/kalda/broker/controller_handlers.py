@@ -14,7 +14,7 @@ from kalda.broker.dispatch import Dispatcher, Features, ForwardedContext, Handle
 from kalda.broker.forwarding import Unwrapping
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.raft_driver import RaftDriver
-from kalda.controller import context as controller_context
+from kalda.controller.caller import Caller
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
 from kalda.network.connection import Connection
@@ -121,11 +121,11 @@ class ControllerHandlers:
             raise ApiError(ErrorCode.NOT_CONTROLLER)
         return self._raft.handle(request, context.api_version)
 
-    def _controlled(self, handle: Callable[[Any, controller_context.RequestContext, int], Reply]) -> Handler:
+    def _controlled(self, handle: Callable[[Any, Caller, int], Reply]) -> Handler:
         def handler(context: RequestContext, request: Any) -> Reply:
             if request.API_KEY in _TIMED and request.timeout_ms <= 0:
                 raise ApiError(ErrorCode.REQUEST_TIMED_OUT)
-            caller = controller_context.RequestContext(principal=context.principal, api_version=context.api_version)
+            caller = Caller(principal=context.principal, api_version=context.api_version)
             reply = handle(request, caller, self._clock.mono_ms())
             self._on_handled()
             return reply

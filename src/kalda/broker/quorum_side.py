@@ -154,7 +154,6 @@ class QuorumSide:
         self._clock = clock = host.clock
         self._timers = timers
         self._timer: Timer | None = None
-        self._timer_at_ms = 0
         self._host = host
         self._snapshot_under_way = False
         self._on_fatal = on_fatal
@@ -196,8 +195,7 @@ class QuorumSide:
     def _make_controller(self, metadata_dir: str, cluster_id: str, incarnation_id: Uuid) -> QuorumController:
         from kalda.broker.prober import Prober
         from kalda.controller.config_schema import NodeConfigSchema
-        from kalda.controller.context import ControllerConfig
-        from kalda.controller.quorum_controller import QuorumController
+        from kalda.controller.quorum_controller import ControllerConfig, QuorumController
 
         config = self._config
         if config[CREATE_TOPIC] or config[ALTER_CONFIG]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.context import check_batch_size
+from kalda.controller.answers import check_batch_size
 from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity, quota_entity
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequestEntryData,

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.controller.answers import error_fields
+from kalda.controller.caller import Caller, Operation, ResourceType
 from kalda.controller.configs import AlterOp, ConfigControl, KeyOp, Outcome
-from kalda.controller.context import Operation, RequestContext, ResourceType, error_fields
 from kalda.metadata.configs import ConfigResource, ConfigResourceType
 from kalda.protocol.messages.configs import (
     AlterConfigsRequest,
@@ -34,10 +35,10 @@ class _Named(Protocol):
 
 
 def incremental_alter_configs(
-    configs: ConfigControl, request: IncrementalAlterConfigsRequest, context: RequestContext
+    configs: ConfigControl, request: IncrementalAlterConfigsRequest, caller: Caller
 ) -> Result[VersionedRecord, IncrementalAlterConfigsResponse]:
     """KIP-339: keys that are not named stay as they are."""
-    outcome, accepted = _sift(request.resources, context)
+    outcome, accepted = _sift(request.resources, caller)
     changes: dict[ConfigResource, list[KeyOp]] = {}
     for resource in request.resources:
         key = _key(resource)
@@ -63,10 +64,10 @@ def incremental_alter_configs(
 
 
 def legacy_alter_configs(
-    configs: ConfigControl, request: AlterConfigsRequest, context: RequestContext
+    configs: ConfigControl, request: AlterConfigsRequest, caller: Caller
 ) -> Result[VersionedRecord, AlterConfigsResponse]:
     """Keys that are not named are deleted."""
-    outcome, accepted = _sift(request.resources, context)
+    outcome, accepted = _sift(request.resources, caller)
     changes = {
         _key(resource): {config.name: config.value for config in resource.configs}
         for resource in request.resources
@@ -104,7 +105,7 @@ def _key(resource: _Named) -> ConfigResource:
     return ConfigResource(resource.resource_type, resource.resource_name)
 
 
-def _sift(resources: Sequence[_Named], context: RequestContext) -> tuple[Outcome, set[ConfigResource]]:
+def _sift(resources: Sequence[_Named], caller: Caller) -> tuple[Outcome, set[ConfigResource]]:
     """What is refused at sight, and what goes on."""
     outcome: Outcome = {}
     accepted: set[ConfigResource] = set()
@@ -114,23 +115,23 @@ def _sift(resources: Sequence[_Named], context: RequestContext) -> tuple[Outcome
             accepted.discard(key)
             outcome[key] = ApiError(ErrorCode.INVALID_REQUEST, "Duplicate resource.")
             continue
-        outcome[key] = _refusal(key, context)
+        outcome[key] = _refusal(key, caller)
         if outcome[key] is None:
             accepted.add(key)
     return outcome, accepted
 
 
-def _refusal(resource: ConfigResource, context: RequestContext) -> ApiError | None:
+def _refusal(resource: ConfigResource, caller: Caller) -> ApiError | None:
     """Topics and groups are altered by who may alter them, brokers and metrics subscriptions by who may the cluster."""
     match resource.type:
         case ConfigResourceType.TOPIC:
-            allowed = context.allows(Operation.ALTER_CONFIGS, ResourceType.TOPIC, resource.name)
+            allowed = caller.allows(Operation.ALTER_CONFIGS, ResourceType.TOPIC, resource.name)
             code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         case ConfigResourceType.GROUP:
-            allowed = context.allows(Operation.ALTER_CONFIGS, ResourceType.GROUP, resource.name)
+            allowed = caller.allows(Operation.ALTER_CONFIGS, ResourceType.GROUP, resource.name)
             code = ErrorCode.GROUP_AUTHORIZATION_FAILED
         case ConfigResourceType.BROKER | ConfigResourceType.BROKER_LOGGER | ConfigResourceType.CLIENT_METRICS:
-            allowed = context.allows_on_cluster(Operation.ALTER_CONFIGS)
+            allowed = caller.allows_on_cluster(Operation.ALTER_CONFIGS)
             code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         case _:
             return ApiError(ErrorCode.UNSUPPORTED_VERSION, f"Unknown resource type {resource.type}.")

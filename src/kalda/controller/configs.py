@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.context import check_batch_size
+from kalda.controller.answers import check_batch_size
 from kalda.metadata.configs import (
     ConfigResource,
     ConfigResourceType,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.configs import ConfigControl
-from kalda.controller.context import check_batch_size, error_fields
 from kalda.controller.partition_change import Election
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl

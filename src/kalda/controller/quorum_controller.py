@@ -18,20 +18,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import UuidSource
+from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
 from kalda.controller.acls import AclControl
 from kalda.controller.activation import activation_records
 from kalda.controller.alter_partition import AlterPartitionControl
 from kalda.controller.broker_changes import BrokerChangeControl
+from kalda.controller.caller import Caller, Operation
 from kalda.controller.client_quotas import ClientQuotaControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.config_requests import incremental_alter_configs, legacy_alter_configs
 from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSchema
-from kalda.controller.context import ControllerConfig, Operation, RequestContext
 from kalda.controller.directories import DirectoryControl
 from kalda.controller.elections import ElectionControl
 from kalda.controller.features import FeatureControl, KraftVersionControl
@@ -44,7 +45,7 @@ from kalda.controller.scram import ScramControl
 from kalda.controller.suspects import Probe, Suspects, addresses
 from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults
 from kalda.metadata.configs import ConfigResource, ConfigResourceType
-from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION
+from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, VersionRange, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import CommittedBatch, CommittedSnapshot
 from kalda.metadata.metadata_version import LATEST_TESTING
@@ -126,6 +127,29 @@ class QuorumClient(Protocol):
         ...
 
     def resign(self, epoch: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """What the node's properties say to its controller; a key's name is given where it differs."""
+
+    node_id: int
+    cluster_id: str
+    default_replication_factor: int = 1
+    num_partitions: int = 1
+    broker_session_timeout_ms: int = 9_000
+    leader_imbalance_check_interval_ms: int | None = 300_000
+    """`leader.imbalance.check.interval.seconds`; None where `auto.leader.rebalance.enable` is off."""
+    metadata_max_idle_interval_ms: int | None = 500
+    unclean_leader_election_interval_ms: int = 300_000
+    delete_topic_enable: bool = True
+    max_records_per_batch: int = 10_000
+    incarnation_id: Uuid | None = None
+    """This process, as its own broker registers it."""
+    inter_broker_listener_name: str = "PLAINTEXT"
+    dead_process_detection_enable: bool = True
+    """`kalda.dead.process.detection.enable`."""
+    supported_features: Mapping[str, VersionRange] = field(default_factory=supported_ranges)
 
 
 class QuorumController:
@@ -409,42 +433,42 @@ class QuorumController:
     # Requests about topics
 
     def handle_create_topics(
-        self, request: CreateTopicsRequest, context: RequestContext, now_ms: int
+        self, request: CreateTopicsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreateTopicsResponse]:
-        return self._write(now_ms, lambda: self.topics.create(request, context))
+        return self._write(now_ms, lambda: self.topics.create(request, caller))
 
     def handle_delete_topics(
-        self, request: DeleteTopicsRequest, context: RequestContext, now_ms: int
+        self, request: DeleteTopicsRequest, caller: Caller, now_ms: int
     ) -> Pending[DeleteTopicsResponse]:
         if self.config.delete_topic_enable:
-            return self._write(now_ms, lambda: self.topics.delete(request, context))
-        if context.api_version < 3:
+            return self._write(now_ms, lambda: self.topics.delete(request, caller))
+        if caller.api_version < 3:
             return _failed(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled.")
         return _failed(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
 
     def handle_create_partitions(
-        self, request: CreatePartitionsRequest, context: RequestContext, now_ms: int
+        self, request: CreatePartitionsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreatePartitionsResponse]:
-        return self._write(now_ms, lambda: self.topics.grow(request, context))
+        return self._write(now_ms, lambda: self.topics.grow(request, caller))
 
     def handle_elect_leaders(
-        self, request: ElectLeadersRequest, context: RequestContext, now_ms: int
+        self, request: ElectLeadersRequest, caller: Caller, now_ms: int
     ) -> Pending[ElectLeadersResponse]:
-        return self._write(now_ms, lambda: self.elections.elect(request), context, Operation.ALTER)
+        return self._write(now_ms, lambda: self.elections.elect(request), caller, Operation.ALTER)
 
     def handle_alter_partition_reassignments(
-        self, request: AlterPartitionReassignmentsRequest, context: RequestContext, now_ms: int
+        self, request: AlterPartitionReassignmentsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterPartitionReassignmentsResponse]:
-        return self._write(now_ms, lambda: self.reassignments.alter(request), context, Operation.ALTER)
+        return self._write(now_ms, lambda: self.reassignments.alter(request), caller, Operation.ALTER)
 
     def handle_list_partition_reassignments(
-        self, request: ListPartitionReassignmentsRequest, context: RequestContext, now_ms: int
+        self, request: ListPartitionReassignmentsRequest, caller: Caller, now_ms: int
     ) -> Pending[ListPartitionReassignmentsResponse]:
         if not self.is_active:
             return _failed(ErrorCode.NOT_CONTROLLER)
 
         def operation(epoch: int) -> ListPartitionReassignmentsResponse:
-            context.require_on_cluster(Operation.DESCRIBE)
+            caller.require_on_cluster(Operation.DESCRIBE)
             return self.reassignments.list_ongoing(request, epoch)
 
         return self.runtime.read(operation)
@@ -452,54 +476,54 @@ class QuorumController:
     # Requests about configs, quotas, credentials, entries, features
 
     def handle_alter_configs(
-        self, request: AlterConfigsRequest, context: RequestContext, now_ms: int
+        self, request: AlterConfigsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterConfigsResponse]:
-        return self._write(now_ms, lambda: legacy_alter_configs(self.configs, request, context))
+        return self._write(now_ms, lambda: legacy_alter_configs(self.configs, request, caller))
 
     def handle_incremental_alter_configs(
-        self, request: IncrementalAlterConfigsRequest, context: RequestContext, now_ms: int
+        self, request: IncrementalAlterConfigsRequest, caller: Caller, now_ms: int
     ) -> Pending[IncrementalAlterConfigsResponse]:
-        return self._write(now_ms, lambda: incremental_alter_configs(self.configs, request, context))
+        return self._write(now_ms, lambda: incremental_alter_configs(self.configs, request, caller))
 
     def handle_alter_client_quotas(
-        self, request: AlterClientQuotasRequest, context: RequestContext, now_ms: int
+        self, request: AlterClientQuotasRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterClientQuotasResponse]:
         def operation() -> Result[VersionedRecord, AlterClientQuotasResponse]:
             result = self.client_quotas.alter(request.entries)
             made = [] if request.validate_only else result.records
             return Result(made, AlterClientQuotasResponse(entries=result.response), atomic=True)
 
-        return self._write(now_ms, operation, context, Operation.ALTER_CONFIGS)
+        return self._write(now_ms, operation, caller, Operation.ALTER_CONFIGS)
 
     def handle_alter_user_scram_credentials(
-        self, request: AlterUserScramCredentialsRequest, context: RequestContext, now_ms: int
+        self, request: AlterUserScramCredentialsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterUserScramCredentialsResponse]:
         return self._write(
-            now_ms, lambda: self.scram.alter(request, self.features.metadata_version), context, Operation.ALTER
+            now_ms, lambda: self.scram.alter(request, self.features.metadata_version), caller, Operation.ALTER
         )
 
     def handle_create_acls(
-        self, request: CreateAclsRequest, context: RequestContext, now_ms: int
+        self, request: CreateAclsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreateAclsResponse]:
         def operation() -> Result[VersionedRecord, CreateAclsResponse]:
             result = self.acls.create(request.creations)
             return Result(result.records, CreateAclsResponse(results=result.response), atomic=True)
 
-        return self._write(now_ms, operation, context, Operation.ALTER)
+        return self._write(now_ms, operation, caller, Operation.ALTER)
 
     def handle_delete_acls(
-        self, request: DeleteAclsRequest, context: RequestContext, now_ms: int
+        self, request: DeleteAclsRequest, caller: Caller, now_ms: int
     ) -> Pending[DeleteAclsResponse]:
         def operation() -> Result[VersionedRecord, DeleteAclsResponse]:
             result = self.acls.delete(request.filters)
             return Result(result.records, DeleteAclsResponse(filter_results=result.response), atomic=True)
 
-        return self._write(now_ms, operation, context, Operation.ALTER)
+        return self._write(now_ms, operation, caller, Operation.ALTER)
 
     def handle_update_features(
-        self, request: UpdateFeaturesRequest, context: RequestContext, now_ms: int
+        self, request: UpdateFeaturesRequest, caller: Caller, now_ms: int
     ) -> Pending[UpdateFeaturesResponse]:
-        return self._write(now_ms, lambda: self._update_features(request), context, Operation.ALTER)
+        return self._write(now_ms, lambda: self._update_features(request), caller, Operation.ALTER)
 
     def _update_features(self, request: UpdateFeaturesRequest) -> Result[VersionedRecord, UpdateFeaturesResponse]:
         updates = request.feature_updates
@@ -525,7 +549,7 @@ class QuorumController:
     # Requests of nodes
 
     def handle_broker_registration(
-        self, request: BrokerRegistrationRequest, context: RequestContext, now_ms: int
+        self, request: BrokerRegistrationRequest, caller: Caller, now_ms: int
     ) -> Pending[BrokerRegistrationResponse]:
         def operation() -> Result[VersionedRecord, BrokerRegistrationResponse]:
             new_epoch = self.runtime.offsets.next_write_offset
@@ -537,10 +561,10 @@ class QuorumController:
                     self._suspects.contest(request.broker_id, self.cluster.brokers[request.broker_id].epoch, now_ms)
                 raise
 
-        return self._write(now_ms, operation, context, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, operation, caller, Operation.CLUSTER_ACTION)
 
     def handle_broker_heartbeat(
-        self, request: BrokerHeartbeatRequest, context: RequestContext, now_ms: int
+        self, request: BrokerHeartbeatRequest, caller: Caller, now_ms: int
     ) -> Pending[BrokerHeartbeatResponse]:
         is_shutting_down = False
 
@@ -552,52 +576,52 @@ class QuorumController:
                 self._suspects.heard_of(request.broker_id, request.broker_epoch)
             return result
 
-        pending = self._write(now_ms, operation, context, Operation.CLUSTER_ACTION)
+        pending = self._write(now_ms, operation, caller, Operation.CLUSTER_ACTION)
         next_write = self.runtime.offsets.next_write_offset
         if is_shutting_down and pending.error is None and next_write is not None:
             self.cluster.heartbeats.set_shutdown_offset(request.broker_id, next_write - 1)
         return pending
 
     def handle_unregister_broker(
-        self, request: UnregisterBrokerRequest, context: RequestContext, now_ms: int
+        self, request: UnregisterBrokerRequest, caller: Caller, now_ms: int
     ) -> Pending[UnregisterBrokerResponse]:
         def operation() -> Result[VersionedRecord, UnregisterBrokerResponse]:
             made = self.broker_changes.unregister(request.broker_id)
             return Result(made, UnregisterBrokerResponse(error_message=None))
 
-        return self._write(now_ms, operation, context, Operation.ALTER)
+        return self._write(now_ms, operation, caller, Operation.ALTER)
 
     def handle_controller_registration(
-        self, request: ControllerRegistrationRequest, context: RequestContext, now_ms: int
+        self, request: ControllerRegistrationRequest, caller: Caller, now_ms: int
     ) -> Pending[ControllerRegistrationResponse]:
-        return self._write(now_ms, lambda: self.cluster.register_controller(request), context, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, lambda: self.cluster.register_controller(request), caller, Operation.CLUSTER_ACTION)
 
     def handle_alter_partition(
-        self, request: AlterPartitionRequest, context: RequestContext, now_ms: int
+        self, request: AlterPartitionRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterPartitionResponse]:
-        return self._write(now_ms, lambda: self.alter_partitions.alter(request), context, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, lambda: self.alter_partitions.alter(request), caller, Operation.CLUSTER_ACTION)
 
     def handle_allocate_producer_ids(
-        self, request: AllocateProducerIdsRequest, context: RequestContext, now_ms: int
+        self, request: AllocateProducerIdsRequest, caller: Caller, now_ms: int
     ) -> Pending[AllocateProducerIdsResponse]:
-        return self._write(now_ms, lambda: self.producer_ids.allocate(request), context, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, lambda: self.producer_ids.allocate(request), caller, Operation.CLUSTER_ACTION)
 
     def handle_assign_replicas_to_dirs(
-        self, request: AssignReplicasToDirsRequest, context: RequestContext, now_ms: int
+        self, request: AssignReplicasToDirsRequest, caller: Caller, now_ms: int
     ) -> Pending[AssignReplicasToDirsResponse]:
-        return self._write(now_ms, lambda: self.directories.assign(request), context, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, lambda: self.directories.assign(request), caller, Operation.CLUSTER_ACTION)
 
     def _write(
         self,
         now_ms: int,
         operation: Callable[[], Result[VersionedRecord, R]],
-        context: RequestContext | None = None,
+        caller: Caller | None = None,
         needs: Operation | None = None,
     ) -> Pending[R]:
         """Answer a request, where the caller may do what it `needs` on the cluster."""
-        if context is not None and needs is not None:
+        if caller is not None and needs is not None:
             try:
-                context.require_on_cluster(needs)
+                caller.require_on_cluster(needs)
             except ApiError as error:
                 pending: Pending[R] = Pending()
                 pending.fail(error)

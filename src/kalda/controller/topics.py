@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
+from kalda.controller.answers import check_batch_size, error_fields
+from kalda.controller.caller import Caller, Operation, ResourceType
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.configs import AlterOp, ConfigControl, KeyOp
-from kalda.controller.context import Operation, RequestContext, ResourceType, check_batch_size, error_fields
 from kalda.controller.features import FeatureControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.placement import Random, place_replicas
@@ -88,9 +89,7 @@ class TopicControl:
 
     # CreateTopics
 
-    def create(
-        self, request: CreateTopicsRequest, context: RequestContext
-    ) -> Result[VersionedRecord, CreateTopicsResponse]:
+    def create(self, request: CreateTopicsRequest, caller: Caller) -> Result[VersionedRecord, CreateTopicsResponse]:
         records: list[VersionedRecord] = []
         results: list[CreatableTopicResult] = []
         names = [topic.name for topic in request.topics]
@@ -103,8 +102,8 @@ class TopicControl:
             if topic.name in duplicates:
                 continue
             try:
-                self._check_may_create(topic.name, context)
-                made, result = self._create(topic, context)
+                self._check_may_create(topic.name, caller)
+                made, result = self._create(topic, caller)
             except ApiError as error:
                 results.append(CreatableTopicResult(name=topic.name, configs=[], **error_fields(error)))
                 continue
@@ -125,10 +124,10 @@ class TopicControl:
             wanted += len(topic.assignments) or max(0, count)
         return wanted
 
-    def _check_may_create(self, name: str, context: RequestContext) -> None:
+    def _check_may_create(self, name: str, caller: Caller) -> None:
         if name == METADATA_TOPIC_NAME:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
-        if not context.allows_on_cluster(Operation.CREATE) and not context.allows(
+        if not caller.allows_on_cluster(Operation.CREATE) and not caller.allows(
             Operation.CREATE, ResourceType.TOPIC, name
         ):
             raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
@@ -139,9 +138,7 @@ class TopicControl:
         if other is not None:
             raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}")
 
-    def _create(
-        self, topic: CreatableTopic, context: RequestContext
-    ) -> tuple[list[VersionedRecord], CreatableTopicResult]:
+    def _create(self, topic: CreatableTopic, caller: Caller) -> tuple[list[VersionedRecord], CreatableTopicResult]:
         configs = {config.name: config.value for config in topic.configs}
         ops = [KeyOp(key, AlterOp.SET, value) for key, value in configs.items() if value is not None]
         nulls = [key for key, value in configs.items() if value is None]
@@ -159,11 +156,11 @@ class TopicControl:
             new_topic = NewTopic(topic.name, len(partitions), len(partitions[0].replicas), None, configs)
         if self._policy is not None:
             self._policy(new_topic)
-        context.charge_partitions(len(partitions))
+        caller.charge_partitions(len(partitions))
         topic_id = self._fresh_topic_id()
         records = [VersionedRecord(TopicRecord(name=topic.name, topic_id=topic_id), 0), *config_records]
         records += [self._partition_record(topic_id, at, partition) for at, partition in enumerate(partitions)]
-        return records, self._creation_result(topic.name, topic_id, partitions, configs, context)
+        return records, self._creation_result(topic.name, topic_id, partitions, configs, caller)
 
     def _manual_partitions(self, topic: CreatableTopic) -> list[PartitionRegistration]:
         if topic.replication_factor != _NO_DEFAULT:
@@ -211,10 +208,10 @@ class TopicControl:
         topic_id: Uuid,
         partitions: Sequence[PartitionRegistration],
         configs: Mapping[str, str | None],
-        context: RequestContext,
+        caller: Caller,
     ) -> CreatableTopicResult:
         result = CreatableTopicResult(name=name, topic_id=topic_id, error_message=None)
-        if not context.allows(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name):
+        if not caller.allows(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name):
             result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return result
         result.num_partitions = len(partitions)
@@ -235,7 +232,7 @@ class TopicControl:
     # CreatePartitions
 
     def grow(
-        self, request: CreatePartitionsRequest, context: RequestContext
+        self, request: CreatePartitionsRequest, caller: Caller
     ) -> Result[VersionedRecord, CreatePartitionsResponse]:
         names = [topic.name for topic in request.topics]
         duplicates = _duplicates(names)
@@ -250,9 +247,9 @@ class TopicControl:
                 continue
             failure: ApiError | None = None
             try:
-                if not context.allows(Operation.ALTER, ResourceType.TOPIC, topic.name):
+                if not caller.allows(Operation.ALTER, ResourceType.TOPIC, topic.name):
                     raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-                records += self._grow(topic, context)
+                records += self._grow(topic, caller)
             except ApiError as error:
                 failure = error
             results.append(CreatePartitionsTopicResult(name=topic.name, **error_fields(failure)))
@@ -260,7 +257,7 @@ class TopicControl:
         outcome = Result(records, CreatePartitionsResponse(results=results), atomic=True)
         return outcome.without_records() if request.validate_only else outcome
 
-    def _grow(self, topic: CreatePartitionsTopic, context: RequestContext) -> list[VersionedRecord]:
+    def _grow(self, topic: CreatePartitionsTopic, caller: Caller) -> list[VersionedRecord]:
         topic_id = self._state.topic_ids.get(topic.name)
         if topic_id is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -280,7 +277,7 @@ class TopicControl:
                 f"Attempted to add {additional} additional partition(s), but only {len(topic.assignments)} "
                 "assignment(s) were specified."
             )
-        context.charge_partitions(additional)
+        caller.charge_partitions(additional)
         factor = len(first.replicas)
         if topic.assignments is None:
             partitions = self._place(additional, factor)
@@ -293,17 +290,15 @@ class TopicControl:
 
     # DeleteTopics
 
-    def delete(
-        self, request: DeleteTopicsRequest, context: RequestContext
-    ) -> Result[VersionedRecord, DeleteTopicsResponse]:
+    def delete(self, request: DeleteTopicsRequest, caller: Caller) -> Result[VersionedRecord, DeleteTopicsResponse]:
         """Topics named by name, or by id; one given twice, in whatever way, is not deleted."""
         results: list[DeletableTopicResult] = []
-        chosen = self._chosen_for_deletion(request, context, results)
+        chosen = self._chosen_for_deletion(request, caller, results)
         records: list[VersionedRecord] = []
         for topic_id, name in chosen.items():
             failure: ApiError | None = None
             try:
-                context.charge_partitions(self._state.partition_counts.get(topic_id, 0))
+                caller.charge_partitions(self._state.partition_counts.get(topic_id, 0))
                 records.append(VersionedRecord(RemoveTopicRecord(topic_id=topic_id), 0))
             except ApiError as error:
                 failure = error
@@ -312,7 +307,7 @@ class TopicControl:
         return Result(records, DeleteTopicsResponse(responses=results), atomic=True)
 
     def _chosen_for_deletion(
-        self, request: DeleteTopicsRequest, context: RequestContext, results: list[DeletableTopicResult]
+        self, request: DeleteTopicsRequest, caller: Caller, results: list[DeletableTopicResult]
     ) -> dict[Uuid, str]:
         """What is to be deleted, by id; what is not goes to `results`."""
         names: dict[str, int] = {}
@@ -335,14 +330,14 @@ class TopicControl:
                 results.append(_deletion(None, topic_id, _invalid("Duplicate topic id.")))
                 continue
             found = self._state.topic_names.get(topic_id)
-            failure = _may_delete_by_id(found, context)
+            failure = _may_delete_by_id(found, caller)
             if found is None or failure is not None:
-                shown = found if found and context.allows(Operation.DESCRIBE, ResourceType.TOPIC, found) else None
+                shown = found if found and caller.allows(Operation.DESCRIBE, ResourceType.TOPIC, found) else None
                 results.append(_deletion(shown, topic_id, failure))
             else:
                 chosen[topic_id] = found
         for name, times in names.items():
-            self._choose_by_name(name, times, ids, context, chosen, results)
+            self._choose_by_name(name, times, ids, caller, chosen, results)
         return chosen
 
     def _choose_by_name(
@@ -350,7 +345,7 @@ class TopicControl:
         name: str,
         times: int,
         ids: Mapping[Uuid, int],
-        context: RequestContext,
+        caller: Caller,
         chosen: dict[Uuid, str],
         results: list[DeletableTopicResult],
     ) -> None:
@@ -358,7 +353,7 @@ class TopicControl:
             results.append(_deletion(name, ZERO_UUID, _invalid("Duplicate topic name.")))
             return
         topic_id = self._state.topic_ids.get(name)
-        if not context.allows(Operation.DELETE, ResourceType.TOPIC, name):
+        if not caller.allows(Operation.DELETE, ResourceType.TOPIC, name):
             error = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             results.append(_deletion(name, ZERO_UUID, error))
         elif topic_id is None:
@@ -454,11 +449,11 @@ def _duplicates(names: Sequence[str]) -> dict[str, None]:
     return {name: None for name, count in times.items() if count > 1}
 
 
-def _may_delete_by_id(name: str | None, context: RequestContext) -> ApiError | None:
+def _may_delete_by_id(name: str | None, caller: Caller) -> ApiError | None:
     """Without the right to see a topic, its id is told from no unknown one."""
     if name is None:
         return ApiError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
-    if context.allows(Operation.DELETE, ResourceType.TOPIC, name):
+    if caller.allows(Operation.DELETE, ResourceType.TOPIC, name):
         return None
     return ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 

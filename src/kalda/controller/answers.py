@@ -1,0 +1,22 @@
+"""What answers have in common: how they say an error, and how much one request may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kalda.base.errors import ApiError, ErrorCode
+
+MAX_RECORDS_PER_USER_OPERATION = 10_000
+
+
+def error_fields(error: ApiError | None) -> dict[str, Any]:
+    """Keyword arguments `error_code` and `error_message` of a response struct."""
+    if error is None:
+        return {"error_code": ErrorCode.NONE, "error_message": None}
+    return {"error_code": error.code, "error_message": error.message or None}
+
+
+def check_batch_size(count: int) -> None:
+    """A user's operation makes one batch at most. Raises `ApiError` POLICY_VIOLATION, as Kafka does."""
+    if count > MAX_RECORDS_PER_USER_OPERATION:
+        raise ApiError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
