@@ -36,7 +36,7 @@ from kalda.raft.machine import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
 from kalda.raft.values import Endpoint, ReplicaKey
-from kalda.raft.voters import Voter, VoterSet
+from kalda.raft.voters import VoterSet
 
 if TYPE_CHECKING:
     from kalda.broker.prober import Prober
@@ -168,7 +168,7 @@ class QuorumSide:
         self.raft = RaftDriver(
             _raft_config(config, cluster_id, directory_id, controller_endpoints),
             self.metadata_log,
-            _static_voters(config),
+            VoterSet.static(config.controller_listener_names[0], config.voters),
             clock=clock,
             timers=timers,
             jobs=jobs,
@@ -437,11 +437,4 @@ def _raft_config(
         retry_backoff_ms=config["controller.quorum.retry.backoff.ms"],
         fetch_max_bytes=config["controller.quorum.fetch.max.bytes"],
         fetch_snapshot_max_bytes=config["controller.quorum.fetch.snapshot.max.bytes"],
-    )
-
-
-def _static_voters(config: ServerConfig) -> VoterSet:
-    listener = config.controller_listener_names[0]
-    return VoterSet(
-        Voter(ReplicaKey(voter.id), (Endpoint(listener, voter.host, voter.port),)) for voter in config.voters
     )

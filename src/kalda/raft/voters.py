@@ -55,6 +55,11 @@ class VoterSet:
     def __repr__(self) -> str:
         return f"VoterSet({', '.join(str(v.key) for v in self._voters.values())})"
 
+    @classmethod
+    def static(cls, listener: str, voters: Iterable[tuple[int, str, int]]) -> VoterSet:
+        """What `controller.quorum.voters` names, as (id, host, port), without directory ids."""
+        return cls(Voter(ReplicaKey(node_id), (Endpoint(listener, host, port),)) for node_id, host, port in voters)
+
     @property
     def ids(self) -> tuple[int, ...]:
         return tuple(self._voters)
@@ -115,21 +120,6 @@ class VoterSet:
             )
             for v in record.voters
         )
-
-    @classmethod
-    def from_config(cls, listener: str, entries: Iterable[str]) -> VoterSet:
-        """`controller.quorum.voters`: entries of the form `id@host:port`. Raises `ValueError`."""
-        voters: dict[int, Voter] = {}
-        for entry in entries:
-            node, at, address = entry.strip().partition("@")
-            host, colon, port = address.rpartition(":")
-            if not (at and colon and host and node.isdecimal() and port.isdecimal() and 0 <= int(port) < 65536):
-                raise ValueError(f"{entry!r} in controller.quorum.voters is not of the form id@host:port")
-            if int(node) in voters:
-                raise ValueError(f"{entry!r} in controller.quorum.voters names voter {node} for the second time")
-            endpoint = Endpoint(listener, host.removeprefix("[").removesuffix("]"), int(port))
-            voters[int(node)] = Voter(ReplicaKey(int(node)), (endpoint,))
-        return cls(voters.values())
 
 
 class VoterHistory:

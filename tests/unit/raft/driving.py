@@ -154,4 +154,4 @@ def topic(name: str) -> VersionedRecord:
 
 
 def static_voter(node_id: int = 1) -> VoterSet:
-    return VoterSet.from_config("CONTROLLER", [f"{node_id}@127.0.0.1:{9000 + node_id}"])
+    return VoterSet.static("CONTROLLER", [(node_id, "127.0.0.1", 9000 + node_id)])

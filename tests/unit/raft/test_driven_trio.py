@@ -84,7 +84,7 @@ class Network:
         return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
 
 
-VOTERS = VoterSet.from_config("CONTROLLER", [f"{i}@127.0.0.1:{9000 + i}" for i in (1, 2, 3)])
+VOTERS = VoterSet.static("CONTROLLER", [(i, "127.0.0.1", 9000 + i) for i in (1, 2, 3)])
 
 
 def add(network: Network, tmp_path: Path, node_id: int, **options: Any) -> Replica:

@@ -11,9 +11,9 @@ from kalda.raft.machine import RaftConfig, RaftMachine
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.roles import Candidate
 from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
-from kalda.raft.voters import Voter, VoterHistory, VoterSet
+from kalda.raft.voters import VoterHistory, VoterSet
 
-VOTERS = VoterSet.from_config("CONTROLLER", [f"{i}@host{i}:9000" for i in (1, 2, 3)])
+VOTERS = VoterSet.static("CONTROLLER", [(i, f"host{i}", 9000) for i in (1, 2, 3)])
 EPOCH = 4
 
 
@@ -105,7 +105,7 @@ def test_votes_of_former_voters_elect_nobody_among_those_that_a_snapshot_tells_o
         assert isinstance(vote.ask, rpc.VoteAsk)
         follower.answer(vote, rpc.VoteAnswer(rpc.Standing(ErrorCode.UNSUPPORTED_VERSION, -1)))
     assert isinstance(follower.machine.role, Candidate)
-    now_voters = VoterSet(Voter(ReplicaKey(i), (Endpoint("CONTROLLER", f"host{i}", 9000),)) for i in (1, 2, 4, 5, 6))
+    now_voters = VoterSet.static("CONTROLLER", [(i, f"host{i}", 9000) for i in (1, 2, 4, 5, 6)])
     follower.step(ev.SnapshotInstalled(snapshot, (rpc.Control(6, now_voters.to_record()),)))
     for vote in follower.sent:
         if isinstance(vote.ask, rpc.VoteAsk) and not vote.ask.pre_vote and vote.destination.node_id == 1:
