@@ -8,7 +8,8 @@ import pytest
 from kalda.sim import faults
 from kalda.sim.scenario import Plan, simulate
 
-FIRST = (*faults.KILLS, *faults.POWER, *faults.NETWORK, *faults.MACHINE, "disk")
+LINKS = ("cut", "cut-one-way", "slow", "loss", "reset", "backlog")
+FIRST = (*faults.KILLS, *faults.POWER, *LINKS, *faults.MACHINE, "disk")
 LOST = ("unsynced", "lie", "rot", "misdirect", "stale")
 SECOND = (*FIRST, "full", *faults.CLIENTS, *LOST)
 """What befell clusters when the seeds were found: a seed means other things where more may befall them."""

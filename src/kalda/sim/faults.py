@@ -8,6 +8,8 @@ clusters whose topics sync before they acknowledge; other losses are for one rep
 - *cut*, *cut-one-way*, *slow*, *loss*, *reset*: links pass nothing, in both directions or one, or are slow; segments
   are lost and sent again; connections break. What was sent before a connection broke may arrive after what was sent
   over the next one, so requests come late, out of order and twice
+- *backlog*, *reject*: a node's connections break, and nobody gets in any more, or something in between refuses in the
+  place of a node that lives
 - *skew*, *slow-disk*: a wall clock is wrong, a disk takes its time
 - *disk*, *full*: a disk fails whatever it is asked; or has no more room, and takes half of a write
 - *dir*: one of several log directories fails; the node goes on without it, and is started anew when it is mended
@@ -28,7 +30,7 @@ Mend = Callable[[], None]
 
 KILLS = ("kill", "stop", "pause")
 POWER = ("power", "fuse")
-NETWORK = ("cut", "cut-one-way", "slow", "loss", "reset", "backlog")
+NETWORK = ("cut", "cut-one-way", "slow", "loss", "reset", "backlog", "reject")
 MACHINE = ("skew", "slow-disk")
 DISK = ("disk", "full", "dir")
 CLIENTS = ("pause-client",)
@@ -287,5 +289,17 @@ class Faults:
         def mend() -> None:
             for listener in listeners:
                 listener.backlog = BACKLOG
+
+        return mend
+
+    def _reject(self, node: SimNode) -> Mend | None:
+        """As a firewall that rejects, or a load balancer with nothing behind it: the node is taken for dead."""
+        peers = [host for host in self._hosts() if host != node.name]
+        pairs = {(other, node.name) for other in self._rng.sample(peers, self._rng.randint(1, len(peers)))}
+        self._world.tell("network", f"refuses in the place of {node.name}: {', '.join(sorted(a for a, _ in pairs))}")
+        self._world.network.reject(pairs)
+
+        def mend() -> None:
+            self._world.network.rejected -= pairs
 
         return mend

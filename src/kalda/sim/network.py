@@ -20,7 +20,7 @@ import contextvars
 import errno
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -302,6 +302,8 @@ class SimNetwork:
         """Directed pairs of hosts between which nothing passes."""
         self.blocked: set[tuple[str, Address]] = set()
         """Hosts, and listeners that nothing of theirs comes to, as behind a firewall."""
+        self.rejected: set[tuple[str, str]] = set()
+        """Directed pairs of hosts between which something refuses connections in the other's place."""
         self.slow: dict[tuple[str, str], float] = {}
         """Directed pairs of hosts with the seconds that are added at most."""
         self.off: set[str] = set()
@@ -362,6 +364,8 @@ class SimNetwork:
         source, far, retransmit = self._here(), Address(host, port), _RETRANSMIT_S
         while True:
             await asyncio.sleep(self.delay(source, host))
+            if (source, host) in self.rejected:
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "something in between refuses", f"{host}:{port}")
             server = self.listeners.get(far)
             if (
                 self.passes(source, far)
@@ -433,6 +437,14 @@ class SimNetwork:
         """Something in between ends every connection to and from a host."""
         for transport in [each for each in self.connections if host in (each.local.host, each.remote.host)]:
             transport.abort()
+
+    def reject(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Something in between refuses connections from the one to the other host, and ends all between the two."""
+        self.rejected.update(pairs)
+        for transport in list(self.connections):
+            near, far = transport.local.host, transport.remote.host
+            if (near, far) in self.rejected or (far, near) in self.rejected:
+                transport.abort()
 
     def reset_one(self) -> str | None:
         """A connection breaks, for both ends; which one, in words."""
