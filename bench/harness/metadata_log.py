@@ -13,10 +13,10 @@ from itertools import count, islice
 from pathlib import Path
 from typing import BinaryIO
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import Uuid
 from kalda.broker.disk import RealDisk
 from kalda.metadata.bootstrap import METADATA_DIR, BootstrapMetadata
-from kalda.metadata.configs import ConfigResourceType
 from kalda.metadata.features import default_levels
 from kalda.metadata.loader import MetadataLoader
 from kalda.metadata.metadata_version import LATEST_PRODUCTION

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from kalda.base.configs.resources import ConfigOperation
 from kalda.base.errors import ApiError, ErrorCode
 
 ROOT = "root"
-DYNAMIC_LOGGER_SOURCE = 6
 _LEVELS = {
     "TRACE": 5,
     "DEBUG": logging.DEBUG,
@@ -22,7 +22,6 @@ _LEVELS = {
     "ERROR": logging.ERROR,
     "FATAL": logging.CRITICAL,
 }
-_SET, _DELETE = 0, 1
 
 
 class LoggerChange(NamedTuple):
@@ -46,18 +45,18 @@ def alter_loggers(changes: Iterable[LoggerChange], validate_only: bool) -> None:
         _check(change)
     if not validate_only:
         for change in changes:
-            level = _LEVELS[change.level or ""] if change.operation == _SET else logging.NOTSET
+            level = _LEVELS[change.level or ""] if change.operation == ConfigOperation.SET else logging.NOTSET
             _logger(change.name).setLevel(level)
 
 
 def _check(change: LoggerChange) -> None:
-    if change.operation not in (_SET, _DELETE):
+    if change.operation not in (ConfigOperation.SET, ConfigOperation.DELETE):
         raise ApiError(ErrorCode.INVALID_REQUEST, "The level of a logger is one value: it is set or deleted")
     if change.name != ROOT and not isinstance(_loggers().get(change.name), logging.Logger):
         raise ApiError(ErrorCode.INVALID_CONFIG, f"Logger {change.name} does not exist!")
-    if change.operation == _DELETE and change.name == ROOT:
+    if change.operation == ConfigOperation.DELETE and change.name == ROOT:
         raise ApiError(ErrorCode.INVALID_REQUEST, "Removing the log level of the root logger is not allowed")
-    if change.operation == _SET and change.level not in _LEVELS:
+    if change.operation == ConfigOperation.SET and change.level not in _LEVELS:
         raise ApiError(
             ErrorCode.INVALID_CONFIG,
             f"Cannot set the log level of {change.name} to {change.level!r}: it is one of {', '.join(_LEVELS)}",

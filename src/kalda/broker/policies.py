@@ -29,8 +29,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.metadata.configs import ConfigResource, ConfigResourceType
+from kalda.metadata.configs import ConfigResource
 
 log = logging.getLogger("kalda.policies")
 

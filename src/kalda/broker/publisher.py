@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Protocol
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
@@ -197,8 +198,8 @@ class BrokerPublisher:
         """A topic's own configs change its logs; the cluster's defaults change all logs."""
         assert delta.configs is not None
         changed = delta.configs.changes
-        topics = {resource.name for resource in changed if resource.type == _TOPIC}
-        if any(resource.type == _BROKER for resource in changed):
+        topics = {resource.name for resource in changed if resource.type == ConfigResourceType.TOPIC}
+        if any(resource.type == ConfigResourceType.BROKER for resource in changed):
             topics = {partition.topic_partition.topic for partition in self._replicas}
         for count, partition in enumerate([each for each in self._replicas if each.topic_partition.topic in topics], 1):
             partition.log.update_config(self._log_config(partition.topic_partition.topic, image))
@@ -334,7 +335,3 @@ class BrokerPublisher:
         home = self._logs.dir_of(topic_partition)
         if home is not None and home.directory_id not in (None, registration.directory(self._broker_id)):
             self._on_placed(topic_id, topic_partition.partition, home.directory_id)
-
-
-_TOPIC = 2
-_BROKER = 4

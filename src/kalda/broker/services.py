@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from kalda.base.configs.definition import to_text
 from kalda.base.configs.dynamic import Layers, effective
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_changes, idle_topic_changes
 from kalda.base.ids import TopicPartition, Uuid
@@ -37,7 +38,7 @@ from kalda.broker.shell import Host
 from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.group_coordinator import GroupCoordinator
 from kalda.coordinator.routing import coordinator_partition
-from kalda.metadata.configs import ConfigResource, ConfigResourceType, broker_resource
+from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.records.compression import Compression

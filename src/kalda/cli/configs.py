@@ -45,17 +45,18 @@ def _of_resource(command: Callable[Concatenate[Cluster, Resource, P], None]) -> 
         *args: P.args,
         **options: P.kwargs,
     ) -> None:
-        from kalda.client.admin.configs import Resource, ResourceType
+        from kalda.base.configs.resources import ConfigResourceType
+        from kalda.client.admin.configs import Resource
 
         chosen = [
             Resource(kind, str(name))
             for kind, name in (
-                (ResourceType.TOPIC, topic),
-                (ResourceType.BROKER, broker),
-                (ResourceType.BROKER, "" if broker_defaults else None),
-                (ResourceType.BROKER_LOGGER, broker_logger),
-                (ResourceType.GROUP, group),
-                (ResourceType.CLIENT_METRICS, client_metrics),
+                (ConfigResourceType.TOPIC, topic),
+                (ConfigResourceType.BROKER, broker),
+                (ConfigResourceType.BROKER, "" if broker_defaults else None),
+                (ConfigResourceType.BROKER_LOGGER, broker_logger),
+                (ConfigResourceType.GROUP, group),
+                (ConfigResourceType.CLIENT_METRICS, client_metrics),
             )
             if name is not None
         ]
@@ -106,7 +107,7 @@ def describe_command(
 
 
 def _is_set(entry: ConfigEntry) -> bool:
-    from kalda.client.admin.configs import ConfigSource
+    from kalda.base.configs.resources import ConfigSource
 
     return entry.source not in (ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG)
 
@@ -151,13 +152,17 @@ def alter_command(
       kalda configs alter --topic orders --delete-config retention.ms
       kalda configs alter --broker-defaults --add-config log.cleaner.backoff.ms=5000
     """
-    from kalda.client.admin.configs import Alteration, Operation, alter_configs
+    from kalda.base.configs.resources import ConfigOperation
+    from kalda.client.admin.configs import Alteration, alter_configs
 
     changes = [
-        *(Alteration(k, Operation.SET, v) for k, v in parse_pairs("--add-config", add_config).items()),
-        *(Alteration(key, Operation.DELETE) for key in delete_config),
-        *(Alteration(k, Operation.APPEND, v) for k, v in parse_pairs("--append-config", append_config).items()),
-        *(Alteration(k, Operation.SUBTRACT, v) for k, v in parse_pairs("--subtract-config", subtract_config).items()),
+        *(Alteration(k, ConfigOperation.SET, v) for k, v in parse_pairs("--add-config", add_config).items()),
+        *(Alteration(key, ConfigOperation.DELETE) for key in delete_config),
+        *(Alteration(k, ConfigOperation.APPEND, v) for k, v in parse_pairs("--append-config", append_config).items()),
+        *(
+            Alteration(k, ConfigOperation.SUBTRACT, v)
+            for k, v in parse_pairs("--subtract-config", subtract_config).items()
+        ),
     ]
     if not changes:
         raise click.UsageError("nothing to alter: give --add-config KEY=VALUE or --delete-config KEY")

@@ -135,11 +135,12 @@ def _print_partitions(topic: Topic, eligible: dict[TopicPartition, EligibleRepli
 
 def _overrides(cluster: Cluster, name: str) -> dict[str, str | None]:
     """Configs set on the topic or dynamically on the brokers; none where the caller may not see them."""
-    from kalda.client.admin.configs import ConfigSource, Resource, ResourceType, describe_configs
+    from kalda.base.configs.resources import ConfigResourceType, ConfigSource
+    from kalda.client.admin.configs import Resource, describe_configs
 
     shown = (ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_BROKER_CONFIG)
     try:
-        entries = describe_configs(cluster, Resource(ResourceType.TOPIC, name))
+        entries = describe_configs(cluster, Resource(ConfigResourceType.TOPIC, name))
     except ApiError as error:
         if error.code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             raise

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import error_fields
 from kalda.controller.caller import Caller, Operation, ResourceType
-from kalda.controller.configs import AlterOp, ConfigControl, KeyOp, Outcome
-from kalda.metadata.configs import ConfigResource, ConfigResourceType
+from kalda.controller.configs import ConfigControl, KeyOp, Outcome
+from kalda.metadata.configs import ConfigResource
 from kalda.protocol.messages.configs import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -93,11 +94,11 @@ def _operations(resource: IncrementalAlterConfigsRequestAlterConfigsResource) ->
     for config in resource.configs:
         if config.name in ops:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys : {config.name}")
-        if config.config_operation not in AlterOp.__members__.values():
+        if config.config_operation not in ConfigOperation.__members__.values():
             raise ApiError(
                 ErrorCode.INVALID_REQUEST, f"Unknown operation {config.config_operation} on config {config.name}"
             )
-        ops[config.name] = KeyOp(config.name, AlterOp(config.config_operation), config.value)
+        ops[config.name] = KeyOp(config.name, ConfigOperation(config.config_operation), config.value)
     return list(ops.values())
 
 

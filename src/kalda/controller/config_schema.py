@@ -14,14 +14,13 @@ from kalda.base.configs.broker import BROKER, find_key
 from kalda.base.configs.client_metrics import CLIENT_METRICS
 from kalda.base.configs.definition import Definition, Type, Value, to_text
 from kalda.base.configs.group import GROUP
+from kalda.base.configs.resources import ConfigResourceType, ConfigSource
 from kalda.base.configs.topic import BROKER_SYNONYMS, TOPIC
 from kalda.base.configs.topic import validate as validate_topic
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.configs import EffectiveConfig
 from kalda.controller.topic_names import validate_topic_name
-from kalda.metadata.configs import ConfigResource, ConfigResourceType
-
-_DYNAMIC_TOPIC, _DYNAMIC_NODE, _DYNAMIC_CLUSTER, _STATIC, _DEFAULT = 1, 2, 3, 4, 5
+from kalda.metadata.configs import ConfigResource
 
 _TABLES: Mapping[ConfigResourceType, Definition] = {
     ConfigResourceType.TOPIC: TOPIC,
@@ -45,7 +44,11 @@ class NodeConfigSchema:
 
     def _topic_default(self, name: str) -> Value:
         text, source = self._effective(name, {}, {}, {})
-        return TOPIC[name].parse(text) if text is not None and source == _STATIC else TOPIC.default(name)
+        return (
+            TOPIC[name].parse(text)
+            if text is not None and source is ConfigSource.STATIC_BROKER_CONFIG
+            else TOPIC.default(name)
+        )
 
     def validate(self, resource: ConfigResource, proposed: Mapping[str, str], existing: Mapping[str, str]) -> None:
         match resource.type:
@@ -99,15 +102,19 @@ class NodeConfigSchema:
 
     def _effective(
         self, key: str, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
-    ) -> tuple[str | None, int]:
+    ) -> tuple[str | None, ConfigSource]:
         if key in topic:
-            return topic[key], _DYNAMIC_TOPIC
-        layers = ((node, _DYNAMIC_NODE), (cluster, _DYNAMIC_CLUSTER), (self._properties, _STATIC))
+            return topic[key], ConfigSource.DYNAMIC_TOPIC_CONFIG
+        layers = (
+            (node, ConfigSource.DYNAMIC_BROKER_CONFIG),
+            (cluster, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+            (self._properties, ConfigSource.STATIC_BROKER_CONFIG),
+        )
         for layer, source in layers:
             for synonym, factor in BROKER_SYNONYMS.get(key, ()):
                 if synonym in layer:
                     return _in_topic_unit(layer[synonym], factor), source
-        return to_text(TOPIC.default(key)), _DEFAULT
+        return to_text(TOPIC.default(key)), ConfigSource.DEFAULT_CONFIG
 
 
 def _in_topic_unit(text: str, factor: int) -> str:

@@ -12,14 +12,13 @@ be removed, and no broker has its own; and a change to it clears the eligible se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size
 from kalda.metadata.configs import (
     ConfigResource,
-    ConfigResourceType,
     ConfigsImage,
     broker_resource,
     topic_resource,
@@ -36,27 +35,18 @@ UNCLEAN_LEADER_ELECTION_ENABLE = "unclean.leader.election.enable"
 CLUSTER_DEFAULT = broker_resource(None)
 
 
-class AlterOp(IntEnum):
-    """What an incremental alteration does to a key (KIP-339). APPEND and SUBTRACT are for lists."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
-
-
 class KeyOp(NamedTuple):
     key: str
-    op: AlterOp
+    op: ConfigOperation
     value: str | None
 
 
 class EffectiveConfig(NamedTuple):
-    """One key of a topic as it holds. `source` is Kafka's id of where the value comes from."""
+    """One key of a topic as it holds."""
 
     name: str
     value: str | None
-    source: int
+    source: ConfigSource
     is_sensitive: bool
     read_only: bool = False
 
@@ -238,11 +228,11 @@ class ConfigControl:
 
     def _applied(self, resource: ConfigResource, current: str | None, op: KeyOp) -> str | None:
         kind = ConfigResourceType(resource.type)
-        if op.op is AlterOp.DELETE:
+        if op.op is ConfigOperation.DELETE:
             return None
         if op.value is None:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {op.key}")
-        if op.op is AlterOp.SET:
+        if op.op is ConfigOperation.SET:
             return op.value
         if not self._schema.is_list(kind, op.key):
             raise ApiError(
@@ -251,9 +241,9 @@ class ConfigControl:
         base = self._schema.default(kind, op.key) if current is None else current
         parts = [part for part in (base or "").split(",") if part]
         for part in op.value.split(","):
-            if op.op is AlterOp.APPEND and part not in parts:
+            if op.op is ConfigOperation.APPEND and part not in parts:
                 parts.append(part)
-            elif op.op is AlterOp.SUBTRACT and part in parts:
+            elif op.op is ConfigOperation.SUBTRACT and part in parts:
                 parts.remove(part)
         return ",".join(parts)
 

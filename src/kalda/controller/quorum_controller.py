@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
@@ -44,7 +45,7 @@ from kalda.controller.reassignment import ReassignmentControl
 from kalda.controller.scram import ScramControl
 from kalda.controller.suspects import Probe, Suspects, addresses
 from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults
-from kalda.metadata.configs import ConfigResource, ConfigResourceType
+from kalda.metadata.configs import ConfigResource
 from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, VersionRange, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import CommittedBatch, CommittedSnapshot

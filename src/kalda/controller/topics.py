@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from kalda.base.configs.resources import ConfigOperation
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.caller import Caller, Operation, ResourceType
 from kalda.controller.cluster import ClusterControl
-from kalda.controller.configs import AlterOp, ConfigControl, KeyOp
+from kalda.controller.configs import ConfigControl, KeyOp
 from kalda.controller.features import FeatureControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.placement import Random, place_replicas
@@ -140,7 +141,7 @@ class TopicControl:
 
     def _create(self, topic: CreatableTopic, caller: Caller) -> tuple[list[VersionedRecord], CreatableTopicResult]:
         configs = {config.name: config.value for config in topic.configs}
-        ops = [KeyOp(key, AlterOp.SET, value) for key, value in configs.items() if value is not None]
+        ops = [KeyOp(key, ConfigOperation.SET, value) for key, value in configs.items() if value is not None]
         nulls = [key for key, value in configs.items() if value is None]
         if nulls:
             raise ApiError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {','.join(nulls)}")

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import NamedTuple
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import ConfigRecord
-
-
-class ConfigResourceType(IntEnum):
-    """Kafka's ids of what can be configured."""
-
-    UNKNOWN = 0
-    TOPIC = 2
-    BROKER = 4
-    BROKER_LOGGER = 8
-    CLIENT_METRICS = 16
-    GROUP = 32
 
 
 class ConfigResource(NamedTuple):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.configs import (
@@ -47,7 +48,6 @@ _CERTAINLY_UNKNOWN = 30
 """So many attempts take longer than any controller is believed that is not the active one."""
 _MAX_TOPICS = 6
 _MAX_PARTITIONS = 5
-_TOPIC = 2  # of config resources
 _KEY = "retention.ms"
 _NOT_NOW = frozenset((ErrorCode.INVALID_REPLICATION_FACTOR, ErrorCode.INVALID_REPLICA_ASSIGNMENT))
 """Too few brokers are alive for what is asked."""
@@ -176,9 +176,11 @@ class Churner(Operator):
 
     async def _configure(self, name: str) -> None:
         value = str(self._rng.randint(10**9, 10**10))
-        change = IncrementalAlterConfigsRequestAlterableConfig(name=_KEY, config_operation=0, value=value)
+        change = IncrementalAlterConfigsRequestAlterableConfig(
+            name=_KEY, config_operation=ConfigOperation.SET, value=value
+        )
         resource = IncrementalAlterConfigsRequestAlterConfigsResource(
-            resource_type=_TOPIC, resource_name=name, configs=[change]
+            resource_type=ConfigResourceType.TOPIC, resource_name=name, configs=[change]
         )
         request = IncrementalAlterConfigsRequest(resources=[resource])
         unknown = self.topics[name].may_have

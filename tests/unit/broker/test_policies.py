@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.node import StartError
 from kalda.broker.policies import (
@@ -17,7 +18,7 @@ from kalda.broker.policies import (
     PolicyError,
     PolicyViolation,
 )
-from kalda.client.admin.configs import Resource, ResourceType, set_configs
+from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.cluster import Cluster as ClientCluster
 from kalda.metadata.configs import topic_resource
 from kalda.testing import Cluster
@@ -114,7 +115,7 @@ def test_a_node_obeys_its_policies() -> None:
             ClientCluster(cluster.bootstrap_servers) as client,
             pytest.raises(ApiError, match="not yours to set") as altered,
         ):
-            set_configs(client, Resource(ResourceType.TOPIC, "small"), {"min.insync.replicas": "1"})
+            set_configs(client, Resource(ConfigResourceType.TOPIC, "small"), {"min.insync.replicas": "1"})
         assert altered.value.code is ErrorCode.POLICY_VIOLATION
     assert AlterConfigRequest("TOPIC", "small", {"min.insync.replicas": "1"}) in SEEN
     assert SEEN.count("closed") == 2

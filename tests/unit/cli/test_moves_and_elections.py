@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
 from kalda.cli.reassign import show_bytes
 from kalda.cli.reassignment import bar
 from kalda.cli.reassignment.progress import Outlook
-from kalda.client.admin.configs import Resource, ResourceType, describe_configs
+from kalda.client.admin.configs import Resource, describe_configs
 from kalda.client.admin.reassignments import Reassignment, alter_reassignments, list_reassignments
 from kalda.client.cluster import Cluster as Client
 from kalda.client.sender import Sender
@@ -77,7 +78,10 @@ def replicas_of(client: Client, name: str) -> list[tuple[int, ...]]:
 def set_throttles(client: Client, topic: str) -> set[str]:
     """Those that are set on the topic, or on one of two brokers."""
     found = set()
-    for resource in (Resource(ResourceType.TOPIC, topic), *(Resource(ResourceType.BROKER, str(i)) for i in (1, 2))):
+    for resource in (
+        Resource(ConfigResourceType.TOPIC, topic),
+        *(Resource(ConfigResourceType.BROKER, str(i)) for i in (1, 2)),
+    ):
         found |= {e.name for e in describe_configs(client, resource) if e.name in THROTTLED and not e.is_default}
     return found
 

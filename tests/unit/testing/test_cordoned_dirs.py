@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.admin.configs import Resource, ResourceType, set_configs
+from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.admin.nodes import describe_log_dirs
 from kalda.client.admin.topics import NewTopic, create_topics
 from kalda.client.cluster import Cluster as Client
 from kalda.testing import Cluster
 
 DEADLINE_S = 60.0
-SECOND = Resource(ResourceType.BROKER, "2")
+SECOND = Resource(ConfigResourceType.BROKER, "2")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ Pure: texts and mappings in, values and errors out. It reads no file and knows n
 - `quorum_addresses`, `listeners`: addresses inside values
 - `server`, `server_checks`: a node's configuration, checked as a whole
 - `dynamic`: layers of dynamic configs, what may be altered
+- `resources`: what has configs, where values come from, how they are altered
 - `describe`: effective values with their source and synonyms
 - `documentation`: a line on each key
 - `without_effect`: keys that are taken and not obeyed, and why

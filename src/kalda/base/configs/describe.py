@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 
 from kalda.base.configs.broker import BROKER, DYNAMIC_ONLY, find_key, is_dynamic, is_sensitive, synonyms
 from kalda.base.configs.client_metrics import CLIENT_METRICS
@@ -15,22 +14,10 @@ from kalda.base.configs.definition import Definition, InvalidConfig, Type, Value
 from kalda.base.configs.dynamic import Layers
 from kalda.base.configs.group import BROKER_SYNONYMS as GROUP_SYNONYMS
 from kalda.base.configs.group import GROUP
+from kalda.base.configs.resources import ConfigSource
 from kalda.base.configs.server import ServerConfig, with_node_id_synonyms
 from kalda.base.configs.topic import BROKER_SYNONYMS as TOPIC_SYNONYMS
 from kalda.base.configs.topic import TOPIC
-
-
-class Source(IntEnum):
-    """Where a value comes from, by its number on the wire."""
-
-    TOPIC = 1
-    DYNAMIC_BROKER = 2
-    DYNAMIC_DEFAULT_BROKER = 3
-    STATIC_BROKER = 4
-    DEFAULT = 5
-    DYNAMIC_BROKER_LOGGER = 6
-    CLIENT_METRICS = 7
-    GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +26,7 @@ class Synonym:
 
     name: str
     value: str | None
-    source: Source
+    source: ConfigSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +35,7 @@ class Entry:
 
     name: str
     value: str | None
-    source: Source
+    source: ConfigSource
     type: Type
     read_only: bool = False
     sensitive: bool = False
@@ -69,10 +56,9 @@ def describe_topic(
         value = to_text(defaults[key.name])
         if key.name in overrides:
             value = _shown(TOPIC, key.name, overrides[key.name])
-            chain.insert(0, Synonym(key.name, value, Source.TOPIC))
-        entries.append(
-            Entry(key.name, value, chain[0].source if chain else Source.DEFAULT, key.type, synonyms=tuple(chain))
-        )
+            chain.insert(0, Synonym(key.name, value, ConfigSource.DYNAMIC_TOPIC_CONFIG))
+        source = chain[0].source if chain else ConfigSource.DEFAULT_CONFIG
+        entries.append(Entry(key.name, value, source, key.type, synonyms=tuple(chain)))
     return entries
 
 
@@ -92,10 +78,9 @@ def describe_cluster_default(layers: Layers, names: Collection[str] | None = Non
             continue
         key = find_key(name)
         entry = _broker_entry(only, name, _parsed(name, text) if key is not None else text)
-        chain = tuple(synonym for synonym in entry.synonyms if synonym.source is Source.DYNAMIC_DEFAULT_BROKER)
-        entries.append(
-            Entry(name, entry.value, Source.DYNAMIC_DEFAULT_BROKER, entry.type, entry.read_only, entry.sensitive, chain)
-        )
+        source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+        chain = tuple(synonym for synonym in entry.synonyms if synonym.source is source)
+        entries.append(Entry(name, entry.value, source, entry.type, entry.read_only, entry.sensitive, chain))
     return entries
 
 
@@ -113,10 +98,10 @@ def describe_group(
             chain = _broker_chain(layers, synonym)
         else:
             value = to_text(GROUP.default(key.name))
-            chain = [Synonym(key.name, value, Source.DEFAULT)]
+            chain = [Synonym(key.name, value, ConfigSource.DEFAULT_CONFIG)]
         if key.name in overrides:
             value = _shown(GROUP, key.name, overrides[key.name])
-            own = Synonym(key.name, value, Source.GROUP)
+            own = Synonym(key.name, value, ConfigSource.GROUP_CONFIG)
             chain = [own, *chain]
         entries.append(Entry(key.name, value, chain[0].source, key.type, synonyms=tuple(chain)))
     return entries
@@ -130,11 +115,11 @@ def describe_client_metrics(overrides: Mapping[str, str], names: Collection[str]
             continue
         if key.name in overrides:
             value = _shown(CLIENT_METRICS, key.name, overrides[key.name])
-            chain: tuple[Synonym, ...] = (Synonym(key.name, value, Source.CLIENT_METRICS),)
-            entries.append(Entry(key.name, value, Source.CLIENT_METRICS, key.type, synonyms=chain))
+            chain: tuple[Synonym, ...] = (Synonym(key.name, value, ConfigSource.CLIENT_METRICS_CONFIG),)
+            entries.append(Entry(key.name, value, ConfigSource.CLIENT_METRICS_CONFIG, key.type, synonyms=chain))
         else:
             value = to_text(CLIENT_METRICS.default(key.name))
-            entries.append(Entry(key.name, value, Source.DEFAULT, key.type))
+            entries.append(Entry(key.name, value, ConfigSource.DEFAULT_CONFIG, key.type))
     return entries
 
 
@@ -161,7 +146,7 @@ def _broker_entry(layers: Layers, name: str, value: Value) -> Entry:
     return Entry(
         name,
         None if sensitive else to_text(value),
-        chain[0].source if chain else Source.DEFAULT,
+        chain[0].source if chain else ConfigSource.DEFAULT_CONFIG,
         key.type if key is not None else Type.UNKNOWN,
         read_only=not is_dynamic(name),
         sensitive=sensitive,
@@ -177,9 +162,9 @@ def _broker_chain(layers: Layers, name: str) -> list[Synonym]:
     names = synonyms(name)
     chain: list[Synonym] = []
     for layer, source in (
-        (layers.broker, Source.DYNAMIC_BROKER),
-        (layers.cluster, Source.DYNAMIC_DEFAULT_BROKER),
-        (with_node_id_synonyms(layers.static), Source.STATIC_BROKER),
+        (layers.broker, ConfigSource.DYNAMIC_BROKER_CONFIG),
+        (layers.cluster, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        (with_node_id_synonyms(layers.static), ConfigSource.STATIC_BROKER_CONFIG),
     ):
         for synonym in names:
             text = layer.get(synonym)
@@ -189,7 +174,7 @@ def _broker_chain(layers: Layers, name: str) -> list[Synonym]:
         table = BROKER if synonym in BROKER else DYNAMIC_ONLY
         default = to_text(table.default(synonym)) if synonym in table and synonym not in DYNAMIC_ONLY else None
         if default is not None:
-            chain.append(Synonym(synonym, None if is_sensitive(name) else default, Source.DEFAULT))
+            chain.append(Synonym(synonym, None if is_sensitive(name) else default, ConfigSource.DEFAULT_CONFIG))
     while chain and chain[0].name != name:
         chain.pop(0)
     return chain

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from kalda.base.configs import describe
 from kalda.base.configs.dynamic import Layers, check_alteration, effective
+from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.dispatch import Handler, Reply, RequestContext
 from kalda.broker.forwarding import Forwarding
-from kalda.broker.loggers import DYNAMIC_LOGGER_SOURCE, LoggerChange, alter_loggers, logger_levels
-from kalda.metadata.configs import ConfigResource, ConfigResourceType, broker_resource
+from kalda.broker.loggers import LoggerChange, alter_loggers, logger_levels
+from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages import configs as messages
 from kalda.protocol.messages.configs import (
@@ -42,8 +43,6 @@ _DOCUMENTED_AS = {
     ConfigResourceType.GROUP: "group",
     ConfigResourceType.CLIENT_METRICS: "client_metrics",
 }
-_LOGGERS = 8
-_SET, _DELETE = 0, 1
 
 
 class Metadata(Protocol):
@@ -84,7 +83,7 @@ class ConfigHandlers:
             )
             response.results.append(result)
             try:
-                if resource.resource_type == _LOGGERS:
+                if resource.resource_type == ConfigResourceType.BROKER_LOGGER:
                     result.configs = self._loggers(resource)
                     continue
                 kind = _kind(resource.resource_type)
@@ -127,7 +126,9 @@ class ConfigHandlers:
     def _loggers(self, resource: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:
         self._check_broker(resource.resource_name)
         return [
-            DescribeConfigsResourceResult(name=name, value=level, config_source=DYNAMIC_LOGGER_SOURCE)
+            DescribeConfigsResourceResult(
+                name=name, value=level, config_source=ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+            )
             for name, level in logger_levels(resource.configuration_keys or None)
         ]
 
@@ -155,7 +156,11 @@ class ConfigHandlers:
         its own tables refuse what no broker could take.
         """
         incremental = isinstance(request, IncrementalAlterConfigsRequest)
-        if incremental and request.resources and all(each.resource_type == _LOGGERS for each in request.resources):
+        if (
+            incremental
+            and request.resources
+            and all(each.resource_type == ConfigResourceType.BROKER_LOGGER for each in request.resources)
+        ):
             return self._alter_loggers(request)
         refused: list[tuple[Any, ApiError]] = []
         for resource in request.resources:
@@ -199,7 +204,7 @@ class ConfigHandlers:
 
     def _check_shape(self, resource: Any, incremental: bool) -> None:
         """What is wrong whatever the state is."""
-        known = (*_DOCUMENTED_AS, _LOGGERS) if incremental else tuple(_DOCUMENTED_AS)
+        known = (*_DOCUMENTED_AS, ConfigResourceType.BROKER_LOGGER) if incremental else tuple(_DOCUMENTED_AS)
         if resource.resource_type not in known:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
         if not incremental:
@@ -214,10 +219,10 @@ class ConfigHandlers:
         layers = self.layers()
         altered = dict(layers.broker if name else layers.cluster) if incremental else {}
         for config in resource.configs:
-            operation = config.config_operation if incremental else _SET
-            if operation == _SET and config.value is not None:
+            operation = config.config_operation if incremental else ConfigOperation.SET
+            if operation == ConfigOperation.SET and config.value is not None:
                 altered[config.name] = config.value
-            elif operation == _DELETE:
+            elif operation == ConfigOperation.DELETE:
                 altered.pop(config.name, None)
         check_alteration(layers, altered, per_broker=bool(name))
 
@@ -230,7 +235,7 @@ class ConfigHandlers:
         everything = (
             ConfigResourceType.TOPIC,
             ConfigResourceType.BROKER,
-            _LOGGERS,
+            ConfigResourceType.BROKER_LOGGER,
             ConfigResourceType.CLIENT_METRICS,
             ConfigResourceType.GROUP,
         )
@@ -245,7 +250,7 @@ class ConfigHandlers:
         for kind in wanted:
             if kind == ConfigResourceType.TOPIC:
                 names = sorted(image.topics.by_name)
-            elif kind in (ConfigResourceType.BROKER, _LOGGERS):
+            elif kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
                 names = [str(broker_id) for broker_id in sorted(image.cluster.brokers)]
             else:
                 names = sorted(resource.name for resource in image.configs.resources if resource.type == kind)

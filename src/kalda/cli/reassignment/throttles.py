@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.configs import Alteration, Operation, Resource, ResourceType, alter_configs, set_configs
+from kalda.client.admin.configs import Alteration, Resource, alter_configs, set_configs
 from kalda.client.cluster import Cluster
 
 LEADER_REPLICAS = "leader.replication.throttled.replicas"
@@ -40,13 +41,13 @@ def throttle(
     brokers = sorted({node_id for move in moves.values() for node_id in (*move.sources, *move.targets)} & set(alive))
     if rate is not None:
         for topic, values in throttled_replicas(moves).items():
-            set_configs(cluster, Resource(ResourceType.TOPIC, topic), values)
+            set_configs(cluster, Resource(ConfigResourceType.TOPIC, topic), values)
     for node_id in brokers:
         rates = {} if rate is None else {LEADER_RATE: str(rate), FOLLOWER_RATE: str(rate)}
         if log_dir_rate is not None:
             rates[LOG_DIR_RATE] = str(log_dir_rate)
         if rates:
-            set_configs(cluster, Resource(ResourceType.BROKER, str(node_id)), rates)
+            set_configs(cluster, Resource(ConfigResourceType.BROKER, str(node_id)), rates)
 
 
 def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[str, str]]:
@@ -67,14 +68,14 @@ def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[s
 def clear(cluster: Cluster, topics: Iterable[str], brokers: Iterable[int]) -> None:
     """Remove what `throttle` has set. A topic that is gone has none. Raises `ApiError`."""
     for node_id in sorted(set(brokers)):
-        _delete(cluster, Resource(ResourceType.BROKER, str(node_id)), (LEADER_RATE, FOLLOWER_RATE, LOG_DIR_RATE))
+        _delete(cluster, Resource(ConfigResourceType.BROKER, str(node_id)), (LEADER_RATE, FOLLOWER_RATE, LOG_DIR_RATE))
     for topic in sorted(set(topics)):
         try:
-            _delete(cluster, Resource(ResourceType.TOPIC, topic), (LEADER_REPLICAS, FOLLOWER_REPLICAS))
+            _delete(cluster, Resource(ConfigResourceType.TOPIC, topic), (LEADER_REPLICAS, FOLLOWER_REPLICAS))
         except ApiError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
 
 
 def _delete(cluster: Cluster, resource: Resource, names: Iterable[str]) -> None:
-    alter_configs(cluster, resource, [Alteration(name, Operation.DELETE) for name in names])
+    alter_configs(cluster, resource, [Alteration(name, ConfigOperation.DELETE) for name in names])

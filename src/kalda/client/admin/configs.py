@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from enum import IntEnum
 from typing import Any, NamedTuple
 
+from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.client.cluster import Cluster
 from kalda.client.errors import refused
 from kalda.protocol.messages.configs import (
@@ -16,37 +16,6 @@ from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
 )
-
-
-class ResourceType(IntEnum):
-    TOPIC = 2
-    BROKER = 4
-    BROKER_LOGGER = 8
-    CLIENT_METRICS = 16
-    GROUP = 32
-
-
-class ConfigSource(IntEnum):
-    """Where a value comes from, the most specific first in a list of synonyms."""
-
-    UNKNOWN = 0
-    DYNAMIC_TOPIC_CONFIG = 1
-    DYNAMIC_BROKER_CONFIG = 2
-    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
-    STATIC_BROKER_CONFIG = 4
-    DEFAULT_CONFIG = 5
-    DYNAMIC_BROKER_LOGGER_CONFIG = 6
-    CLIENT_METRICS_CONFIG = 7
-    GROUP_CONFIG = 8
-
-
-class Operation(IntEnum):
-    """What an alteration does with a key; the last two are for lists."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
 
 
 class Synonym(NamedTuple):
@@ -75,7 +44,7 @@ class ConfigEntry(NamedTuple):
 class Resource(NamedTuple):
     """A broker's name is its id; the empty name is the default of all brokers."""
 
-    type: ResourceType
+    type: ConfigResourceType
     name: str
 
     def __str__(self) -> str:
@@ -85,14 +54,14 @@ class Resource(NamedTuple):
     @property
     def broker_id(self) -> int | None:
         """The broker that has to be asked itself, since only it knows its static configuration."""
-        if self.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and self.name.isdecimal():
+        if self.type in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER) and self.name.isdecimal():
             return int(self.name)
         return None
 
 
 class Alteration(NamedTuple):
     name: str
-    operation: Operation
+    operation: ConfigOperation
     value: str | None = None
 
 
@@ -139,7 +108,7 @@ def alter_configs(
 
 def set_configs(cluster: Cluster, resource: Resource, values: Mapping[str, str]) -> None:
     """`alter_configs` that only sets."""
-    alter_configs(cluster, resource, [Alteration(name, Operation.SET, value) for name, value in values.items()])
+    alter_configs(cluster, resource, [Alteration(name, ConfigOperation.SET, value) for name, value in values.items()])
 
 
 def _ask(cluster: Cluster, resource: Resource, request: Any, results: str) -> Any:
