@@ -23,9 +23,9 @@ from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
+    EndpointType,
 )
 
-_CONTROLLERS = 2
 _TIMED = frozenset(
     (
         ApiKey.CREATE_TOPICS,
@@ -146,14 +146,14 @@ class ControllerHandlers:
 
     def _describe_cluster(self, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
         """The controllers, for tools that bootstrap from them (KIP-919)."""
-        if request.endpoint_type != _CONTROLLERS:
+        if request.endpoint_type != EndpointType.CONTROLLERS:
             raise ApiError(
                 ErrorCode.MISMATCHED_ENDPOINT_TYPE,
                 "The request was sent to a controller's endpoint",
             )
         response = DescribeClusterResponse(
             cluster_id=self._cluster_id,
-            endpoint_type=_CONTROLLERS,
+            endpoint_type=EndpointType.CONTROLLERS,
             controller_id=-1 if self._controller.leader_id is None else self._controller.leader_id,
         )
         controllers = self._loader.image.cluster.controllers

@@ -189,7 +189,8 @@ def _warn_of_reset(partition: TopicPartition, wanted: int, offset: int) -> None:
 def _consume_alone(
     reading: _Reading, topics: tuple[str, ...], partitions: tuple[int, ...], start: str, exit_at_end: bool
 ) -> None:
-    from kalda.client.admin.offsets import LATEST, list_offsets
+    from kalda.client.admin.offsets import list_offsets
+    from kalda.protocol.messages.fetch import OffsetSpec
 
     cluster = reading.cluster
     wanted = [
@@ -201,7 +202,7 @@ def _consume_alone(
     starts = _starts(cluster, wanted, start)
     ends = None
     if exit_at_end:
-        found = list_offsets(cluster, dict.fromkeys(wanted, LATEST), read_committed=reading.read_committed)
+        found = list_offsets(cluster, dict.fromkeys(wanted, OffsetSpec.LATEST), read_committed=reading.read_committed)
         ends = {partition: at.offset for partition, at in found.items()}
     with reading.fetcher(starts, ends) as fetcher:
         reading.restart_patience()
@@ -213,13 +214,14 @@ def _consume_alone(
 
 def _starts(cluster: Cluster, partitions: list[TopicPartition], start: str) -> dict[TopicPartition, int]:
     """Where to begin in each partition."""
-    from kalda.client.admin.offsets import EARLIEST, LATEST, offsets_at
+    from kalda.client.admin.offsets import offsets_at
+    from kalda.protocol.messages.fetch import OffsetSpec
 
     kind, colon, rest = start.partition(":")
     if start in ("beginning", "earliest"):
-        return offsets_at(cluster, partitions, EARLIEST)
+        return offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
     if start in ("latest", "end"):
-        return offsets_at(cluster, partitions, LATEST)
+        return offsets_at(cluster, partitions, OffsetSpec.LATEST)
     offset = rest if colon and kind == "offset" else start
     if offset.isdecimal():
         return dict.fromkeys(partitions, int(offset))

@@ -54,7 +54,8 @@ def elect(
       kalda elect unclean --topic orders --partition 0
       kalda elect preferred --file partitions.json
     """
-    from kalda.client.admin.elections import ElectionType, elect_leaders
+    from kalda.client.admin.elections import elect_leaders
+    from kalda.protocol.messages.topics import ElectionType
 
     if sum((of_all, bool(topics), path is not None)) != 1:
         raise click.UsageError("say which partitions, with one of --all, --topic, --file")

@@ -78,7 +78,7 @@ def upgrade_command(cluster: Cluster, levels: tuple[str, ...], release_version: 
       kalda features upgrade --release-version 4.3
       kalda features upgrade --feature transaction.version=2 --dry-run
     """
-    from kalda.client.admin.features import UpgradeType
+    from kalda.protocol.messages.admin import UpgradeType
 
     _update(cluster, _wanted(levels, release_version), UpgradeType.UPGRADE, dry_run, "Upgraded")
 
@@ -98,7 +98,7 @@ def downgrade_command(
     Example:
       kalda features downgrade --feature share.version=0
     """
-    from kalda.client.admin.features import UpgradeType
+    from kalda.protocol.messages.admin import UpgradeType
 
     kind = UpgradeType.UNSAFE_DOWNGRADE if unsafe else UpgradeType.SAFE_DOWNGRADE
     _update(cluster, _wanted(levels, release_version), kind, dry_run, "Downgraded")
@@ -126,7 +126,8 @@ def _wanted(texts: tuple[str, ...], release_version: str | None) -> dict[str, in
 
 
 def _update(cluster: Cluster, levels: dict[str, int], kind: int, dry_run: bool, done: str) -> None:
-    from kalda.client.admin.features import UpgradeType, describe_features, update_features
+    from kalda.client.admin.features import describe_features, update_features
+    from kalda.protocol.messages.admin import UpgradeType
 
     finalized = {feature.name: feature.finalized for feature in describe_features(cluster).features}
     changes = {name: level for name, level in levels.items() if finalized.get(name, 0) != level}

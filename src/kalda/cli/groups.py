@@ -118,13 +118,14 @@ def _lag_rows(cluster: Cluster, group: Group) -> list[tuple[object, ...]]:
 
 
 def _ends(cluster: Cluster, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
-    from kalda.client.admin.offsets import LATEST, offsets_at
+    from kalda.client.admin.offsets import offsets_at
+    from kalda.protocol.messages.fetch import OffsetSpec
 
     topics = cluster.metadata(sorted({partition.topic for partition in partitions})).topics if partitions else {}
     living = {
         TopicPartition(topic.name, p.partition) for topic in topics.values() for p in topic.partitions if p.leader >= 0
     }
-    return offsets_at(cluster, sorted(partitions & living), LATEST)
+    return offsets_at(cluster, sorted(partitions & living), OffsetSpec.LATEST)
 
 
 def _group_as_json(group: Group) -> dict[str, object]:
@@ -255,9 +256,11 @@ def _new_offsets(
     cluster: Cluster, partitions: list[TopicPartition], committed: dict[TopicPartition, int], how: str, value: object
 ) -> dict[TopicPartition, int]:
     """Where each partition's reading shall go on, brought into the range that the partition has."""
-    from kalda.client.admin.offsets import EARLIEST, LATEST, offsets_at
+    from kalda.client.admin.offsets import offsets_at
+    from kalda.protocol.messages.fetch import OffsetSpec
 
-    first, last = offsets_at(cluster, partitions, EARLIEST), offsets_at(cluster, partitions, LATEST)
+    first = offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
+    last = offsets_at(cluster, partitions, OffsetSpec.LATEST)
     if how == "to_earliest":
         return first
     if how == "to_latest":

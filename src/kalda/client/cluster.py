@@ -37,6 +37,7 @@ from kalda.client.retry import Deadline, Retry
 from kalda.network.blocking import BlockingConnection
 from kalda.network.calls import PeerVersions
 from kalda.protocol.apis import api_of
+from kalda.protocol.messages.metadata import EndpointType
 from kalda.protocol.notation import Request
 
 R = TypeVar("R")
@@ -53,9 +54,6 @@ _NEW_TOPIC_MS = 1_500
 
 _MAX_FIND_COORDINATOR = 3
 """From version 4 on several keys fit a request; one is all that is asked for here."""
-
-BROKER_ENDPOINTS, CONTROLLER_ENDPOINTS = 1, 2
-"""Which endpoints a DescribeCluster request is about."""
 
 
 class Cluster:
@@ -77,7 +75,7 @@ class Cluster:
         self.bootstrap = parse_bootstrap(bootstrap)
         self.client_id = client_id
         self.timeout_ms = timeout_ms
-        self.endpoint_type = CONTROLLER_ENDPOINTS if of_controllers else BROKER_ENDPOINTS
+        self.endpoint_type = EndpointType.CONTROLLERS if of_controllers else EndpointType.BROKERS
         self.brokers: dict[int, Broker] = {}
         self.cluster_id: str | None = None
         self._active_controller = -1
@@ -301,7 +299,7 @@ class Cluster:
 
     def _whom(self, left: Deadline) -> int | None:
         """Any broker, or the active controller."""
-        if self.endpoint_type == BROKER_ENDPOINTS:
+        if self.endpoint_type is EndpointType.BROKERS:
             return None
         if self._active_controller < 0:
             self._active_controller = self._refresh_controllers(left).controller_id
@@ -312,7 +310,7 @@ class Cluster:
     def _refresh_controllers(self, left: Deadline) -> Metadata:
         from kalda.protocol.messages.metadata import DescribeClusterRequest
 
-        answer = self._ask(None, DescribeClusterRequest(endpoint_type=CONTROLLER_ENDPOINTS), None, None, left)
+        answer = self._ask(None, DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS), None, None, left)
         if answer.error_code:
             raise refused(answer.error_code, "the controllers", answer.error_message)
         brokers = {each.broker_id: Broker(each.broker_id, each.host, each.port, None) for each in answer.brokers}
@@ -323,7 +321,7 @@ class Cluster:
     def _refresh(self, topics: Collection[str] | None, left: Deadline) -> Metadata:
         from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
-        if self.endpoint_type == CONTROLLER_ENDPOINTS:
+        if self.endpoint_type is EndpointType.CONTROLLERS:
             return self._refresh_controllers(left)
         request = MetadataRequest(
             topics=None if topics is None else [MetadataRequestTopic(name=name) for name in topics],

@@ -29,6 +29,7 @@ from kalda.protocol.messages.fetch import (
     FetchRequestFetchTopic,
     FetchResponse,
     FetchResponsePartitionData,
+    OffsetSpec,
 )
 from kalda.records.batch import BatchHeader, check_crc, iter_batches
 from kalda.records.builder import Record, read_records
@@ -385,17 +386,18 @@ class Fetcher:
                 )
 
     def _reset(self, reading: _Reading) -> None:
-        from kalda.client.admin.offsets import EARLIEST, LATEST, offsets_at
+        from kalda.client.admin.offsets import offsets_at
 
         partition, wanted = reading.topic_partition, reading.position
-        ends = {mark: offsets_at(self._cluster, [partition], mark)[partition] for mark in (EARLIEST, LATEST)}
+        first = offsets_at(self._cluster, [partition], OffsetSpec.EARLIEST)[partition]
+        last = offsets_at(self._cluster, [partition], OffsetSpec.LATEST)[partition]
         if self._on_out_of_range is OutOfRange.ERROR:
             raise refused(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"partition {partition}",
-                f"offset {wanted} is not there; it has {ends[EARLIEST]} to {ends[LATEST]}. Start in that range",
+                f"offset {wanted} is not there; it has {first} to {last}. Start in that range",
             )
-        reading.position = ends[EARLIEST if self._on_out_of_range is OutOfRange.EARLIEST else LATEST]
+        reading.position = first if self._on_out_of_range is OutOfRange.EARLIEST else last
         if self._on_reset is not None:
             self._on_reset(partition, wanted, reading.position)
 

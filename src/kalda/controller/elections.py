@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.configs import ConfigControl
@@ -11,6 +9,7 @@ from kalda.controller.partition_change import Election
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
 from kalda.protocol.messages.topics import (
+    ElectionType,
     ElectLeadersRequest,
     ElectLeadersResponse,
     ElectLeadersResponsePartitionResult,
@@ -20,13 +19,6 @@ from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 
 MAX_ELECTIONS_PER_RUN = 1_000
-
-
-class ElectionType(IntEnum):
-    """As the wire says it."""
-
-    PREFERRED = 0
-    UNCLEAN = 1
 
 
 class ElectionControl:

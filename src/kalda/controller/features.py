@@ -8,7 +8,6 @@ control records, so a change of it is handed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from enum import IntEnum
 from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -22,18 +21,10 @@ from kalda.metadata.features import (
 )
 from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
 from kalda.metadata.metadata_version import MINIMUM, MetadataVersion, from_level
-from kalda.protocol.messages.admin import FeatureUpdateKey
+from kalda.protocol.messages.admin import FeatureUpdateKey, UpgradeType
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict, TimelineValue
-
-
-class UpgradeType(IntEnum):
-    UNKNOWN = 0
-    UPGRADE = 1
-    SAFE_DOWNGRADE = 2
-    UNSAFE_DOWNGRADE = 3
-
 
 Supported = Mapping[str, VersionRange]
 

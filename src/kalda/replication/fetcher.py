@@ -35,6 +35,7 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
+    OffsetSpec,
 )
 from kalda.replication.fetcher_session import FetcherSession, Key
 from kalda.replication.partition import Partition
@@ -47,7 +48,6 @@ _SYNC_WAIT_MS = 10
 """So long may a fetch wait at the leader while a partition that it leaves out is being synced. That one is asked for
 with the next fetch; were this one to wait until the leader has something of the others, writers of that one would get
 an answer every `replica.fetch.wait.max.ms`."""
-_LATEST, _EARLIEST = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Followed:
         self.leader_epoch = partition.leader_epoch
         self.asked: FetchRequestFetchPartition | None = None
         """What the next fetch says, while that is still true."""
-        self.asking_end: int | None = None
-        """The special timestamp to be looked up, after OFFSET_OUT_OF_RANGE."""
+        self.asking_end: OffsetSpec | None = None
+        """What is to be looked up, after OFFSET_OUT_OF_RANGE."""
         self.not_before_ms = 0
         self.backoff_ms = 0
         self.fenced = False
@@ -161,7 +161,7 @@ class ReplicaFetcher:
         """What to send now."""
         if now_ms < self._not_before_ms:
             return None
-        for timestamp in (_LATEST, _EARLIEST):
+        for timestamp in (OffsetSpec.LATEST, OffsetSpec.EARLIEST):
             asking = [
                 each for each in self._followed.values() if each.asking_end == timestamp and each.is_ready(now_ms)
             ]
@@ -188,7 +188,7 @@ class ReplicaFetcher:
         self._under_way = wanted
         return request
 
-    def _list_offsets(self, asking: list[Followed], timestamp: int) -> ListOffsetsRequest:
+    def _list_offsets(self, asking: list[Followed], timestamp: OffsetSpec) -> ListOffsetsRequest:
         topics: dict[str, ListOffsetsTopic] = {}
         for followed in asking:
             name, index = followed.partition.topic_partition
@@ -267,7 +267,7 @@ class ReplicaFetcher:
                     self._append(followed, data, now_ms)
             case ErrorCode.OFFSET_OUT_OF_RANGE:
                 log.info("%s ends at %d, out of the range of its leader", partition, partition.log.log_end_offset)
-                followed.asking_end = _LATEST
+                followed.asking_end = OffsetSpec.LATEST
             case ErrorCode.FENCED_LEADER_EPOCH:
                 followed.fenced = True
             case code:
@@ -340,12 +340,12 @@ class ReplicaFetcher:
     def _on_end(self, followed: Followed, offset: int) -> None:
         """The leader's log ends, or begins, at `offset`."""
         partition = followed.partition
-        if followed.asking_end == _LATEST:
+        if followed.asking_end == OffsetSpec.LATEST:
             followed.asking_end = None
             if offset < partition.log.log_end_offset:
                 self._cut(followed, offset)
             else:
-                followed.asking_end = _EARLIEST
+                followed.asking_end = OffsetSpec.EARLIEST
             return
         followed.asking_end = None
         followed.asked = None

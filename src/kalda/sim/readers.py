@@ -19,6 +19,7 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
+    OffsetSpec,
 )
 from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import read_records
@@ -27,7 +28,6 @@ from kalda.sim.history import History
 
 _FETCH_VERSION = 12
 _LIST_VERSION = 7
-_EARLIEST = -2
 _LOYALTY_S = (0.2, 5)
 """How long a reader stays with a replica; Kafka's clients until their metadata is old."""
 
@@ -72,7 +72,7 @@ class Reader:
         return await self._fetch_from(None, partition, position, max_wait_ms)
 
     async def _beginning(self, partition: TopicPartition) -> int:
-        wanted = ListOffsetsPartition(partition_index=partition[1], timestamp=_EARLIEST)
+        wanted = ListOffsetsPartition(partition_index=partition[1], timestamp=OffsetSpec.EARLIEST)
         request = ListOffsetsRequest(topics=[ListOffsetsTopic(name=partition[0], partitions=[wanted])])
         answer = await self._client.ask_leader(partition, request, _LIST_VERSION)
         found = answer.topics[0].partitions[0]

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.offsets import EARLIEST, LATEST, list_offsets
+from kalda.client.admin.offsets import list_offsets
 from kalda.client.cluster import Cluster
+from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.spark.filters import Narrowing
 from kalda.spark.options import (
     EARLIEST_OFFSET,
@@ -123,8 +124,8 @@ class _Resolver:
         self._cluster = cluster
         self._options = options
         self._partitions = partitions
-        self.earliest = self._list(dict.fromkeys(partitions, EARLIEST))
-        self.latest = self._list(dict.fromkeys(partitions, LATEST))
+        self.earliest = self._list(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+        self.latest = self._list(dict.fromkeys(partitions, OffsetSpec.LATEST))
 
     def starts(self) -> dict[TopicPartition, int]:
         return self._resolve(self._options.start, is_start=True)

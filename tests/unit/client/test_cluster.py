@@ -11,13 +11,18 @@ from scripted_broker import TOPIC_ID, ScriptedBroker
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.client.admin.groups import describe_group
-from kalda.client.admin.offsets import LATEST, list_offsets
+from kalda.client.admin.offsets import list_offsets
 from kalda.client.admin.reassignments import alter_reassignments
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster import Cluster
 from kalda.client.errors import Unreachable, refused
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
+from kalda.protocol.messages.fetch import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetSpec,
+)
 from kalda.protocol.messages.groups import (
     DescribedGroupMember,
     DescribeGroupsResponse,
@@ -140,7 +145,7 @@ def test_offsets_are_asked_again_of_the_partition_that_failed(broker: ScriptedBr
         return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="logs", partitions=partitions)])
 
     broker.answers[ApiKey.LIST_OFFSETS] = list_some
-    wanted = {TopicPartition("logs", 0): LATEST, TopicPartition("logs", 1): LATEST}
+    wanted = {TopicPartition("logs", 0): OffsetSpec.LATEST, TopicPartition("logs", 1): OffsetSpec.LATEST}
     assert [found.offset for found in list_offsets(cluster, wanted).values()] == [10, 11]
     asked = [[p.partition_index for p in r.topics[0].partitions] for r in broker.requests(ApiKey.LIST_OFFSETS)]
     assert asked == [[0, 1], [1]]

@@ -22,6 +22,7 @@ from kalda.protocol.messages.metadata import (
     DescribeTopicPartitionsResponseCursor,
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
+    EndpointType,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -36,8 +37,6 @@ OFFSETS_TOPIC = "__consumer_offsets"
 _UNASKED = -(2**31)
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
-_BROKERS = 1
-_CONTROLLERS = 2
 
 
 class MetadataHandlers:
@@ -146,16 +145,16 @@ class MetadataHandlers:
 
     def describe_cluster(self, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
         """The brokers; the controllers are described by the controllers themselves."""
-        if request.endpoint_type != _BROKERS:
+        if request.endpoint_type != EndpointType.BROKERS:
             code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
-            if request.endpoint_type != _CONTROLLERS:
+            if request.endpoint_type != EndpointType.CONTROLLERS:
                 code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
             raise ApiError(code, f"Unsupported endpoint type {request.endpoint_type}: this is a broker's listener")
         alive = self._cache.alive_brokers(context.listener_name)
         response = DescribeClusterResponse(
             cluster_id=self._cluster_id,
             controller_id=alive[0].id if alive else -1,
-            endpoint_type=_BROKERS,
+            endpoint_type=EndpointType.BROKERS,
             cluster_authorized_operations=CLUSTER_OPERATIONS
             if request.include_cluster_authorized_operations
             else _UNASKED,

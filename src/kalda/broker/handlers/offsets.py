@@ -23,6 +23,7 @@ from kalda.protocol.messages.fetch import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderEpochResponseEpochEndOffset,
     OffsetForLeaderTopicResult,
+    OffsetSpec,
 )
 from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
@@ -31,15 +32,14 @@ from kalda.replication.waiting import OffsetWaiter
 from kalda.storage.job import Job
 from kalda.storage.values import TimestampOffset
 
-LATEST = -1
-EARLIEST = -2
-MAX_TIMESTAMP = -3
-EARLIEST_LOCAL = -4
-LATEST_TIERED = -5
-EARLIEST_PENDING_UPLOAD = -6
 _FIRST_WITH_EPOCHS = 4
 _FIRST_NOT_AVAILABLE = 5
-_OLDEST_VERSION_OF = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+_OLDEST_VERSION_OF: dict[int, int] = {
+    OffsetSpec.MAX_TIMESTAMP: 7,
+    OffsetSpec.EARLIEST_LOCAL: 8,
+    OffsetSpec.LATEST_TIERED: 9,
+    OffsetSpec.EARLIEST_PENDING_UPLOAD: 11,
+}
 
 
 class Found(NamedTuple):
@@ -133,15 +133,15 @@ class OffsetHandlers:
         epochs = log.leader_epochs
         end = self._visible_end(partition, request, asked)
         match asked.timestamp:
-            case -1:
+            case OffsetSpec.LATEST:
                 return Found(-1, end, partition.leader_epoch)
-            case -2 | -4:
+            case OffsetSpec.EARLIEST | OffsetSpec.EARLIEST_LOCAL:
                 epoch = epochs.epoch_for_offset(log.log_start_offset)
                 return Found(-1, log.log_start_offset, -1 if epoch is None else epoch)
-            case -5 | -6:
+            case OffsetSpec.LATEST_TIERED | OffsetSpec.EARLIEST_PENDING_UPLOAD:
                 # Both ask of remote storage, and nothing is there.
                 return _NOTHING
-            case -3:
+            case OffsetSpec.MAX_TIMESTAMP:
                 search = log.max_timestamp_job()
             case timestamp:
                 if timestamp < 0:
@@ -152,7 +152,7 @@ class OffsetHandlers:
     def _visible_end(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> int:
         if request.replica_id >= 0 or request.replica_id == -2:
             return partition.log.log_end_offset
-        if asked.timestamp not in (EARLIEST, EARLIEST_LOCAL) and partition.knows_too_little:
+        if asked.timestamp not in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL) and partition.knows_too_little:
             # The end must never seem to go back, and this new leader may not know all that is committed.
             raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE)
         return partition.readable_end(request.isolation_level == READ_COMMITTED)

@@ -16,14 +16,13 @@ from kalda.cli.local.layout import LayoutError
 from kalda.client.errors import refused
 from kalda.client.metadata import parse_bootstrap
 from kalda.network.blocking import BlockingConnection
-from kalda.protocol.messages.metadata import DescribeClusterRequest
+from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
 )
 
-_CONTROLLERS = 2
 _TIMEOUT_MS = 5_000
 _FIRST_IDS = range(1_000, 100_000, 100)
 
@@ -53,7 +52,7 @@ def ask_controllers(servers: str) -> Found:
 
 def _ask(host: str, port: int) -> Found:
     with BlockingConnection(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as connection:
-        answer = connection.request(DescribeClusterRequest(endpoint_type=_CONTROLLERS))
+        answer = connection.request(DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS))
     if answer.error_code:
         raise refused(answer.error_code, f"{host}:{port}", answer.error_message)
     leader = next((node for node in answer.brokers if node.broker_id == answer.controller_id), None)

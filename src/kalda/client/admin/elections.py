@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from enum import IntEnum
 from typing import Any
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import Cluster
 from kalda.client.errors import refused
-from kalda.protocol.messages.topics import ElectLeadersRequest, ElectLeadersRequestTopicPartitions
-
-
-class ElectionType(IntEnum):
-    """Preferred elects the first replica, if it is in sync; unclean any replica that lives, whatever it has lost."""
-
-    PREFERRED = 0
-    UNCLEAN = 1
+from kalda.protocol.messages.topics import ElectionType, ElectLeadersRequest, ElectLeadersRequestTopicPartitions
 
 
 def elect_leaders(

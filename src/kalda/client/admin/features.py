@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kalda import __version__
 from kalda.client.cluster import Cluster
 from kalda.client.errors import refused
 from kalda.network.calls import api_versions_request
-from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
-
-
-class UpgradeType(IntEnum):
-    UPGRADE = 1
-    SAFE_DOWNGRADE = 2
-    UNSAFE_DOWNGRADE = 3
+from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest, UpgradeType
 
 
 class Feature(NamedTuple):

@@ -15,13 +15,9 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
+    OffsetSpec,
 )
 
-LATEST = -1
-EARLIEST = -2
-MAX_TIMESTAMP = -3
-EARLIEST_LOCAL = -4
-LATEST_TIERED = -5
 UP_TO_HIGH_WATERMARK = -1
 """For `delete_records`: everything that all replicas have."""
 
@@ -44,7 +40,7 @@ def list_offsets(
     read_committed: bool = False,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, FoundOffset]:
-    """For each partition, the first offset at or after a timestamp in ms, or at one of the marks above.
+    """For each partition, the first offset at or after a timestamp in ms, or one of `OffsetSpec`.
 
     The latest offset is the one after the last record that a consumer may see: the high watermark, or with
     `read_committed` the last stable offset. Raises `ApiError`.
@@ -80,7 +76,7 @@ def offsets_at(cluster: Cluster, partitions: Collection[TopicPartition], mark: i
     """The offset of each partition at the same mark or timestamp; where no record is that young, the latest."""
     found = list_offsets(cluster, dict.fromkeys(partitions, mark))
     missing = [partition for partition, at in found.items() if at.offset < 0]
-    ends = list_offsets(cluster, dict.fromkeys(missing, LATEST)) if missing else {}
+    ends = list_offsets(cluster, dict.fromkeys(missing, OffsetSpec.LATEST)) if missing else {}
     return {partition: at.offset if at.offset >= 0 else ends[partition].offset for partition, at in found.items()}
 
 

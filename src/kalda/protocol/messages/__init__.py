@@ -1,7 +1,8 @@
 """Every message of Kafka's protocol and files, in the notation of `kalda.protocol.notation`: one file a domain.
 
 A field's annotation is its wire type; `field(...)` says in which versions it exists, may be null, or is tagged.
-Names are Kafka's. Import from the domain's file, so that only what is used is loaded:
+Names are Kafka's. An enum before a message says what the numbers in one of its fields mean. Import from the domain's
+file, so that only what is used is loaded:
 
 - `admin`: Log dirs, client quotas, features: AlterReplicaLogDirs (34), DescribeLogDirs (35), client quotas (48,
   49), UpdateFeatures (57).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.notation import Int8, Int16, Int32, Int64, Records, Request, Response, String, Struct, field
 
@@ -102,6 +104,17 @@ class FetchResponse(Response, key=1, versions="4-18", flexible="12+"):
     session_id: Int32 = field("7+", default=0)
     responses: list[FetchableTopicResponse] = []
     node_endpoints: list[FetchResponseNodeEndpoint] = field("16+", default=[], tag=0)
+
+
+class OffsetSpec(IntEnum):
+    """Timestamps that are none: which offset is meant instead."""
+
+    LATEST = -1
+    EARLIEST = -2
+    MAX_TIMESTAMP = -3
+    EARLIEST_LOCAL = -4
+    LATEST_TIERED = -5
+    EARLIEST_PENDING_UPLOAD = -6
 
 
 class ListOffsetsPartition(Struct):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.notation import Bool, Int8, Int16, Int32, Int64, Request, Response, String, Struct, field
 
@@ -85,6 +87,13 @@ class ApiVersionsResponse(Response, key=18, versions="0-4", flexible="3+"):
     finalized_features_epoch: Int64 = field("3+", default=-1, tag=1, ignorable=True)
     finalized_features: list[FinalizedFeatureKey] = field("3+", default=[], tag=2, ignorable=True)
     zk_migration_ready: Bool = field("3+", default=False, tag=3, ignorable=True)
+
+
+class EndpointType(IntEnum):
+    """Whose addresses are asked for (KIP-919)."""
+
+    BROKERS = 1
+    CONTROLLERS = 2
 
 
 class DescribeClusterRequest(Request, key=60, versions="0-2", flexible="0+"):
