@@ -4,6 +4,7 @@ It knows no socket, file, clock or random source; it only names their interfaces
 
 - `errors`: Kafka's error codes and the exceptions that carry them
 - `ids`: UUIDs in Kafka's text form, topic partitions
+- `topic_names`: what a topic may be called; internal topics
 - `pending`: an answer that comes later, without asyncio
 - `clock`: the clock's interface
 - `scheduling`: the interfaces of timers and of jobs that may block

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.dispatch import RequestContext
 from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -21,8 +20,6 @@ from kalda.protocol.messages.topics import (
 
 log = logging.getLogger("kalda.auto_topics")
 
-_LEGAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-_MAX_NAME = 249
 _MAX_UNDER_WAY = 1000
 
 
@@ -45,14 +42,7 @@ class AutoTopics:
         self._timeout_ms = timeout_ms
         self._under_way: set[str] = set()
 
-    @staticmethod
-    def name_error(name: str) -> ErrorCode:
-        """INVALID_TOPIC_EXCEPTION for a name that no topic may have."""
-        if not name or len(name) > _MAX_NAME or name in (".", "..") or not _LEGAL.issuperset(name):
-            return ErrorCode.INVALID_TOPIC_EXCEPTION
-        return ErrorCode.NONE
-
-    def create(self, names: list[str], context: RequestContext | None) -> None:
+    def create(self, names: list[str]) -> None:
         """Start the creation of those that may be created and are not under way."""
         topics = []
         for name in names:

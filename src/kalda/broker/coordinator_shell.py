@@ -14,7 +14,7 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.broker.handlers.metadata import OFFSETS_TOPIC
+from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.coordinator.group_coordinator import GroupCoordinator
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression

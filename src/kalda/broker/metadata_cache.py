@@ -29,7 +29,6 @@ from kalda.metadata.topics import TopicImage
 from kalda.network.connection import Buffer
 from kalda.protocol.messages.metadata import MetadataResponseBroker, MetadataResponsePartition
 
-INTERNAL_TOPICS = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
 _MAX_KEPT = 128
 _MAX_KEPT_BYTES = 16 * 1024 * 1024
 

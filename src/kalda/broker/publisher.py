@@ -22,7 +22,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.broker.handlers.metadata import OFFSETS_TOPIC
+from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage

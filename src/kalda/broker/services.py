@@ -15,6 +15,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_changes, idle_topic_changes
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
+from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.assignments import DirectoryAssignments
 from kalda.broker.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.controller_channel import ControllerChannel
@@ -26,7 +27,7 @@ from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.handlers.log_dirs import LogDirHandlers
-from kalda.broker.handlers.metadata import OFFSETS_TOPIC, MetadataHandlers
+from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
 from kalda.broker.handlers.table import handler_table

@@ -14,7 +14,7 @@ leads, and hands over records. What a request may do is told with it. Brokers le
 - `partitions.py`, `partition_index.py`: topics and partitions, and the reverse indexes over them
 - `partition_change.py`: the next leader, ISR and eligible replicas of one partition
 - `broker_changes.py`: brokers come, go, and lose directories
-- `topics.py`, `topic_names.py`, `placement.py`: topics made, grown, removed; names; where replicas go
+- `topics.py`, `placement.py`: topics made, grown, removed; where replicas go
 - `alter_partition.py`, `elections.py`, `reassignment.py`, `directories.py`: what else changes partitions
 - `configs.py`, `config_requests.py`, `config_schema.py`: dynamic configs; their requests; what is known of keys
 - `producer_ids.py`, `client_quotas.py`, `scram.py`, `acls.py`: a domain each

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from kalda.base.ids import Uuid
+from kalda.base.topic_names import collision_key
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.configs import ConfigControl
 from kalda.controller.features import FeatureControl
 from kalda.controller.partition_change import ChangeRules, Election, PartitionChange
 from kalda.controller.partition_index import PartitionIndex, TopicIdPartition
-from kalda.controller.topic_names import collision_key
 from kalda.metadata.partition import PartitionRegistration
 from kalda.metadata.topics import TopicsImage
 from kalda.protocol.messages.metadata_records import (

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kalda.base.configs.resources import ConfigOperation
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
+from kalda.base.topic_names import validate_topic_name
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.caller import Caller, Operation, ResourceType
 from kalda.controller.cluster import ClusterControl
@@ -19,7 +20,6 @@ from kalda.controller.configs import ConfigControl, KeyOp
 from kalda.controller.features import FeatureControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.placement import Random, place_replicas
-from kalda.controller.topic_names import validate_topic_name
 from kalda.metadata.configs import topic_resource
 from kalda.metadata.partition import PartitionRegistration
 from kalda.protocol.messages.metadata_records import RemoveTopicRecord, TopicRecord

@@ -14,7 +14,7 @@ from kalda.base.configs.dynamic import Layers, check_alteration, effective
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.auto_topics import AutoTopics
+from kalda.base.topic_names import validate_topic_name
 from kalda.broker.dispatch import Handler, Reply, RequestContext
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.loggers import LoggerChange, alter_loggers, logger_levels
@@ -115,8 +115,7 @@ class ConfigHandlers:
         return describe.describe_client_metrics(overrides, keys)
 
     def _topic(self, name: str, keys: Collection[str] | None) -> list[describe.Entry]:
-        if AutoTopics.name_error(name) is not ErrorCode.NONE:
-            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {name!r}")
+        validate_topic_name(name)
         image = self._metadata.image
         if name not in image.topics.by_name:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID
+from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC, is_topic_name
 from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.dispatch import Encoded, RequestContext
-from kalda.broker.metadata_cache import INTERNAL_TOPICS, MetadataCache
+from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import AtTurn, Buffer
 from kalda.protocol.framing import encode_response
@@ -33,7 +34,6 @@ from kalda.protocol.messages.metadata import (
 TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 GROUP_COORDINATOR = 0
-OFFSETS_TOPIC = "__consumer_offsets"
 _UNASKED = -(2**31)
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
@@ -115,7 +115,7 @@ class MetadataHandlers:
                 complete = False
                 response.topics.append(self._missing_entry(asked, version, missing))
         if missing and request.allow_auto_topic_creation:
-            self._auto_topics.create(missing, context)
+            self._auto_topics.create(missing)
         return response, complete
 
     def _topic_entry(
@@ -135,8 +135,8 @@ class MetadataHandlers:
             name = None if version >= 12 else ""
             return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=asked.topic_id)
         name = asked.name or ""
-        code = self._auto_topics.name_error(name)
-        if code is ErrorCode.NONE:
+        code = ErrorCode.INVALID_TOPIC_EXCEPTION
+        if is_topic_name(name):
             missing.append(name)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return MetadataResponseTopic(error_code=code, name=name, is_internal=name in INTERNAL_TOPICS)
@@ -207,8 +207,8 @@ class MetadataHandlers:
             first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
             topic = cache.topic(name)
             if topic is None:
-                code = self._auto_topics.name_error(name)
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if code is ErrorCode.NONE else code
+                is_legal = is_topic_name(name)
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION
                 response.topics.append(
                     DescribeTopicPartitionsResponseTopic(
                         error_code=code, name=name, topic_authorized_operations=TOPIC_OPERATIONS
@@ -274,7 +274,7 @@ class MetadataHandlers:
             )
         topic = self._cache.topic(OFFSETS_TOPIC)
         if topic is None:
-            self._auto_topics.create([OFFSETS_TOPIC], context)
+            self._auto_topics.create([OFFSETS_TOPIC])
             return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
         partition = topic.partitions.get(self._coordinator_partition(key, len(topic.partitions)))
         for broker in self._cache.alive_brokers(context.listener_name):

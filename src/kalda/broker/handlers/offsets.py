@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.dispatch import RequestContext
-from kalda.broker.metadata_cache import INTERNAL_TOPICS
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.topic_names import collision_key, validate_topic_name
+from kalda.base.topic_names import collision_key, is_topic_name, validate_topic_name
 
-ROWS = json.loads((Path(__file__).parents[2] / "golden" / "controller" / "topic_names.json").read_text())
+ROWS = json.loads((Path(__file__).parents[2] / "golden" / "base" / "topic_names.json").read_text())
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "valid" in row], ids=lambda row: row["name"][:20])
 def test_valid_names(row: dict[str, object]) -> None:
     name = str(row["name"])
     assert (collision_key(name) is not None) == row["collides_by_character"]
+    assert is_topic_name(name) == row["valid"]
     if row["valid"]:
         validate_topic_name(name)
         return

@@ -1,0 +1,44 @@
+"""Names of topics: what one may be called, and those that the cluster keeps for itself.
+
+A name becomes a directory, so it holds what every file system takes. In metric names '.' turns into '_', so two
+topics that differ in these only could not be told apart: the second one is refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kalda.base.errors import ApiError, ErrorCode
+
+OFFSETS_TOPIC = "__consumer_offsets"
+INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state", "__share_group_state"))
+MAX_LENGTH = 249
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def validate_topic_name(name: str) -> None:
+    """Raises `ApiError` INVALID_TOPIC_EXCEPTION."""
+    if (what := _fault(name)) is not None:
+        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {what}")
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a topic may be called that."""
+    return _fault(name) is None
+
+
+def _fault(name: str) -> str | None:
+    if not name:
+        return "the empty string is not allowed"
+    if name in (".", ".."):
+        return f"'{name}' is not allowed"
+    if len(name) > MAX_LENGTH:
+        return f"the length of '{name}' is longer than the max allowed length {MAX_LENGTH}"
+    if not _LEGAL.fullmatch(name):
+        return f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    return None
+
+
+def collision_key(name: str) -> str | None:
+    """Equal for names that collide; None for a name that cannot."""
+    return name.replace(".", "_") if "." in name or "_" in name else None
