@@ -126,6 +126,6 @@ def log_dirs_command(cluster: Cluster, broker_ids: tuple[int, ...], show_partiti
 
 def _state(error_code: int, is_cordoned: bool) -> str:
     if error_code:
-        known = error_code in ErrorCode._value2member_map_
-        return ErrorCode(error_code).name if known else f"error {error_code}"
+        known = ErrorCode(error_code)
+        return known.name if known == error_code else f"error {error_code}"
     return "cordoned" if is_cordoned else "online"

@@ -44,9 +44,8 @@ class Unreachable(ApiError):
 
 def refused(code: int, what: str, message: str | None = None) -> ApiError:
     """The failure of `what` ("topic logs", "partition logs-0") with the broker's code and message, if it gave one."""
-    try:
-        known = ErrorCode(code)
-    except ValueError:
-        return ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: the broker answers with unknown error code {code}")
+    known = ErrorCode(code)
+    if known != code:
+        return ApiError(known, f"{what}: the broker answers with unknown error code {code}")
     advice = message or ADVICE.get(known) or known.name.lower().replace("_", " ")
     return ApiError(known, f"{what}: {advice}")

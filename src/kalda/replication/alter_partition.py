@@ -136,10 +136,7 @@ class AlterPartitionQueue:
 
     def _settle(self, item: _Item, data: AlterPartitionResponsePartitionData) -> bool:
         """Tell the proposer; False where the controller has to be asked again."""
-        try:
-            code = ErrorCode(data.error_code)
-        except ValueError:
-            code = ErrorCode.UNKNOWN_SERVER_ERROR
+        code = ErrorCode(data.error_code)
         if code not in _FINAL:
             return False
         item.answered(IsrOutcome(code, tuple(data.isr), data.leader_epoch, data.partition_epoch))

@@ -62,7 +62,7 @@ class World:
         self._pending.complete(BrokerRegistrationResponse(broker_epoch=epoch))
         self.time.advance(0)
 
-    def answer(self, code: ErrorCode = ErrorCode.NONE, **told: bool) -> None:
+    def answer(self, code: int = ErrorCode.NONE, **told: bool) -> None:
         self._pending.complete(BrokerHeartbeatResponse(error_code=code, **told))
         self.time.advance(0)
 
@@ -252,3 +252,11 @@ def test_cordoned_directories_are_told_when_they_change_and_ever_after(running: 
     assert not running.asked, "no news"
     running.time.advance(INTERVAL_MS)
     assert running.take().cordoned_log_dirs == [LEFT]
+
+
+def test_an_error_of_a_newer_controller_is_one_that_is_tried_again(running: World) -> None:
+    running.time.advance(INTERVAL_MS)
+    running.take()
+    running.answer(12_345)
+    running.time.advance(1_000)
+    assert isinstance(running.take(), BrokerHeartbeatRequest)

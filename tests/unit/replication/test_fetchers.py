@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.protocol.messages.fetch import FetchRequest
+from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
 from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.fetchers import ReplicaFetchers
 
@@ -66,3 +66,18 @@ def test_a_fetch_does_not_wait_long_without_a_partition_that_is_being_synced() -
         started[0].on_interrupted()
     assert waits[0] == 500
     assert waits[1] < 50
+
+
+def test_an_error_of_a_newer_leader_is_waited_out() -> None:
+    started: list[ReplicaFetcher] = []
+    fetchers = ReplicaFetchers(FetcherConfig(7, "cluster"), lambda: 1, started.append)
+    followed = partition(0)
+    followed.may_fetch_on = True
+    followed.log = SimpleNamespace(
+        cold=False, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
+    )
+    fetchers.follow(followed)
+    assert started[0].next_request(0) is not None
+    started[0].on_response(FetchResponse(error_code=12_345), 0)
+    assert started[0].next_request(0) is None
+    assert started[0].next_request(1_000) is not None
