@@ -218,9 +218,9 @@ class BrokerLifecycle:
         )
 
     def _on_registration(self, response: BrokerRegistrationResponse | None, error: ApiError | None) -> None:
-        code = error.code if error is not None else ErrorCode(response.error_code) if response is not None else None
-        if code is not ErrorCode.NONE:
-            log.warning("registration of broker %d failed: %s", self._identity.broker_id, error or (code and code.name))
+        failure = _failure(response, error)
+        if failure is not None:
+            log.warning("registration of broker %d failed: %s", self._identity.broker_id, failure)
             self._schedule(min(1_000, self._heartbeat_interval_ms))
             return
         assert response is not None
@@ -265,10 +265,10 @@ class BrokerLifecycle:
         )
 
     def _on_heartbeat(self, response: BrokerHeartbeatResponse | None, error: ApiError | None) -> None:
-        code = error.code if error is not None else ErrorCode(response.error_code) if response is not None else None
-        if code is not ErrorCode.NONE:
-            log.warning("heartbeat of broker %d failed: %s", self._identity.broker_id, error or (code and code.name))
-            if code is ErrorCode.STALE_BROKER_EPOCH:
+        failure = _failure(response, error)
+        if failure is not None:
+            log.warning("heartbeat of broker %d failed: %s", self._identity.broker_id, failure)
+            if failure.code is ErrorCode.STALE_BROKER_EPOCH:
                 self._registered = False
             self._schedule(min(1_000, self._heartbeat_interval_ms))
             return
@@ -308,3 +308,12 @@ class BrokerLifecycle:
                 timer.cancel()
         if not self.milestones.may_shut_down.done:
             self.milestones.may_shut_down.complete(None)
+
+
+def _failure(
+    response: BrokerRegistrationResponse | BrokerHeartbeatResponse | None, error: ApiError | None
+) -> ApiError | None:
+    """Why there is no answer, or what is wrong by the one that came."""
+    if response is None or not response.error_code:
+        return error
+    return ApiError(ErrorCode(response.error_code))

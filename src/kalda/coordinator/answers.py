@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
@@ -15,8 +15,7 @@ R = TypeVar("R")
 def now_or_later(pending: Pending[T]) -> T | Pending[T]:
     """The value where it is there, else the pending itself. For answers that never fail."""
     if pending.done and pending.error is None:
-        value: Any = pending.value
-        return value  # type: ignore[no-any-return]
+        return cast(T, pending.value)
     return pending
 
 

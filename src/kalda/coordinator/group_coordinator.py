@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
@@ -464,12 +464,8 @@ class GroupCoordinator:
         bounded: Pending[T] = Pending()
 
         def settled(value: T | None, error: ApiError | None) -> None:
-            if bounded.done:
-                return
-            if error is not None:
-                bounded.fail(error)
-            else:
-                bounded.complete(cast(T, value))
+            if not bounded.done:
+                bounded.settle(value, error)
 
         pending.then(settled)
         while self._waiting and self._waiting[0][1].done:

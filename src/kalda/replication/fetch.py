@@ -375,16 +375,9 @@ class FetchWaiter(Waiter):
     def finish(self) -> None:
         answer = self._fetch.read_again()
         if isinstance(answer, Pending):
-            answer.then(self._settle)
+            answer.then(self._pending.settle)
         else:
             self._pending.complete(answer)
-
-    def _settle(self, response: FetchResponse | None, error: ApiError | None) -> None:
-        if error is not None:
-            self._pending.fail(error)
-        else:
-            assert response is not None
-            self._pending.complete(response)
 
 
 _ZERO = bytes(16)

@@ -79,19 +79,9 @@ class ProducerIds:
         for pending in waiting:
             producer_id = self.take()
             if isinstance(producer_id, Pending):
-                _pass_on(producer_id, pending)
+                producer_id.then(pending.settle)
             else:
                 pending.complete(producer_id)
-
-
-def _pass_on(source: Pending[int], target: Pending[int]) -> None:
-    def settle(value: int | None, error: ApiError | None) -> None:
-        if value is not None:
-            target.complete(value)
-        elif error is not None:
-            target.fail(error)
-
-    source.then(settle)
 
 
 class ProducerHandlers:
