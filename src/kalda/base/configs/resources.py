@@ -20,7 +20,7 @@ class ConfigResourceType(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from, the most specific first in a list of synonyms."""
+    """Where a value comes from, the most specific first in a list of synonyms. Of a newer broker it may be UNKNOWN."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC_CONFIG = 1
@@ -31,6 +31,10 @@ class ConfigSource(IntEnum):
     DYNAMIC_BROKER_LOGGER_CONFIG = 6
     CLIENT_METRICS_CONFIG = 7
     GROUP_CONFIG = 8
+
+    @classmethod
+    def _missing_(cls, value: object) -> ConfigSource | None:
+        return cls.UNKNOWN if isinstance(value, int) else None
 
 
 class ConfigOperation(IntEnum):

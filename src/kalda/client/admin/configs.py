@@ -127,13 +127,9 @@ def _entry(config: DescribeConfigsResourceResult) -> ConfigEntry:
     return ConfigEntry(
         config.name,
         config.value,
-        _source(config.config_source),
+        ConfigSource(config.config_source),
         config.read_only,
         config.is_sensitive,
-        tuple(Synonym(s.name, s.value, _source(s.source)) for s in config.synonyms),
+        tuple(Synonym(s.name, s.value, ConfigSource(s.source)) for s in config.synonyms),
         config.documentation,
     )
-
-
-def _source(code: int) -> ConfigSource:
-    return ConfigSource(code) if code in ConfigSource._value2member_map_ else ConfigSource.UNKNOWN
