@@ -25,6 +25,14 @@ def open_log(disk: SimDisk, recovery_point: int) -> Log:
     )
 
 
+def new_log(rng: random.Random) -> tuple[SimDisk, Log]:
+    """An empty log in a directory that outlives a crash."""
+    disk = SimDisk(rng)
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    return disk, open_log(disk, 0)
+
+
 def append(log: Log, rng: random.Random, epoch: int, count: int) -> None:
     for _ in range(count):
         value = rng.randbytes(rng.choice((10, 100, 300)))
@@ -42,10 +50,7 @@ def content(log: Log) -> bytes:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_log_that_is_cut_back(seed: int) -> None:
     rng = random.Random(seed)
-    disk = SimDisk(rng)
-    disk.make_dirs("/d")
-    disk.sync_dir("/")
-    log = open_log(disk, 0)
+    disk, log = new_log(rng)
     append(log, rng, 0, rng.randrange(2, 12))
     append(log, rng, 1, rng.randrange(1, 12))
     log.flush(rng.randrange(1, log.log_end_offset + 1))
@@ -81,10 +86,7 @@ def test_a_log_that_is_cut_back(seed: int) -> None:
 def test_a_log_that_gets_records_of_an_earlier_epoch_in_place_of_others(seed: int) -> None:
     """A leader that had not truncated yet leads again: the log of the one between them is cut, and gets its records."""
     rng = random.Random(seed)
-    disk = SimDisk(rng)
-    disk.make_dirs("/d")
-    disk.sync_dir("/")
-    log = open_log(disk, 0)
+    disk, log = new_log(rng)
     append(log, rng, 0, 5)
     append(log, rng, 1, 3)
     log.flush()
@@ -102,10 +104,7 @@ def test_a_log_that_gets_records_of_an_earlier_epoch_in_place_of_others(seed: in
 def test_a_log_that_is_emptied(seed: int) -> None:
     """Epochs of records that are gone must not come back: they would be taken for those before the log's start."""
     rng = random.Random(seed)
-    disk = SimDisk(rng)
-    disk.make_dirs("/d")
-    disk.sync_dir("/")
-    log = open_log(disk, 0)
+    disk, log = new_log(rng)
     append(log, rng, 0, rng.randrange(1, 6))
     append(log, rng, 1, rng.randrange(1, 6))
     log.flush()

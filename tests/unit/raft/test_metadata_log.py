@@ -38,11 +38,9 @@ class Cleaning(RealDisk):
         return super().open(path, create=create, exclusive=exclusive, writable=writable)
 
 
-def test_chunks_of_a_snapshot_are_where_it_is_and_nowhere_else(tmp_path: Path) -> None:
-    disk = RealDisk()
-    log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
-    snapshot = OffsetAndEpoch(3, 1)
-    size = write_snapshot(
+def snapshot_of_one_topic(disk: RealDisk, tmp_path: Path, snapshot: OffsetAndEpoch) -> int:
+    """Beside the log in `m`. Its size."""
+    return write_snapshot(
         disk,
         f"{tmp_path}/m",
         snapshot,
@@ -52,6 +50,13 @@ def test_chunks_of_a_snapshot_are_where_it_is_and_nowhere_else(tmp_path: Path) -
         voters=VoterSet(),
         now_ms=1,
     )
+
+
+def test_chunks_of_a_snapshot_are_where_it_is_and_nowhere_else(tmp_path: Path) -> None:
+    disk = RealDisk()
+    log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
+    snapshot = OffsetAndEpoch(3, 1)
+    size = snapshot_of_one_topic(disk, tmp_path, snapshot)
     found = log.read_chunk(snapshot, size - 1, 100)
     assert found is not None
     assert (found[0], len(found[1])) == (size, 1)
@@ -67,16 +72,7 @@ def test_a_snapshot_from_before_the_logs_start_is_not_compared_with(tmp_path: Pa
     disk = RealDisk()
     log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
     for snapshot in (OffsetAndEpoch(40, 3), OffsetAndEpoch(60, 5)):
-        write_snapshot(
-            disk,
-            f"{tmp_path}/m",
-            snapshot,
-            [topic("a")],
-            last_contained_timestamp_ms=1,
-            kraft_version=0,
-            voters=VoterSet(),
-            now_ms=1,
-        )
+        snapshot_of_one_topic(disk, tmp_path, snapshot)
     log.restart_at(OffsetAndEpoch(60, 5))
     log.append(encode_batch([topic("b")], 60, 6, 1), 6)
     log.close()
