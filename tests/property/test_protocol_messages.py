@@ -15,7 +15,7 @@ from kalda.base.errors import InvalidRequest
 from kalda.protocol import codec
 from kalda.protocol.apis import API, request_class, response_class
 from kalda.protocol.schema import supported_versions
-from kalda.protocol.varint import decode_signed, decode_unsigned, encode_signed, encode_unsigned
+from kalda.protocol.varint import decode_unsigned, encode_unsigned
 
 SEEDS = range(5)
 
@@ -72,10 +72,3 @@ def test_unsigned_varints(value: int) -> None:
     for size in range(len(raw)):
         with pytest.raises(InvalidRequest):
             decode_unsigned(raw[:size], 0, 10)
-
-
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_signed_varints(value: int) -> None:
-    raw = encode_signed(value)
-    assert decode_signed(raw, 0, 10) == (value, len(raw))
-    assert len(raw) <= 10

@@ -1,7 +1,7 @@
 """Kafka's variable-length integers: seven bits a byte, low bits first, the eighth bit set on all but the last.
 
-Signed ones are zig-zag encoded first. These are the readable forms, for records and tagged fields off the hot path;
-the generated codecs and the record codec carry their own.
+These are the readable forms, for headers and framing; the generated codecs and the record codec carry their own, the
+latter also of signed ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,6 @@ def encode_unsigned(value: int) -> bytes:
     return bytes(out)
 
 
-def encode_signed(value: int) -> bytes:
-    """A zig-zag varint of a signed integer of up to 64 bits."""
-    return encode_unsigned(value << 1 if value >= 0 else ((-value) << 1) - 1)
-
-
 def decode_unsigned(buffer: Buffer, pos: int, max_bytes: int = 5) -> tuple[int, int]:
     """The value and the position after it. Raises `InvalidRequest` when it is cut short or longer than `max_bytes`."""
     value = shift = 0
@@ -41,9 +36,3 @@ def decode_unsigned(buffer: Buffer, pos: int, max_bytes: int = 5) -> tuple[int, 
             return value, pos
         shift += 7
     raise InvalidRequest(f"varint is cut short or longer than {max_bytes} bytes")
-
-
-def decode_signed(buffer: Buffer, pos: int, max_bytes: int = 5) -> tuple[int, int]:
-    """The inverse of `encode_signed`; `max_bytes` is 5 for an int32 and 10 for an int64."""
-    raw, pos = decode_unsigned(buffer, pos, max_bytes)
-    return (raw >> 1) ^ -(raw & 1), pos

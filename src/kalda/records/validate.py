@@ -80,11 +80,10 @@ class ValidatedRecords(NamedTuple):
     records: memoryview
     header: BatchHeader
     max_timestamp: int
-    offset_of_max_timestamp: int
-    """What the time index notes: the batch's last offset, since the header does not say which record it was."""
+    last_offset: int
+    """Also what the time index notes for `max_timestamp`: the header does not say which record has it."""
     log_append_time_ms: int
     """-1 where timestamps are the producer's."""
-    recompressed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +116,11 @@ def compression_of_config(compression_type: str) -> Compression | None:
     return None if compression_type == PRODUCER_COMPRESSION else _CODEC_OF_CONFIG[compression_type]
 
 
-def check_single_batch(buf: bytes | bytearray | memoryview, *, zstd_allowed: bool = True) -> int:
+def check_single_batch(buf: bytes | bytearray | memoryview) -> int:
     """The size of the one batch in `buf`; what follows it is not a batch and is to be cut off.
 
     Raises `RecordsRefused` with INVALID_RECORD for none, several, or an older magic (Produce 3 and later carry exactly
-    one of magic 2 in each partition), UNSUPPORTED_COMPRESSION_TYPE for zstd in a Produce request before version 7
-    (KIP-110); `CorruptRecord` for a length or magic that no batch has.
+    one of magic 2 in each partition); `CorruptRecord` for a length or magic that no batch has.
     """
     size = _whole_batch(buf, 0)
     if size < 0:
@@ -130,10 +128,6 @@ def check_single_batch(buf: bytes | bytearray | memoryview, *, zstd_allowed: boo
     magic = buf[MAGIC_POSITION]
     if magic != MAGIC:
         raise RecordsRefused(ErrorCode.INVALID_RECORD, f"the record batch has magic {magic}, {MAGIC} is needed")
-    if not zstd_allowed and buf[ATTRIBUTES_POSITION + 1] & COMPRESSION_MASK == Compression.ZSTD:
-        raise RecordsRefused(
-            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 or later of the produce request"
-        )
     if size != len(buf) and _whole_batch(buf, size) >= 0:
         raise RecordsRefused(
             ErrorCode.INVALID_RECORD, "a produce request takes one record batch in each partition, this has several"
@@ -164,7 +158,6 @@ def validate_produced(
     leader_epoch: int,
     now_ms: int,
     from_client: bool = True,
-    zstd_allowed: bool = True,
 ) -> ValidatedRecords:
     """Check the batch in `records`, give it `first_offset` and `leader_epoch`, and return it.
 
@@ -174,8 +167,8 @@ def validate_produced(
     """
     buf = records if type(records) is memoryview else memoryview(records)
     header = peek_header(buf) if len(buf) >= HEADER_SIZE else None
-    if header is None or header[1] + LOG_OVERHEAD != len(buf) or header[3] != MAGIC or not zstd_allowed:
-        buf = buf[: check_single_batch(buf, zstd_allowed=zstd_allowed)]
+    if header is None or header[1] + LOG_OVERHEAD != len(buf) or header[3] != MAGIC:
+        buf = buf[: check_single_batch(buf)]
         header = read_header(buf)
     (
         base_offset,
@@ -222,7 +215,7 @@ def validate_produced(
     stamp_known(buf, 0, first_offset, length, leader_epoch)
     stamped = _new_tuple(BatchHeader, (first_offset, length, leader_epoch, *header[3:]))
     last_offset = first_offset + delta
-    return _new_tuple(ValidatedRecords, (buf, stamped, max_timestamp, last_offset, append_time_ms, recompress))
+    return _new_tuple(ValidatedRecords, (buf, stamped, max_timestamp, last_offset, append_time_ms))
 
 
 def _too_large(size: int, allowed: int) -> RecordsRefused:

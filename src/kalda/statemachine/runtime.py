@@ -133,17 +133,11 @@ class ReplicatedRuntime(Generic[Rec]):
             pending.complete(response)
         return pending
 
-    def replay_committed(self, records: Sequence[Rec], first_offset: int, commit_offset: int) -> None:
-        """A committed batch of someone else's: apply it. Not for the leader's own batches, which were applied when
-        they were appended: those come to `on_commit`."""
-        assert not self.active, "a leader has applied its records already"
-        self.offsets.begin_replay()
-        self.replay_some(records, first_offset)
-        self.on_commit(commit_offset)
-
     def replay_some(self, records: Sequence[Rec], first_offset: int) -> None:
-        """Apply records between `offsets.begin_replay` and `on_commit`: of several batches that were committed together
-        each, so that only the last one's end is remembered."""
+        """Apply records of somebody else between `offsets.begin_replay` and `on_commit`: of several batches that were
+        committed together each, so that only the last one's end is remembered. A leader has applied its own when they
+        were appended: of those `on_commit` alone is told."""
+        assert not self.active, "a leader has applied its records already"
         replay = self._replay
         for offset, record in enumerate(records, first_offset):
             replay(record, offset)

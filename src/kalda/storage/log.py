@@ -252,7 +252,6 @@ class Log:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         verification: Verification | None = None,
         transaction_version: int = 0,
-        zstd_allowed: bool = True,
     ) -> AppendInfo:
         """Validate one batch, give it offsets and write it. `records` is written to.
 
@@ -265,8 +264,8 @@ class Log:
         first_offset = self.log_end_offset
         if origin is _RAFT_LEADER:
             return self._append_raft(records, leader_epoch, now_ms)
-        buf, header, max_timestamp, last_offset, append_time_ms, _ = validate_produced(
-            records, self._rules, first_offset, leader_epoch, now_ms, origin is _CLIENT, zstd_allowed
+        buf, header, max_timestamp, last_offset, append_time_ms = validate_produced(
+            records, self._rules, first_offset, leader_epoch, now_ms, origin is _CLIENT
         )
         size = len(buf)
         if size > self.config.segment_bytes:
@@ -498,20 +497,13 @@ class Log:
         except OSError as error:
             raise self._failed(error) from error
 
-    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp`; None where there is none. Reads files; see `timestamp_job`."""
-        return self.timestamp_job(timestamp).complete()
-
     def timestamp_job(self, timestamp: int) -> Job[TimestampOffset | None]:
-        """A job that finds the first record at or after `timestamp`."""
+        """A job that finds the first record at or after `timestamp`; None where there is none."""
         self._online()
         return timestamp_job(str(self.topic_partition), self.segments, timestamp, self.log_start_offset)
 
-    def max_timestamp_offset(self) -> TimestampOffset | None:
-        """The record with the largest timestamp; None in a log without any."""
-        return self.max_timestamp_job().complete()
-
     def max_timestamp_job(self) -> Job[TimestampOffset | None]:
+        """A job that finds the record with the largest timestamp; None in a log without any."""
         self._online()
         return max_timestamp_job(str(self.topic_partition), self.segments)
 

@@ -14,7 +14,8 @@ from kalda.records.compression import Compression
 from kalda.records.validate import RecordRules, RecordsRefused, compression_of_config, validate_produced
 
 NOW = 1_700_000_000_000
-PRODUCED = lines("produced.jsonl.gz")
+# Which version of Produce may bring zstd is judged before this, where requests are taken.
+PRODUCED = [item for item in lines("produced.jsonl.gz") if item.get("error") != "UNSUPPORTED_COMPRESSION_TYPE"]
 
 
 def rows(count: int, key: bytes | None = b"k", timestamp: int = NOW) -> list[Any]:
@@ -39,7 +40,6 @@ def test_the_verdict_is_kafkas(item: dict[str, Any]) -> None:
         "first_offset": item["first_offset"],
         "leader_epoch": item["leader_epoch"],
         "now_ms": item["now_ms"],
-        "zstd_allowed": item["produce_version"] >= 7,
     }
     buf = bytearray.fromhex(item["hex"])
     if "error" in item:
@@ -66,9 +66,9 @@ def test_the_common_path_writes_only_offset_and_epoch() -> None:
     assert validated.header.base_offset == 50
     assert validated.header.partition_leader_epoch == 4
     assert validated.max_timestamp == NOW + 2
-    assert validated.offset_of_max_timestamp == 52
+    assert validated.last_offset == 52
     assert validated.log_append_time_ms == -1
-    assert not validated.recompressed
+    assert validated.records.obj is buf
 
 
 def test_log_append_time_stamps_the_batch() -> None:
@@ -83,7 +83,7 @@ def test_log_append_time_stamps_the_batch() -> None:
 def test_the_topics_codec_wins(source: Compression, target: Compression) -> None:
     buf = build_batch(rows(20), compression=source, producer_id=9, producer_epoch=1, base_sequence=3)
     validated = validate(buf, RecordRules(compression=target))
-    assert validated.recompressed == (source is not target)
+    assert (validated.records.obj is buf) == (source is target)
     assert validated.header.compression is target
     assert validated.header.producer_id == 9
     check_crc(validated.records, 0, validated.header)

@@ -48,6 +48,12 @@ class Store:
     def put(self, *records: Put, atomic: bool = False):  # type: ignore[no-untyped-def]
         return self.runtime.write(lambda: Result(records, f"wrote {len(records)}", atomic))
 
+    def follow(self, *records: Put, at: int) -> None:
+        """A batch of somebody else's is committed."""
+        self.runtime.offsets.begin_replay()
+        self.runtime.replay_some(records, at)
+        self.runtime.on_commit(at + len(records) - 1)
+
     def seen(self) -> dict[str, int]:
         return dict(self.runtime.read(lambda epoch: dict(self.state.items(epoch))).value or {})
 
@@ -96,7 +102,7 @@ def test_renouncing_takes_back_and_fails_what_is_not_committed() -> None:
     assert lost.error is not None
     assert states == [{"a": 1}]
     assert not store.runtime.active
-    store.runtime.replay_committed([("b", 9)], 1, 1)
+    store.follow(("b", 9), at=1)
     assert dict(store.state) == {"a": 1, "b": 9}
     store.runtime.claim(3, 2)
     assert store.put(("c", 1)).done is False
@@ -176,7 +182,7 @@ def test_an_uncommitted_end_or_abort_is_taken_back_to_the_open_transaction() -> 
         assert dict(store.state) == {"a": 1, "b": 2}
         assert store.runtime.offsets.transaction_start_offset == 1
         assert store.seen() == {"a": 1}
-        store.runtime.replay_committed([("abort", 0)], 3, 3)
+        store.follow(("abort", 0), at=3)
         assert store.seen() == dict(store.state) == {"a": 1}
 
 
@@ -185,13 +191,13 @@ def test_an_uncommitted_begin_is_taken_back() -> None:
     store.put(("begin", 0), ("b", 2))
     store.runtime.renounce()
     assert store.runtime.offsets.transaction_start_offset == -1
-    store.runtime.replay_committed([("begin", 0), ("c", 1), ("end", 0)], 0, 2)
+    store.follow(("begin", 0), ("c", 1), ("end", 0), at=0)
     assert store.seen() == {"c": 1}
 
 
 def test_loading_a_snapshot_replaces_everything() -> None:
     store = Store()
-    store.runtime.replay_committed([("a", 1)], 0, 0)
+    store.follow(("a", 1), at=0)
     store.runtime.offsets.begin_load_snapshot()
     store.replay(("z", 26), 9)
     store.runtime.offsets.end_load_snapshot(9)

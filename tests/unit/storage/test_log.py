@@ -171,14 +171,14 @@ def test_timestamps_are_found(disk: SimDisk) -> None:
     for i in range(10):
         append(log, 2, timestamp=NOW + 100 * i)
     assert len(log.segments) > 2
-    found = log.offset_for_timestamp(NOW + 301)
+    found = log.timestamp_job(NOW + 301).complete()
     assert found is not None
     assert (found.timestamp, found.offset) == (NOW + 301, 7)
-    found = log.offset_for_timestamp(NOW + 302)
+    found = log.timestamp_job(NOW + 302).complete()
     assert found is not None
     assert found.offset == 8
-    assert log.offset_for_timestamp(NOW + 902) is None
-    latest = log.max_timestamp_offset()
+    assert log.timestamp_job(NOW + 902).complete() is None
+    latest = log.max_timestamp_job().complete()
     assert latest is not None
     assert latest.offset == 19
 

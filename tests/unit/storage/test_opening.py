@@ -221,6 +221,6 @@ def test_a_search_in_what_is_renamed_meanwhile_is_to_be_asked_again(disk: Watche
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert not log.offline
     assert disk.stat("/d/t-0") is None
-    found = log.offset_for_timestamp(NOW)
+    found = log.timestamp_job(NOW).complete()
     assert found is not None
     assert found.offset == 0
