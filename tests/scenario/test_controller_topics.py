@@ -9,10 +9,11 @@ from controller_world import World, creatable, directories_of, result
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.controller.caller import Caller, Operation, ResourceType
+from kalda.controller.caller import Caller
 from kalda.protocol.messages import topics as t
 from kalda.protocol.messages.brokers import BrokerState
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, PartitionRecord, TopicRecord
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 
 
 @pytest.fixture
@@ -106,8 +107,10 @@ def test_validate_only_writes_nothing(world: World) -> None:
 
 
 def test_rights_quotas_and_policies() -> None:
-    def allows(operation: Operation, kind: ResourceType, name: str) -> bool:
-        return kind is ResourceType.TOPIC and name == "mine" and operation in (Operation.CREATE, Operation.DELETE)
+    def allows(operation: AclOperation, kind: AclResourceType, name: str) -> bool:
+        return (
+            kind is AclResourceType.TOPIC and name == "mine" and operation in (AclOperation.CREATE, AclOperation.DELETE)
+        )
 
     world = World()
     world.start_brokers(0)

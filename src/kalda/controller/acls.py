@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.controller.answers import check_batch_size
-from kalda.controller.caller import CLUSTER_RESOURCE_NAME, Operation, ResourceType
+from kalda.controller.caller import CLUSTER_RESOURCE_NAME
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import (
     AclCreation,
     AclCreationResult,
+    AclOperation,
+    AclResourceType,
     DeleteAclsFilter,
     DeleteAclsFilterResult,
     DeleteAclsMatchingAcl,
@@ -116,15 +118,15 @@ def _matching(acl: StandardAcl) -> DeleteAclsMatchingAcl:
 def _validate_creation(creation: AclCreation) -> None:
     """Raises `ApiError` INVALID_REQUEST for an entry that could never be judged."""
     name = creation.resource_name
-    if creation.resource_type not in range(ResourceType.TOPIC, ResourceType.USER + 1):
-        raise _invalid(f"Invalid resourceType {_name(ResourceType, creation.resource_type)}")
-    if creation.resource_type == ResourceType.CLUSTER and name != CLUSTER_RESOURCE_NAME:
+    if creation.resource_type not in range(AclResourceType.TOPIC, AclResourceType.USER + 1):
+        raise _invalid(f"Invalid resourceType {_name(AclResourceType, creation.resource_type)}")
+    if creation.resource_type == AclResourceType.CLUSTER and name != CLUSTER_RESOURCE_NAME:
         raise _invalid(f"The only valid name for the CLUSTER resource is {CLUSTER_RESOURCE_NAME}")
     if creation.resource_pattern_type not in (PATTERN_LITERAL, PATTERN_PREFIXED):
         patterns = {PATTERN_ANY: "ANY", PATTERN_MATCH: "MATCH"}
         raise _invalid(f"Invalid patternType {patterns.get(creation.resource_pattern_type, 'UNKNOWN')}")
-    if creation.operation not in range(Operation.ALL, Operation.TWO_PHASE_COMMIT + 1):
-        raise _invalid(f"Invalid operation {_name(Operation, creation.operation)}")
+    if creation.operation not in range(AclOperation.ALL, AclOperation.TWO_PHASE_COMMIT + 1):
+        raise _invalid(f"Invalid operation {_name(AclOperation, creation.operation)}")
     if creation.permission_type not in (PERMISSION_DENY, PERMISSION_ALLOW):
         raise _invalid(f"Invalid permissionType {'ANY' if creation.permission_type == PERMISSION_ANY else 'UNKNOWN'}")
     if not name:
@@ -136,29 +138,29 @@ def _validate_creation(creation: AclCreation) -> None:
         )
 
 
-def _name(kind: type[ResourceType] | type[Operation], value: int) -> str:
+def _name(kind: type[AclResourceType] | type[AclOperation], value: int) -> str:
     return kind(value).name if value in kind.__members__.values() else "UNKNOWN"
 
 
 def filter_matcher(entry_filter: DeleteAclsFilter) -> Callable[[StandardAcl], bool]:
     """A predicate over entries. Raises `ApiError` INVALID_REQUEST for a filter with unknown parts."""
     if entry_filter.resource_type_filter not in range(
-        ResourceType.ANY, ResourceType.USER + 1
+        AclResourceType.ANY, AclResourceType.USER + 1
     ) or entry_filter.pattern_type_filter not in range(PATTERN_ANY, PATTERN_PREFIXED + 1):
         raise _invalid("Unknown patternFilter.")
     if entry_filter.operation not in range(
-        Operation.ANY, Operation.TWO_PHASE_COMMIT + 1
+        AclOperation.ANY, AclOperation.TWO_PHASE_COMMIT + 1
     ) or entry_filter.permission_type not in range(PERMISSION_ANY, PERMISSION_ALLOW + 1):
         raise _invalid("Unknown entryFilter.")
 
     def matches(acl: StandardAcl) -> bool:
         f = entry_filter
         return (
-            f.resource_type_filter in (ResourceType.ANY, acl.resource_type)
+            f.resource_type_filter in (AclResourceType.ANY, acl.resource_type)
             and _pattern_matches(f.pattern_type_filter, f.resource_name_filter, acl)
             and f.principal_filter in (None, acl.principal)
             and f.host_filter in (None, acl.host)
-            and f.operation in (Operation.ANY, acl.operation)
+            and f.operation in (AclOperation.ANY, acl.operation)
             and f.permission_type in (PERMISSION_ANY, acl.permission_type)
         )
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import error_fields
-from kalda.controller.caller import Caller, Operation, ResourceType
+from kalda.controller.caller import Caller
 from kalda.controller.configs import ConfigControl, KeyOp, Outcome
 from kalda.metadata.configs import ConfigResource
 from kalda.protocol.messages.configs import (
@@ -23,6 +23,7 @@ from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 
@@ -126,13 +127,13 @@ def _refusal(resource: ConfigResource, caller: Caller) -> ApiError | None:
     """Topics and groups are altered by who may alter them, brokers and metrics subscriptions by who may the cluster."""
     match resource.type:
         case ConfigResourceType.TOPIC:
-            allowed = caller.allows(Operation.ALTER_CONFIGS, ResourceType.TOPIC, resource.name)
+            allowed = caller.allows(AclOperation.ALTER_CONFIGS, AclResourceType.TOPIC, resource.name)
             code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         case ConfigResourceType.GROUP:
-            allowed = caller.allows(Operation.ALTER_CONFIGS, ResourceType.GROUP, resource.name)
+            allowed = caller.allows(AclOperation.ALTER_CONFIGS, AclResourceType.GROUP, resource.name)
             code = ErrorCode.GROUP_AUTHORIZATION_FAILED
         case ConfigResourceType.BROKER | ConfigResourceType.BROKER_LOGGER | ConfigResourceType.CLIENT_METRICS:
-            allowed = caller.allows_on_cluster(Operation.ALTER_CONFIGS)
+            allowed = caller.allows_on_cluster(AclOperation.ALTER_CONFIGS)
             code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         case _:
             return ApiError(ErrorCode.UNSUPPORTED_VERSION, f"Unknown resource type {resource.type}.")

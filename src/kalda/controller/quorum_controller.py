@@ -29,7 +29,7 @@ from kalda.controller.acls import AclControl
 from kalda.controller.activation import activation_records
 from kalda.controller.alter_partition import AlterPartitionControl
 from kalda.controller.broker_changes import BrokerChangeControl
-from kalda.controller.caller import Caller, Operation
+from kalda.controller.caller import Caller
 from kalda.controller.client_quotas import ClientQuotaControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.config_requests import incremental_alter_configs, legacy_alter_configs
@@ -82,6 +82,7 @@ from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsResponse,
 )
 from kalda.protocol.messages.security import (
+    AclOperation,
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     CreateAclsRequest,
@@ -455,12 +456,12 @@ class QuorumController:
     def handle_elect_leaders(
         self, request: ElectLeadersRequest, caller: Caller, now_ms: int
     ) -> Pending[ElectLeadersResponse]:
-        return self._write(now_ms, lambda: self.elections.elect(request), caller, Operation.ALTER)
+        return self._write(now_ms, lambda: self.elections.elect(request), caller, AclOperation.ALTER)
 
     def handle_alter_partition_reassignments(
         self, request: AlterPartitionReassignmentsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterPartitionReassignmentsResponse]:
-        return self._write(now_ms, lambda: self.reassignments.alter(request), caller, Operation.ALTER)
+        return self._write(now_ms, lambda: self.reassignments.alter(request), caller, AclOperation.ALTER)
 
     def handle_list_partition_reassignments(
         self, request: ListPartitionReassignmentsRequest, caller: Caller, now_ms: int
@@ -469,7 +470,7 @@ class QuorumController:
             return _failed(ErrorCode.NOT_CONTROLLER)
 
         def operation(epoch: int) -> ListPartitionReassignmentsResponse:
-            caller.require_on_cluster(Operation.DESCRIBE)
+            caller.require_on_cluster(AclOperation.DESCRIBE)
             return self.reassignments.list_ongoing(request, epoch)
 
         return self.runtime.read(operation)
@@ -494,13 +495,13 @@ class QuorumController:
             made = [] if request.validate_only else result.records
             return Result(made, AlterClientQuotasResponse(entries=result.response), atomic=True)
 
-        return self._write(now_ms, operation, caller, Operation.ALTER_CONFIGS)
+        return self._write(now_ms, operation, caller, AclOperation.ALTER_CONFIGS)
 
     def handle_alter_user_scram_credentials(
         self, request: AlterUserScramCredentialsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterUserScramCredentialsResponse]:
         return self._write(
-            now_ms, lambda: self.scram.alter(request, self.features.metadata_version), caller, Operation.ALTER
+            now_ms, lambda: self.scram.alter(request, self.features.metadata_version), caller, AclOperation.ALTER
         )
 
     def handle_create_acls(
@@ -510,7 +511,7 @@ class QuorumController:
             result = self.acls.create(request.creations)
             return Result(result.records, CreateAclsResponse(results=result.response), atomic=True)
 
-        return self._write(now_ms, operation, caller, Operation.ALTER)
+        return self._write(now_ms, operation, caller, AclOperation.ALTER)
 
     def handle_delete_acls(
         self, request: DeleteAclsRequest, caller: Caller, now_ms: int
@@ -519,12 +520,12 @@ class QuorumController:
             result = self.acls.delete(request.filters)
             return Result(result.records, DeleteAclsResponse(filter_results=result.response), atomic=True)
 
-        return self._write(now_ms, operation, caller, Operation.ALTER)
+        return self._write(now_ms, operation, caller, AclOperation.ALTER)
 
     def handle_update_features(
         self, request: UpdateFeaturesRequest, caller: Caller, now_ms: int
     ) -> Pending[UpdateFeaturesResponse]:
-        return self._write(now_ms, lambda: self._update_features(request), caller, Operation.ALTER)
+        return self._write(now_ms, lambda: self._update_features(request), caller, AclOperation.ALTER)
 
     def _update_features(self, request: UpdateFeaturesRequest) -> Result[VersionedRecord, UpdateFeaturesResponse]:
         updates = request.feature_updates
@@ -562,7 +563,7 @@ class QuorumController:
                     self._suspects.contest(request.broker_id, self.cluster.brokers[request.broker_id].epoch, now_ms)
                 raise
 
-        return self._write(now_ms, operation, caller, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
 
     def handle_broker_heartbeat(
         self, request: BrokerHeartbeatRequest, caller: Caller, now_ms: int
@@ -577,7 +578,7 @@ class QuorumController:
                 self._suspects.heard_of(request.broker_id, request.broker_epoch)
             return result
 
-        pending = self._write(now_ms, operation, caller, Operation.CLUSTER_ACTION)
+        pending = self._write(now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
         next_write = self.runtime.offsets.next_write_offset
         if is_shutting_down and pending.error is None and next_write is not None:
             self.cluster.heartbeats.set_shutdown_offset(request.broker_id, next_write - 1)
@@ -590,34 +591,36 @@ class QuorumController:
             made = self.broker_changes.unregister(request.broker_id)
             return Result(made, UnregisterBrokerResponse(error_message=None))
 
-        return self._write(now_ms, operation, caller, Operation.ALTER)
+        return self._write(now_ms, operation, caller, AclOperation.ALTER)
 
     def handle_controller_registration(
         self, request: ControllerRegistrationRequest, caller: Caller, now_ms: int
     ) -> Pending[ControllerRegistrationResponse]:
-        return self._write(now_ms, lambda: self.cluster.register_controller(request), caller, Operation.CLUSTER_ACTION)
+        return self._write(
+            now_ms, lambda: self.cluster.register_controller(request), caller, AclOperation.CLUSTER_ACTION
+        )
 
     def handle_alter_partition(
         self, request: AlterPartitionRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterPartitionResponse]:
-        return self._write(now_ms, lambda: self.alter_partitions.alter(request), caller, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, lambda: self.alter_partitions.alter(request), caller, AclOperation.CLUSTER_ACTION)
 
     def handle_allocate_producer_ids(
         self, request: AllocateProducerIdsRequest, caller: Caller, now_ms: int
     ) -> Pending[AllocateProducerIdsResponse]:
-        return self._write(now_ms, lambda: self.producer_ids.allocate(request), caller, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, lambda: self.producer_ids.allocate(request), caller, AclOperation.CLUSTER_ACTION)
 
     def handle_assign_replicas_to_dirs(
         self, request: AssignReplicasToDirsRequest, caller: Caller, now_ms: int
     ) -> Pending[AssignReplicasToDirsResponse]:
-        return self._write(now_ms, lambda: self.directories.assign(request), caller, Operation.CLUSTER_ACTION)
+        return self._write(now_ms, lambda: self.directories.assign(request), caller, AclOperation.CLUSTER_ACTION)
 
     def _write(
         self,
         now_ms: int,
         operation: Callable[[], Result[VersionedRecord, R]],
         caller: Caller | None = None,
-        needs: Operation | None = None,
+        needs: AclOperation | None = None,
     ) -> Pending[R]:
         """Answer a request, where the caller may do what it `needs` on the cluster."""
         if caller is not None and needs is not None:

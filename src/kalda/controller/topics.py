@@ -14,7 +14,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
 from kalda.base.topic_names import validate_topic_name
 from kalda.controller.answers import check_batch_size, error_fields
-from kalda.controller.caller import Caller, Operation, ResourceType
+from kalda.controller.caller import Caller
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.configs import ConfigControl, KeyOp
 from kalda.controller.features import FeatureControl
@@ -23,6 +23,7 @@ from kalda.controller.placement import Random, place_replicas
 from kalda.metadata.configs import topic_resource
 from kalda.metadata.partition import PartitionRegistration
 from kalda.protocol.messages.metadata_records import RemoveTopicRecord, TopicRecord
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfigs,
@@ -128,8 +129,8 @@ class TopicControl:
     def _check_may_create(self, name: str, caller: Caller) -> None:
         if name == METADATA_TOPIC_NAME:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
-        if not caller.allows_on_cluster(Operation.CREATE) and not caller.allows(
-            Operation.CREATE, ResourceType.TOPIC, name
+        if not caller.allows_on_cluster(AclOperation.CREATE) and not caller.allows(
+            AclOperation.CREATE, AclResourceType.TOPIC, name
         ):
             raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
         if name in self._state.topic_ids:
@@ -212,7 +213,7 @@ class TopicControl:
         caller: Caller,
     ) -> CreatableTopicResult:
         result = CreatableTopicResult(name=name, topic_id=topic_id, error_message=None)
-        if not caller.allows(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name):
+        if not caller.allows(AclOperation.DESCRIBE_CONFIGS, AclResourceType.TOPIC, name):
             result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return result
         result.num_partitions = len(partitions)
@@ -248,7 +249,7 @@ class TopicControl:
                 continue
             failure: ApiError | None = None
             try:
-                if not caller.allows(Operation.ALTER, ResourceType.TOPIC, topic.name):
+                if not caller.allows(AclOperation.ALTER, AclResourceType.TOPIC, topic.name):
                     raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 records += self._grow(topic, caller)
             except ApiError as error:
@@ -333,7 +334,7 @@ class TopicControl:
             found = self._state.topic_names.get(topic_id)
             failure = _may_delete_by_id(found, caller)
             if found is None or failure is not None:
-                shown = found if found and caller.allows(Operation.DESCRIBE, ResourceType.TOPIC, found) else None
+                shown = found if found and caller.allows(AclOperation.DESCRIBE, AclResourceType.TOPIC, found) else None
                 results.append(_deletion(shown, topic_id, failure))
             else:
                 chosen[topic_id] = found
@@ -354,7 +355,7 @@ class TopicControl:
             results.append(_deletion(name, ZERO_UUID, _invalid("Duplicate topic name.")))
             return
         topic_id = self._state.topic_ids.get(name)
-        if not caller.allows(Operation.DELETE, ResourceType.TOPIC, name):
+        if not caller.allows(AclOperation.DELETE, AclResourceType.TOPIC, name):
             error = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             results.append(_deletion(name, ZERO_UUID, error))
         elif topic_id is None:
@@ -454,7 +455,7 @@ def _may_delete_by_id(name: str | None, caller: Caller) -> ApiError | None:
     """Without the right to see a topic, its id is told from no unknown one."""
     if name is None:
         return ApiError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
-    if caller.allows(Operation.DELETE, ResourceType.TOPIC, name):
+    if caller.allows(AclOperation.DELETE, AclResourceType.TOPIC, name):
         return None
     return ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 

@@ -17,9 +17,19 @@ from kalda.protocol.messages.groups import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
 )
+from kalda.protocol.messages.security import AclOperation
 
-# Without an authorizer everybody may do everything: READ, DELETE, DESCRIBE and the two for configs.
-GROUP_OPERATIONS = sum(1 << code for code in (3, 6, 8, 10, 11))
+# Without an authorizer everybody may do everything.
+GROUP_OPERATIONS = sum(
+    1 << operation
+    for operation in (
+        AclOperation.READ,
+        AclOperation.DELETE,
+        AclOperation.DESCRIBE,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
+    )
+)
 
 
 class GroupHandlers:

@@ -29,10 +29,34 @@ from kalda.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponseTopic,
 )
+from kalda.protocol.messages.security import AclOperation
 
 # Without an authorizer everybody may do everything: the bits of all operations that a resource knows.
-TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+TOPIC_OPERATIONS = sum(
+    1 << operation
+    for operation in (
+        AclOperation.READ,
+        AclOperation.WRITE,
+        AclOperation.CREATE,
+        AclOperation.DELETE,
+        AclOperation.ALTER,
+        AclOperation.DESCRIBE,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
+    )
+)
+CLUSTER_OPERATIONS = sum(
+    1 << operation
+    for operation in (
+        AclOperation.CREATE,
+        AclOperation.ALTER,
+        AclOperation.DESCRIBE,
+        AclOperation.CLUSTER_ACTION,
+        AclOperation.DESCRIBE_CONFIGS,
+        AclOperation.ALTER_CONFIGS,
+        AclOperation.IDEMPOTENT_WRITE,
+    )
+)
 GROUP_COORDINATOR = 0
 _UNASKED = -(2**31)
 _FIRST_BY_ID = 12

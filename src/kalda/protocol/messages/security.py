@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from kalda.protocol.notation import Bytes, Int8, Int16, Int32, Int64, Request, Response, String, Struct, field
 
 
@@ -12,6 +14,40 @@ class SaslHandshakeRequest(Request, key=17, versions="0-1"):
 class SaslHandshakeResponse(Response, key=17, versions="0-1"):
     error_code: Int16 = 0
     mechanisms: list[String] = []
+
+
+class AclOperation(IntEnum):
+    """Kafka's ids of what can be allowed on a resource."""
+
+    UNKNOWN = 0
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15
+
+
+class AclResourceType(IntEnum):
+    """Kafka's ids of what can be authorized."""
+
+    UNKNOWN = 0
+    ANY = 1
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+    DELEGATION_TOKEN = 6
+    USER = 7
 
 
 class DescribeAclsRequest(Request, key=29, versions="1-3", flexible="2+"):
