@@ -12,7 +12,7 @@ It knows how to ask and how to show; what is asked is the business of the client
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py`, `consume.py`: lines to records, and records to lines
 - `dump_log.py`: files of a log directory, without a node
-- `sim.py`: seeds of the simulator
+- `sim.py` over `workers.py`: seeds of the simulator, in several processes
 - `completion.py`: the shells' completion
 - `session.py`: the options that say which cluster, and how long to try
 - `failures.py`: one line on stderr and an exit code

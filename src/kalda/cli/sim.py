@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from threading import Thread
-from typing import TypeVar
 
 import click
 
+from kalda.cli.workers import each
 from kalda.sim import faults
 from kalda.sim.quorum_storm import calm, storm, usurpations
 from kalda.sim.scenario import LOADS, Plan, Verdict, simulate
-
-Told = TypeVar("Told")
 
 _NONE = "none"
 
@@ -69,37 +60,6 @@ _jobs = click.option(
 )
 
 
-@contextmanager
-def _each(tell: Callable[[int], Told], seeds: Iterable[int], jobs: int) -> Iterator[Iterator[Told]]:
-    """What `tell` says of every seed, in the seeds' order whatever the number of processes.
-
-    Nobody simulates on when this is left early, by Ctrl-C above all, or when this process is killed.
-    """
-    if jobs == 1:
-        yield map(tell, seeds)
-        return
-    ending, held = Pipe(duplex=False)
-    pool = ProcessPoolExecutor(jobs, initializer=_work_while_held, initargs=(ending, held))
-    try:
-        yield pool.map(tell, seeds)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        held.close()
-
-
-def _work_while_held(ending: Connection, held: Connection) -> None:
-    """In a worker: end when the parent lets go of its end of the pipe, also in the middle of a seed. Ctrl-C in a
-    terminal reaches workers too, and is the parent's."""
-    held.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end() -> None:
-        ending.poll(None)
-        os._exit(1)
-
-    Thread(target=end, daemon=True).start()
-
-
 @click.group()
 def sim() -> None:
     """Whole clusters in virtual time, with faults out of a seed.
@@ -127,7 +87,7 @@ def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, dura
     plans = range(first, first + seeds)
     failed = acked = 0
     live = partial(_live, nodes, chosen, works, duration_s)
-    with _each(live, plans, jobs) as verdicts:
+    with each(live, plans, jobs) as verdicts:
         for seed, verdict in zip(plans, verdicts, strict=True):
             acked += verdict.acked
             if not verdict.kept:
@@ -155,7 +115,7 @@ def quorum_command(seeds: int, first: int, jobs: int) -> None:
     """Storms over the quorum's machines alone, many more a minute. Exits with 1 if a promise is broken."""
     began, failed = time.monotonic(), 0
     storms = range(first, first + seeds)
-    with _each(_storm, storms, jobs) as told:
+    with each(_storm, storms, jobs) as told:
         for seed, broken in zip(storms, told, strict=True):
             if broken:
                 failed += 1

@@ -1,0 +1,54 @@
+"""`kalda sim` as a process: its workers end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from kalda.cli.failures import Failure
+from kalda.cli.workers import each
+
+
+def test_answers_come_in_order() -> None:
+    with each(str, range(100), 3) as told:
+        assert list(told) == [str(number) for number in range(100)]
+
+
+def test_a_worker_that_dies_is_a_failure_that_names_what_it_was_at() -> None:
+    with each(os._exit, [7], 2) as told, pytest.raises(Failure, match="was at 7 has died"):
+        next(told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_command(number: signal.Signals) -> None:
+    """Also where only the command was told, and where it could tell nobody. Seeds are left for hours."""
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from kalda.cli.main import main; sys.argv[1:] = 'sim quorum --seeds 1000000 --jobs 2'.split(); main()"
+    )
+    command = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    workers: list[psutil.Process] = []
+    try:
+        deadline = time.monotonic() + 60
+        while len(workers) < 2 and time.monotonic() < deadline and command.poll() is None:
+            workers = psutil.Process(command.pid).children()
+            time.sleep(0.02)
+        assert len(workers) == 2
+        command.send_signal(number)
+        _, said = command.communicate(timeout=60)
+        assert b"Traceback" not in said
+        assert command.returncode == (1 if number == signal.SIGINT else -number)
+        assert not psutil.wait_procs(workers, timeout=60)[1]
+    finally:
+        command.kill()
+        command.wait()
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
