@@ -7,7 +7,7 @@ Metadata requests name topics that are not there yet (`auto.create.topics.enable
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.controller_channel import ControllerChannel
@@ -69,12 +69,11 @@ class AutoTopics:
             created = [topic.name for topic in topics]
             self._channel.send(request, self._timeout_ms).then(lambda *answer: self._created(created, *answer))
 
-    def _created(self, names: list[str], response: Any, error: ApiError | None) -> None:
+    def _created(self, names: list[str], response: CreateTopicsResponse | None, error: ApiError | None) -> None:
         self._under_way.difference_update(names)
-        if error is not None:
+        if response is None:
             log.warning("automatic creation of %s failed: %s", ", ".join(names), error)
             return
-        assert isinstance(response, CreateTopicsResponse)
         for result in response.topics:
             if result.error_code == ErrorCode.NONE:
                 log.info("created topic %s, which a client asked for", result.name)

@@ -21,7 +21,7 @@ from kalda.protocol.notation import Request
 
 log = logging.getLogger("kalda.channel")
 
-Endpoint = tuple[str, int]
+Address = tuple[str, int]
 _RETRY_MS = 20
 _MAX_RETRY_MS = 200
 _CONNECT_TIMEOUT_MS = 2_000
@@ -39,13 +39,13 @@ _TRY_ELSEWHERE = frozenset(
 class ControllerChannel:
     """One connection to whoever is the active controller."""
 
-    def __init__(self, endpoint: Callable[[], Endpoint | None], client_id: str, request_timeout_ms: int) -> None:
-        """`endpoint()` is where the active controller listens, None while nobody leads."""
-        self._endpoint = endpoint
+    def __init__(self, address: Callable[[], Address | None], client_id: str, request_timeout_ms: int) -> None:
+        """`address()` is where the active controller listens, None while nobody leads."""
+        self._address = address
         self._client_id = client_id
         self._timeout_ms = request_timeout_ms
         self._connection: RpcConnection | None = None
-        self._connected_to: Endpoint | None = None
+        self._connected_to: Address | None = None
         self._connecting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
@@ -65,8 +65,8 @@ class ControllerChannel:
 
     def on_quorum_moved(self) -> None:
         """Told whenever another node may be the active controller."""
-        endpoint = self._endpoint()
-        if endpoint is not None and endpoint != self._connected_to:
+        address = self._address()
+        if address is not None and address != self._connected_to:
             self._forget()
             self._moved.set()
 
@@ -117,16 +117,16 @@ class ControllerChannel:
 
     async def _connect(self) -> RpcConnection:
         async with self._connecting:
-            endpoint = self._endpoint()
-            if endpoint is None:
+            address = self._address()
+            if address is None:
                 raise ApiError(ErrorCode.BROKER_NOT_AVAILABLE, "no controller is active")
             connection = self._connection
-            if connection is not None and not connection.closed.is_set() and endpoint == self._connected_to:
+            if connection is not None and not connection.closed.is_set() and address == self._connected_to:
                 return connection
             self._forget()
-            self._connected_to = endpoint
+            self._connected_to = address
             self._connection = await RpcConnection.connect(
-                *endpoint,
+                *address,
                 client_id=self._client_id,
                 timeout_ms=self._timeout_ms,
                 connect_timeout_ms=_CONNECT_TIMEOUT_MS,

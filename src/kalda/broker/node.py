@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kalda.base.configs.listeners import Endpoint
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
 from kalda.base.errors import ApiError
@@ -199,7 +200,7 @@ class Node:
             on_fatal=lambda error: self._fatal(f"the metadata quorum failed: {error!r}"),
         )
         self._channel = ControllerChannel(
-            self._quorum.leader_endpoint, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
+            self._quorum.leader_address, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
         )
         if config.is_broker:
             self._broker = self._make_broker(cluster_id, timers)
@@ -269,7 +270,7 @@ class Node:
             self._ports[endpoint.listener] = listener.port
             log.info("listening on %s://%s:%d", endpoint.listener, endpoint.host or "*", listener.port)
 
-    def _address(self, endpoint: Any) -> tuple[str, int]:
+    def _address(self, endpoint: Endpoint) -> tuple[str, int]:
         """The host and port that others are told: a port of 0 is the one that was bound."""
         host = endpoint.host or socket.getfqdn()
         return host, endpoint.port or self._ports[endpoint.listener]

@@ -291,7 +291,7 @@ class QuorumSide:
         else:
             self._timers.call_later_ms(0, lambda: self._lift(end))
 
-    def leader_endpoint(self) -> tuple[str, int] | None:
+    def leader_address(self) -> tuple[str, int] | None:
         """Where the active controller listens; None while nobody leads."""
         leader_id = self.raft.leader_and_epoch().leader_id
         if leader_id is None:
