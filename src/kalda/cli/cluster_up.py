@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.cli.cluster_local import STOP_S, alone, directory_option, failing, interruptible, line_printer
-from kalda.cli.failures import Failure
+from kalda.cli.failures import INTERRUPTED, Failure
 from kalda.cli.output import Progress, print_json
 from kalda.cli.session import json_option, parse_pairs
 
 if TYPE_CHECKING:
     from kalda.cli.local.layout import Layout, Place
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from kalda.base.errors import ApiError
 FAILED = 1
 UNREACHABLE = 3
 """2 is click's, for a wrong command line."""
+INTERRUPTED = 130
+"""Ctrl-C, as shells say it."""
 
 
 class Failure(click.ClickException):

@@ -13,7 +13,7 @@ import click
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.completion import complete_topic
-from kalda.cli.failures import FAILED, Failure
+from kalda.cli.failures import FAILED, INTERRUPTED, Failure
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kalda.client.cluster import Cluster
     from kalda.client.metadata import Partition
 
-INTERRUPTED = 130
 Targets = Mapping[TopicPartition, "Target"]
 
 

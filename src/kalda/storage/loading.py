@@ -78,7 +78,6 @@ class Loading:
         self._disk = disk
         self._directory = directory
         self._config = config
-        self._name = name
         self._now_ms = now_ms
         self._clean = clean
         self._recovery_point = recovery_point
