@@ -15,6 +15,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -61,6 +62,25 @@ class LogManagerConfig:
     verify_transactions: bool = True  # transaction.partition.verification.enable
 
 
+class _Task(Enum):
+    """What is due again and again: the first three log by log, the others once a directory."""
+
+    RETENTION = auto()
+    PRODUCERS = auto()
+    FLUSHES = auto()
+    RECOVERY_POINTS = auto()
+    LOG_STARTS = auto()
+    HIGH_WATERMARKS = auto()
+
+
+_WALKS = frozenset((_Task.RETENTION, _Task.PRODUCERS, _Task.FLUSHES))
+_CHECKPOINTS = {
+    _Task.RECOVERY_POINTS: LogDir.recovery_point_job,
+    _Task.LOG_STARTS: LogDir.log_start_job,
+    _Task.HIGH_WATERMARKS: LogDir.high_watermark_job,
+}
+
+
 class NewLog(NamedTuple):
     """What `get_or_create_log` is to find."""
 
@@ -103,8 +123,8 @@ class LogManager:
         self._rolled: dict[Log, None] = {}
         self._fresh: dict[TopicPartition, None] = {}
         self._syncing_fresh = False
-        self._walks: dict[str, deque[TopicPartition]] = {}
-        self._due: dict[str, int] = {}
+        self._walks: dict[_Task, deque[TopicPartition]] = {}
+        self._due: dict[_Task, int] = {}
         self.stray: list[TopicPartition] = []
         self.futures = FutureLogs(self, unique, now_ms)
         """Replicas on their way to another directory."""
@@ -419,7 +439,7 @@ class LogManager:
 
     def _checkpoint_soon(self) -> None:
         """A new log of a name must not inherit an old one's offsets after a crash."""
-        self._due["recovery points"] = self._due["log starts"] = self._now_ms()
+        self._due[_Task.RECOVERY_POINTS] = self._due[_Task.LOG_STARTS] = self._now_ms()
 
     def describe_job(self) -> Job[list[LogDirDescription]]:
         """A job that asks the file systems for space, and describes every directory."""
@@ -448,7 +468,7 @@ class LogManager:
         for task, interval in self._tasks():
             if self._due.get(task, now_ms) <= now_ms:
                 self._due[task] = now_ms + interval
-                if task in self._log_tasks:
+                if task in _WALKS:
                     self._walks[task] = deque(self._logs)
                 else:
                     jobs.extend(self._checkpoint_jobs(task))
@@ -467,25 +487,19 @@ class LogManager:
             deadlines.append(self._doomed[0][0])
         return max(now_ms, min(deadlines, default=MAX_INT64))
 
-    _log_tasks = frozenset({"retention", "producers", "flushes"})
-
-    def _tasks(self) -> tuple[tuple[str, int], ...]:
+    def _tasks(self) -> tuple[tuple[_Task, int], ...]:
         config = self.config
         return (
-            ("retention", config.retention_check_interval_ms),
-            ("producers", config.producer_check_interval_ms),
-            ("flushes", config.flush_check_interval_ms),
-            ("recovery points", config.recovery_point_interval_ms),
-            ("log starts", config.log_start_interval_ms),
-            ("high watermarks", config.high_watermark_interval_ms),
+            (_Task.RETENTION, config.retention_check_interval_ms),
+            (_Task.PRODUCERS, config.producer_check_interval_ms),
+            (_Task.FLUSHES, config.flush_check_interval_ms),
+            (_Task.RECOVERY_POINTS, config.recovery_point_interval_ms),
+            (_Task.LOG_STARTS, config.log_start_interval_ms),
+            (_Task.HIGH_WATERMARKS, config.high_watermark_interval_ms),
         )
 
-    def _checkpoint_jobs(self, task: str) -> list[Job[None]]:
-        make = {
-            "recovery points": LogDir.recovery_point_job,
-            "log starts": LogDir.log_start_job,
-            "high watermarks": LogDir.high_watermark_job,
-        }[task]
+    def _checkpoint_jobs(self, task: _Task) -> list[Job[None]]:
+        make = _CHECKPOINTS[task]
         return [self.checkpoint_job(directory, job) for directory in self.dirs if (job := make(directory)) is not None]
 
     def checkpoint_job(self, directory: LogDir, job: Job[None]) -> Job[None]:
@@ -500,15 +514,15 @@ class LogManager:
 
         return self._job(directory, job.description, job.run, finish)
 
-    def _walk(self, task: str, now_ms: int) -> list[Job[None]]:
+    def _walk(self, task: _Task, now_ms: int) -> list[Job[None]]:
         """A bounded number of logs of a walk over all."""
         jobs: list[Job[None]] = []
         left = self._walks[task]
 
         def visit(log: Log) -> None:
-            if task == "retention":
+            if task is _Task.RETENTION:
                 log.delete_old_segments(now_ms)
-            elif task == "producers":
+            elif task is _Task.PRODUCERS:
                 log.expire_producers(now_ms)
             elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
                 jobs.append(self._flush(log, now_ms))
@@ -581,8 +595,7 @@ class LogManager:
 
     def _marker_job(self, directory: LogDir, broker_epoch: int) -> Job[None]:
         directory.rewrite_checkpoints()
-        makers = (LogDir.recovery_point_job, LogDir.log_start_job, LogDir.high_watermark_job)
-        jobs = [job for make in makers if (job := make(directory)) is not None]
+        jobs = [job for make in _CHECKPOINTS.values() if (job := make(directory)) is not None]
 
         def work() -> None:
             for job in jobs:
