@@ -446,6 +446,25 @@ def test_blocking_client() -> None:
     run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
 
 
+def test_what_a_blocking_client_cannot_say_is_an_api_error_and_nothing_is_sent() -> None:
+    async def scenario(server: Server, port: int) -> None:
+        def talk() -> None:
+            with BlockingConnection("127.0.0.1", port) as connection:
+                with pytest.raises(ApiError, match="cannot be asked") as caught:
+                    connection.send(metadata("\udcff"))
+                assert caught.value.code is ErrorCode.INVALID_REQUEST
+                assert connection.request(metadata("one")).cluster_id == "one"
+
+        await asyncio.to_thread(talk)
+
+    run(lambda: with_node(Node(), scenario))  # type: ignore[arg-type, return-value]
+
+
+def test_a_name_that_can_be_no_hosts_is_one_that_a_blocking_client_cannot_connect_to() -> None:
+    with pytest.raises(ApiError, match=r"cannot connect to ü\.\.:9092"):
+        BlockingConnection("ü..", 9092)
+
+
 def test_a_peer_that_goes_while_nothing_is_read_is_missed() -> None:
     async def scenario() -> None:
         abandoned = asyncio.Event()

@@ -16,7 +16,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.completion import complete_group, complete_topic
 from kalda.cli.formats import Layout, RecordWriter
-from kalda.cli.session import with_cluster
+from kalda.cli.session import MAX_INT64, unescape, with_cluster
 from kalda.cli.times import parse_time_ms
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def consume(
     writer = RecordWriter(
         Layout.JSON if as_json else Layout(layout),
         {name.removeprefix("print_") for name, wanted in prints.items() if wanted},
-        separator.encode("raw_unicode_escape").decode("unicode_escape").encode(),
+        unescape("--separator", separator),
     )
     reading = _Reading(cluster, writer, max_messages, timeout_ms, isolation_level == "read_committed")
     with _stop_politely():
@@ -224,6 +224,8 @@ def _starts(cluster: Cluster, partitions: list[TopicPartition], start: str) -> d
         return offsets_at(cluster, partitions, OffsetSpec.LATEST)
     offset = rest if colon and kind == "offset" else start
     if offset.isdecimal():
+        if int(offset) > MAX_INT64:
+            raise click.UsageError(f"--from {start}: no offset is larger than {MAX_INT64}")
         return dict.fromkeys(partitions, int(offset))
     moment = rest if colon and kind == "timestamp" else start
     return offsets_at(cluster, partitions, parse_time_ms("--from", moment))

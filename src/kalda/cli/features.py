@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, parse_pairs, with_cluster_or_controllers
+from kalda.cli.session import MAX_INT16, json_option, parse_pairs, with_cluster_or_controllers
 
 if TYPE_CHECKING:
     from kalda.client.cluster import Cluster
@@ -117,8 +117,8 @@ def _wanted(texts: tuple[str, ...], release_version: str | None) -> dict[str, in
         levels = {METADATA_VERSION: version.value, **default_levels(version)}
         del levels[KRAFT_VERSION]  # the quorum's own: it goes up by name only, and never down
     for name, text in parse_pairs("--feature", texts).items():
-        if not text.isdecimal():
-            raise click.UsageError(f"--feature {name}={text}: a level, 0 or more, is expected")
+        if not text.isdecimal() or int(text) > MAX_INT16:
+            raise click.UsageError(f"--feature {name}={text}: a level from 0 to {MAX_INT16} is expected")
         levels[name] = int(text)
     if not levels:
         raise click.UsageError("nothing to change: give --feature FEATURE=LEVEL or --release-version RELEASE")

@@ -18,7 +18,7 @@ import click
 from kalda.cli.completion import complete_topic
 from kalda.cli.failures import Failure
 from kalda.cli.output import Progress, print_json
-from kalda.cli.session import json_option, parse_pairs, with_cluster
+from kalda.cli.session import json_option, parse_pairs, unescape, with_cluster
 
 if TYPE_CHECKING:
     from kalda.client.cluster import Cluster
@@ -145,13 +145,6 @@ def _read_lines(fd: int) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _unescape(text: str | None) -> bytes | None:
-    r"""`\t` and the like, as nobody can type a tab in most shells."""
-    if text is None:
-        return None
-    return text.encode("raw_unicode_escape").decode("unicode_escape").encode() if "\\" in text else text.encode()
-
-
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.option(
@@ -209,7 +202,12 @@ def produce(
     if idempotent and acks not in ("all", "-1"):
         raise click.UsageError(f"--idempotent --acks {acks}: only --acks all keeps its promise")
     fixed = tuple((name, value.encode()) for name, value in parse_pairs("--header", headers).items())
-    layout = LineFormat(_unescape(key_separator) or None, parse_headers, _unescape(null_marker), fixed)
+    layout = LineFormat(
+        unescape("--key-separator", key_separator) if key_separator else None,
+        parse_headers,
+        None if null_marker is None else unescape("--null-marker", null_marker),
+        fixed,
+    )
     count = len(cluster.topic(topic).partitions)
     if partition is not None and partition >= count:
         raise Failure(f"topic {topic} has no partition {partition}; it has {count}, numbered from 0")

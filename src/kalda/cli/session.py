@@ -15,6 +15,8 @@ P = ParamSpec("P")
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
 BOOTSTRAP_VARIABLE = "KALDA_BOOTSTRAP_SERVER"
+MAX_INT16, MAX_INT32, MAX_INT64 = 2**15 - 1, 2**31 - 1, 2**63 - 1
+"""What requests have room for."""
 
 _bootstrap_option = click.option(
     "--bootstrap-server",
@@ -28,7 +30,7 @@ _bootstrap_option = click.option(
 _timeout_option = click.option(
     "--request-timeout-ms",
     metavar="MS",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_INT32),
     default=30_000,
     show_default=True,
     help="How long to try, in all, before giving up.",
@@ -94,3 +96,12 @@ def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"{option} {text}: KEY=VALUE is expected")
         pairs[key.strip()] = value
     return pairs
+
+
+def unescape(option: str, text: str) -> bytes:
+    r"""The text of an option, where `\t` and the like may stand for what nobody can type in most shells."""
+    try:
+        plain = text.encode("raw_unicode_escape").decode("unicode_escape") if "\\" in text else text
+        return plain.encode()
+    except UnicodeError as error:
+        raise click.UsageError(f"{option} {text}: {error}; a backslash is written \\\\") from None

@@ -11,15 +11,15 @@ from kalda.base.configs.definition import parse_duration_ms
 
 def parse_time_ms(option: str, text: str) -> int:
     """Milliseconds since 1970 of a time; without a zone it is local time."""
-    if text.isdecimal():
-        return int(text)
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        time_ms = int(text) if text.isdecimal() else int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        time_ms = -1
+    if not 0 <= time_ms < 2**63:
         raise click.UsageError(
             f"{option} {text}: a time like 2026-01-31T12:00:00Z, or milliseconds since 1970, is expected"
-        ) from None
-    return int(moment.timestamp() * 1000)
+        )
+    return time_ms
 
 
 def moment_ago_ms(option: str, text: str, now_ms: int) -> int:

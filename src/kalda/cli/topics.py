@@ -11,7 +11,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, uuid_to_text
 from kalda.cli.completion import complete_topic
 from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, parse_pairs, with_cluster
+from kalda.cli.session import MAX_INT32, json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
     from kalda.client.admin.topics import EligibleReplicas
@@ -191,7 +191,9 @@ def _read_assignment(text: str | None) -> Sequence[Sequence[int]]:
 
 @topics.command("create")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("-p", "--partitions", type=click.IntRange(min=1), help="How many partitions. [default: the cluster's]")
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1, MAX_INT32), help="How many partitions. [default: the cluster's]"
+)
 @click.option(
     "-r", "--replication-factor", type=click.IntRange(1, 32767), help="Replicas of each. [default: the cluster's]"
 )
@@ -253,7 +255,9 @@ def create_command(
 
 @topics.command("alter")
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
-@click.option("-p", "--partitions", type=click.IntRange(min=1), required=True, help="How many partitions in all.")
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1, MAX_INT32), required=True, help="How many partitions in all."
+)
 @click.option("--replica-assignment", metavar="ID:ID,...", help="Place the new partitions' replicas by hand.")
 @click.option("--validate-only", is_flag=True, help="Only check whether it could be done.")
 @with_cluster

@@ -55,7 +55,7 @@ class BlockingConnection:
             peer = socket.create_connection((host, port), connect_timeout_ms / 1000)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = tls.wrap_socket(peer, server_hostname=host) if tls is not None else peer
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that can be no host's
             raise disconnected(f"cannot connect to {host}:{port}: {error}") from error
         if negotiate:
             try:
@@ -129,8 +129,12 @@ class BlockingConnection:
         self._last_correlation_id = (self._last_correlation_id + 1) & 0x7FFFFFFF
         call = Call(message.API_KEY, version, self._last_correlation_id)
         try:
+            frame = b"".join(frame_request(call, message, self.client_id))
+        except ValueError as error:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"this cannot be asked: {error}") from error
+        try:
             self._socket.settimeout(timeout_ms / 1000)
-            self._socket.sendall(b"".join(frame_request(call, message, self.client_id)))
+            self._socket.sendall(frame)
         except OSError as error:
             self.close()
             raise disconnected(f"the connection was lost: {error}") from error

@@ -47,6 +47,19 @@ def test_every_noun_loads_and_explains_itself(noun: str) -> None:
         assert run(*filter(None, (noun, name)), "--help").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "topics create logs --partitions 2147483648",
+        "topics alter logs --partitions 99999999999",
+        "topics list --request-timeout-ms 99999999999999999999",
+        "features upgrade --feature metadata.version=32768",
+    ],
+)
+def test_a_number_that_no_request_has_room_for_is_a_wrong_command_line(arguments: str) -> None:
+    assert run(*arguments.split()).exit_code == 2
+
+
 def test_help_loads_no_client_and_no_rich() -> None:
     """Start-up is what makes a tool feel quick."""
     program = (

@@ -11,6 +11,7 @@ import pytest
 from kalda.cli.failures import Failure
 from kalda.cli.formats import Layout, RecordWriter
 from kalda.cli.produce import LineFormat
+from kalda.cli.session import unescape
 from kalda.cli.times import moment_ago_ms, parse_time_ms, show_time
 from kalda.client.fetcher import Fetched
 from kalda.records.batch import TimestampType
@@ -100,6 +101,18 @@ def test_durations() -> None:
     assert moment_ago_ms("--by-duration", "P1001D", now_ms) == 0, "a negative timestamp would mean something else"
 
 
-def test_a_time_that_is_none() -> None:
-    with pytest.raises(click.UsageError, match="--from soon"):
-        parse_time_ms("--from", "soon")
+@pytest.mark.parametrize("text", ["soon", "", "1969-12-31", "0001-01-01", "9" * 25])
+def test_a_time_that_is_none_or_that_no_request_has_room_for(text: str) -> None:
+    with pytest.raises(click.UsageError, match=f"--from {text}"):
+        parse_time_ms("--from", text)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("\\t", b"\t"), ("ü|", "ü|".encode()), ("ü\\u2192", "ü→".encode())])
+def test_escapes(text: str, meant: bytes) -> None:
+    assert unescape("--separator", text) == meant
+
+
+@pytest.mark.parametrize("text", ["\\x", "\\", "\\ud800", "\udcff"])
+def test_an_escape_that_is_none(text: str) -> None:
+    with pytest.raises(click.UsageError, match="--separator"):
+        unescape("--separator", text)
