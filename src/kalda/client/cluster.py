@@ -202,7 +202,7 @@ class Cluster:
                 if error.code.invalid_metadata:
                     self._topics.clear()
                 self._active_controller = -1
-                if isinstance(error, _UnknownTopic):
+                if isinstance(error, UnknownTopic):
                     retry.pause(error, within_ms=_NEW_TOPIC_MS)
                 elif isinstance(error, Unreachable) and not self._reached:
                     retry.pause(error, within_ms=_FIRST_CONTACT_MS)
@@ -356,7 +356,7 @@ class Cluster:
             partition = next((p for p in topic.partitions if p.partition == wanted.partition), None)
             if partition is None:
                 self._topics.pop(wanted.topic, None)
-                raise _UnknownTopic(
+                raise UnknownTopic(
                     f"topic {wanted.topic} has no partition {wanted.partition}; it has {len(topic.partitions)}, "
                     f"numbered from 0"
                 )
@@ -444,7 +444,7 @@ _COORDINATOR_GONE = frozenset(
 )
 
 
-class _UnknownTopic(ApiError):
+class UnknownTopic(ApiError):
     """Retriable, as the topic may be new; but not for as long as other failures."""
 
     def __init__(self, message: str) -> None:
@@ -453,7 +453,7 @@ class _UnknownTopic(ApiError):
 
 def _expect_topic(name: str, topic: Topic) -> None:
     if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        raise _UnknownTopic(f"topic {name} does not exist; check the name, or create it first")
+        raise UnknownTopic(f"topic {name} does not exist; check the name, or create it first")
     if topic.error_code:
         raise refused(topic.error_code, f"topic {name}")
 

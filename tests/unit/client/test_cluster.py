@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from scripted_broker import TOPIC_ID, ScriptedBroker
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.client.admin.configs import Resource, describe_configs
 from kalda.client.admin.groups import describe_group
 from kalda.client.admin.offsets import list_offsets
 from kalda.client.admin.reassignments import alter_reassignments
@@ -17,6 +19,7 @@ from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster import Cluster
 from kalda.client.errors import Unreachable, refused
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.configs import DescribeConfigsResponse, DescribeConfigsResult
 from kalda.protocol.messages.fetch import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
@@ -193,6 +196,18 @@ def test_deleting_what_is_not_there_is_not_tried_again(broker: ScriptedBroker, c
     with pytest.raises(ApiError, match="topic gone"):
         delete_topics(cluster, ["gone"])
     assert len(broker.requests(ApiKey.DELETE_TOPICS)) == 1
+
+
+def test_configs_of_a_topic_that_is_not_there_are_not_asked_for_until_the_deadline(
+    broker: ScriptedBroker, cluster: Cluster
+) -> None:
+    """Not at once, since the broker that is asked may not know yet of a topic that was just created."""
+    broker.answers[ApiKey.DESCRIBE_CONFIGS] = lambda request, version: DescribeConfigsResponse(
+        results=[DescribeConfigsResult(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error_message="gone")]
+    )
+    with pytest.raises(ApiError, match=r"topic gone: gone$"):
+        describe_configs(cluster, Resource(ConfigResourceType.TOPIC, "gone"))
+    assert len(broker.requests(ApiKey.DESCRIBE_CONFIGS)) > 1
 
 
 def test_codes_without_words_get_advice() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
-from kalda.client.cluster import Cluster
+from kalda.base.errors import ErrorCode
+from kalda.client.cluster import Cluster, UnknownTopic
 from kalda.client.errors import refused
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
@@ -115,7 +116,9 @@ def _ask(cluster: Cluster, resource: Resource, request: Any, results: str) -> An
     def check(answer: Any) -> None:
         for result in getattr(answer, results):
             if result.error_code:
-                raise refused(result.error_code, str(resource), result.error_message)
+                error = refused(result.error_code, str(resource), result.error_message)
+                is_unknown = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                raise UnknownTopic(error.message) if is_unknown else error
 
     broker_id = resource.broker_id
     if broker_id is not None:
