@@ -167,7 +167,16 @@ def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
         cluster.retrying(attempt)
 
 
-def test_two_members_share_and_leave_with_sigterm(shell: Shell, node: LoneNode) -> None:
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """SIGHUP means something to the processes that a test starts, also where this one runs under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
+def test_two_members_share_and_leave_with_a_signal(shell: Shell, node: LoneNode) -> None:
     shell.run("topics", "create", "shared", "-p", 4)
     members = [shell.start("consume", "shared", "-g", "pair", "--from", "beginning") for _ in range(2)]
     found: list[set[str]] = [set(), set()]
@@ -193,8 +202,8 @@ def test_two_members_share_and_leave_with_sigterm(shell: Shell, node: LoneNode) 
         (group,) = shell.json("groups", "describe", "pair")
         assert [len(member["partitions"]) for member in group["members"]] == [2, 2]  # type: ignore[attr-defined, index]
     finally:
-        for member in members:
-            member.send_signal(signal.SIGTERM)
+        for member, number in zip(members, (signal.SIGTERM, signal.SIGHUP), strict=True):
+            member.send_signal(number)
         codes = [member.wait(30) for member in members]
         for reader in readers:
             reader.join()
@@ -221,6 +230,18 @@ def test_the_cluster_and_what_it_agreed_on(shell: Shell) -> None:
     assert (
         "share.version from 1 to 0" in shell.run("features", "downgrade", "-f", "share.version=0", "--dry-run").stdout
     )
+
+
+@pytest.mark.usefixtures("hangups")
+def test_a_node_whose_terminal_is_closed_stops_cleanly_and_says_why(tmp_path: Path) -> None:
+    with LoneNode(tmp_path) as node:
+        node.format()
+        node.start()
+        assert node.process is not None
+        node.process.send_signal(signal.SIGHUP)
+        assert node.wait_exit() == 0
+        assert node.says("Terminating process due to signal SIGHUP")
+        assert node.says("node 1 has stopped")
 
 
 def test_topics_complete(shell: Shell) -> None:

@@ -105,12 +105,14 @@ def consume(
 
 @contextmanager
 def _stop_politely() -> Iterator[None]:
-    """Ctrl-C, SIGTERM, and a reader that has seen enough are how a consumer normally ends."""
+    """Ctrl-C, SIGTERM, SIGHUP, and a reader that has seen enough are how a consumer normally ends."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     except KeyboardInterrupt:
@@ -118,7 +120,8 @@ def _stop_politely() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _nobody_reads() -> bool:

@@ -1,4 +1,4 @@
-"""`kalda server FILE [--override KEY=VALUE]…`: run a node in the foreground until SIGTERM or SIGINT.
+"""`kalda server FILE [--override KEY=VALUE]…`: run a node in the foreground until SIGTERM, SIGINT or SIGHUP.
 
 A second signal spares the waiting for other nodes: what is led is not handed over, but the logs are closed as ever.
 
@@ -154,14 +154,16 @@ async def _serve(options: Options) -> int:
     stop = asyncio.Event()
     node = Node(config)
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
+        log.info("Terminating process due to signal %s", number.name)
         if stop.is_set():
             node.hurry()
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, on_signal, number)
     node.on_fatal = lambda _: stop.set()
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
