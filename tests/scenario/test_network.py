@@ -123,6 +123,19 @@ def test_a_host_that_nobody_knows_is_named() -> None:
     run(scenario)
 
 
+def test_a_port_that_cannot_be_had_is_said_with_its_listener() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock())
+        with pytest.raises(OSError, match="listener OUTSIDE: port out of range: 99999"):
+            await server.listen("OUTSIDE", "127.0.0.1", 99_999, echo)
+        taken = await server.listen("INSIDE", "127.0.0.1", 0, echo)
+        with pytest.raises(OSError, match=r"listener OUTSIDE: .*address already in use"):
+            await server.listen("OUTSIDE", "127.0.0.1", taken.port, echo)
+        await server.stop()
+
+    run(scenario)
+
+
 def test_stop_waits_for_pending_answers_and_no_longer() -> None:
     async def scenario() -> None:
         parked: list[Pending[list[Buffer]]] = []

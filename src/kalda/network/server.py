@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 from collections import deque
@@ -24,6 +25,7 @@ from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
 
+_MAX_PORT = 65_535
 _SWEEP_MIN_MS = 50
 _SWEEP_MAX_MS = 5_000
 
@@ -67,6 +69,8 @@ class Listener:
         elif host == "::" and port:
             # A wildcard stands for IPv4 too; of itself, asyncio would have the socket take IPv6 alone.
             host = None
+        if not 0 <= port <= _MAX_PORT:  # of a larger one, the resolver would take the lower bits
+            raise OSError(errno.EINVAL, f"listener {self.name}: port out of range: {port}")
         limits = self.limits
         try:
             self._sockets = await self._loop.create_server(
@@ -81,6 +85,8 @@ class Listener:
             )
         except socket.gaierror as error:
             raise OSError(error.errno, f"listener {self.name}: host {host}: {error.strerror}") from error
+        except OSError as error:
+            raise OSError(error.errno, f"listener {self.name}: {error.strerror}") from error
         for bound in self._sockets.sockets:
             if limits.receive_buffer_bytes > 0:
                 # Before the handshake, or the window scale would be too small for it.
