@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -58,6 +59,17 @@ def test_every_noun_loads_and_explains_itself(noun: str) -> None:
 )
 def test_a_number_that_no_request_has_room_for_is_a_wrong_command_line(arguments: str) -> None:
     assert run(*arguments.split()).exit_code == 2
+
+
+def test_closed_streams_are_as_good_as_dev_null(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    program = (
+        "import sys; from pathlib import Path; from kalda.cli.main import hold_standard_streams\n"
+        "hold_standard_streams(); print('out'); print('err', file=sys.stderr, flush=True)\n"
+        f"Path({str(report)!r}).write_text(repr((sys.stdin.fileno(), sys.stdin.read(), sys.stdout.fileno())))"
+    )
+    subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, program], check=True)
+    assert report.read_text(encoding="utf-8") == "(0, '', 1)"
 
 
 def test_help_loads_no_client_and_no_rich() -> None:
