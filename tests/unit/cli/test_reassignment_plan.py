@@ -134,7 +134,7 @@ def entry(**changes: object) -> dict[str, object]:
     ("document", "words"),
     [
         ("{", "plan.json: "),
-        ([], "plan.json: "),
+        ([], "plan.json: an object with the version and a list is expected"),
         ({"version": 2, "partitions": [entry()]}, "version 2"),
         ({"version": 1}, "'partitions' is missing"),
         ({"version": 1, "partitions": []}, "moves nothing"),

@@ -92,9 +92,11 @@ def _load(path: str) -> Any:
         text = file.read()
     try:
         document = json.loads(text)
-        version = document.get("version", _VERSION)
-    except (ValueError, AttributeError) as error:
+    except ValueError as error:
         raise _wrong(path, error) from error
+    if not isinstance(document, dict):
+        raise DocumentError(f"{path}: an object with the version and a list is expected")
+    version = document.get("version", _VERSION)
     if version != _VERSION:
         raise DocumentError(f"{path} has version {version!r}; only {_VERSION} is known")
     return document
