@@ -2,12 +2,14 @@
 
 The machine has at most one request under way to each destination, so there is no queue to bound. What goes wrong fails
 the request: when to try again is the machine's decision. Where a connection broke, the address is probed at once: a
-leader whose process is gone need not be waited for.
+leader whose process is gone need not be waited for. Of an address that gives no answers the log says so once, and
+once more when it does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +19,8 @@ from kalda.broker.raft_driver import ReplicaGone
 from kalda.network.client import RpcClient
 from kalda.protocol.notation import Request
 from kalda.raft.values import Destination
+
+log = logging.getLogger("kalda.quorum")
 
 MAX_UNDER_WAY = 1_000
 MAX_CLIENTS = 256
@@ -35,6 +39,7 @@ class RaftChannel:
         self._client_of = client_of
         self._is_refused = is_refused
         self._clients: dict[tuple[str, int], RpcClient] = {}
+        self._silent: set[tuple[str, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -54,7 +59,9 @@ class RaftChannel:
         client = self._clients.get((host, port))
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
-                self._clients.pop(next(iter(self._clients))).close()
+                oldest = next(iter(self._clients))
+                self._clients.pop(oldest).close()
+                self._silent.discard(oldest)
             client = self._clients[host, port] = self._client_of(host, port)
         return client
 
@@ -65,6 +72,7 @@ class RaftChannel:
         except ApiError as error:
             await self._fail(client, pending, error)
         except TimeoutError:
+            self._is_silent(client, f"no answer within {timeout_ms} ms")
             pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer from {client.host}:{client.port}"))
         except ValueError as error:
             # What must be said cannot be said in the version that the other side speaks.
@@ -72,10 +80,15 @@ class RaftChannel:
         except asyncio.CancelledError:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the node is stopping"))
         else:
+            if getattr(response, "error_code", 0) == ErrorCode.INCONSISTENT_CLUSTER_ID:
+                self._is_silent(client, "it is of another cluster [INCONSISTENT_CLUSTER_ID]")
+            else:
+                self._answers(client)
             pending.complete(response)
 
     async def _fail(self, client: RpcClient, pending: Pending[Any], error: ApiError) -> None:
         """Find out whether the other side is gone, where it may be."""
+        self._is_silent(client, error.message or error.code.name)
         try:
             if (
                 error.code is ErrorCode.NETWORK_EXCEPTION
@@ -85,6 +98,16 @@ class RaftChannel:
                 error = ReplicaGone(f"nobody listens at {client.host}:{client.port}")
         finally:
             pending.fail(error)
+
+    def _is_silent(self, client: RpcClient, why: str) -> None:
+        if (client.host, client.port) not in self._silent and not self._closed:
+            self._silent.add((client.host, client.port))
+            log.warning("no answer from the controller at %s:%d: %s", client.host, client.port, why)
+
+    def _answers(self, client: RpcClient) -> None:
+        if (client.host, client.port) in self._silent:
+            self._silent.discard((client.host, client.port))
+            log.info("the controller at %s:%d answers now", client.host, client.port)
 
     async def close(self) -> None:
         """Close every connection; whatever is under way fails."""

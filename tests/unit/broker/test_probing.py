@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
+
+import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
@@ -14,7 +17,7 @@ from kalda.controller.suspects import Probe
 from kalda.network.client import RpcClient
 from kalda.network.free_ports import free_ports
 from kalda.network.probe import is_refused
-from kalda.protocol.messages.quorum import VoteRequest
+from kalda.protocol.messages.quorum import VoteRequest, VoteResponse
 from kalda.raft.values import Destination
 
 HOST = "127.0.0.1"
@@ -117,3 +120,43 @@ def test_a_closed_channel_takes_nothing() -> None:
         assert channel.send(Destination(2, HOST, 1), VoteRequest(), 100).error is not None
 
     asyncio.run(run())
+
+
+class Script:
+    """A client that answers what it was given, one thing after the other."""
+
+    host, port = HOST, 9
+
+    def __init__(self, *answers: VoteResponse | ApiError) -> None:
+        self.answers = list(answers)
+
+    async def request(self, message: object, timeout_ms: int) -> VoteResponse:
+        answer = self.answers.pop(0)
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_log_says_once_that_a_controller_gives_no_answers(caplog: pytest.LogCaptureFixture) -> None:
+    lost = ApiError(ErrorCode.NETWORK_EXCEPTION, "refused")
+    foreign = VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+    script = Script(lost, lost, VoteResponse(), VoteResponse(), foreign, foreign)
+
+    async def run() -> None:
+        channel = RaftChannel(lambda host, port: script)  # type: ignore[arg-type, return-value]
+        while script.answers:
+            answered = asyncio.Event()
+            channel.send(Destination(1, HOST, 9), VoteRequest(), 1_000).then(lambda *_, told=answered.set: told())
+            await answered.wait()
+        await channel.close()
+
+    with caplog.at_level(logging.INFO, "kalda.quorum"):
+        asyncio.run(run())
+    assert caplog.messages == [
+        "no answer from the controller at 127.0.0.1:9: refused",
+        "the controller at 127.0.0.1:9 answers now",
+        "no answer from the controller at 127.0.0.1:9: it is of another cluster [INCONSISTENT_CLUSTER_ID]",
+    ]
