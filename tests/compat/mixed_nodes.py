@@ -38,7 +38,8 @@ MAX_LEAD = 20
 
 USUAL = (
     # A node was killed, stopped or is not up yet.
-    r"could not be established|disconnected before the response|Connection to \S+ .*failed|Client was shutdown"
+    r"no answer from the controller at \S+: (?!it is of another cluster)"
+    r"|could not be established|disconnected before the response|Connection to \S+ .*failed|Client was shutdown"
     r"|Error in response for fetch request|node is already closed|already been closed"
     # A leader of the quorum is not yet, or no longer, the active controller; the sender tries again.
     r"|NotControllerException|Performing controller activation|Renouncing the leadership"
