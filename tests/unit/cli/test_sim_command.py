@@ -26,6 +26,18 @@ def test_a_worker_that_dies_is_a_failure_that_names_what_it_was_at() -> None:
         next(told)
 
 
+def test_a_trace_that_nobody_reads_on_ends_without_a_word() -> None:
+    program = "from kalda.cli.main import main; import sys; sys.argv[1:] = 'sim replay 1 --nodes 1'.split(); main()"
+    command = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert command.stdout is not None
+    assert b"starts, life 1" in command.stdout.readline()
+    command.stdout.close()
+    assert command.stderr is not None
+    with command.stderr:
+        assert command.stderr.read() == b""
+    assert command.wait(60) == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_the_command(number: signal.Signals) -> None:
     """Also where only the command was told, and where it could tell nobody. Seeds are left for hours."""
