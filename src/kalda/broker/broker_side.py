@@ -75,7 +75,7 @@ class BrokerSide:
             replayed=quorum.replayed,
         )
         self.services = Services(
-            config, who.cluster_id, channel, self.lifecycle, self.logs, host, timers, jobs, features
+            config, who.cluster_id, channel, self.lifecycle, self.logs, host, timers, jobs, features, on_fatal
         )
         self._is_wired = True
 

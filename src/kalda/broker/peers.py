@@ -103,9 +103,12 @@ class FetcherShell:
         clock: Clock,
         jobs: Jobs,
         random: Callable[[], float],
+        on_fatal: Callable[[str], None],
         is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
     ) -> None:
-        """`is_refused(host, port)` probes an address; without it no leader is ever found to be missing."""
+        """`on_fatal` is told of what no fetcher may meet: its partitions would never be copied again. `is_refused(host,
+        port)` probes an address; without it no leader is ever found to be missing."""
+        self._on_fatal = on_fatal
         self._is_refused = is_refused
         self._broker_id = config.node_id
         self._listener = config.inter_broker_listener_name
@@ -152,6 +155,7 @@ class FetcherShell:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.critical("a fetcher has failed", exc_info=failure)
+            self._on_fatal(f"a replica fetcher failed: {failure!r}")
 
     async def _run(self, fetcher: ReplicaFetcher) -> None:
         line = _Line(fetcher, self._address_of, self._client)
@@ -172,6 +176,9 @@ class FetcherShell:
                         if error.code is ErrorCode.NETWORK_EXCEPTION:
                             await self._look_for(fetcher.leader_id)
                         fetcher.on_failure(error, self._clock.mono_ms())
+                except ValueError as error:
+                    # What must be said cannot be said in the version that the leader speaks.
+                    fetcher.on_failure(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)), self._clock.mono_ms())
                 else:
                     if cold := fetcher.cold_logs(response):
                         await self._open(cold)

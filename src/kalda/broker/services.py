@@ -92,7 +92,9 @@ class Services:
         timers: Timers,
         jobs: Jobs,
         features: Callable[[], Features],
+        on_fatal: Callable[[str], None],
     ) -> None:
+        """`on_fatal` is told why this broker cannot go on."""
         clock = host.clock
         self._config = config
         self._cordoned = config.cordoned_log_dirs
@@ -111,6 +113,7 @@ class Services:
             clock,
             jobs,
             host.rng.random,
+            on_fatal,
             host.is_refused if config["kalda.dead.process.detection.enable"] else None,
         )
         self.replicas.following = self._fetchers

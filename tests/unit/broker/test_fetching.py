@@ -1,0 +1,120 @@
+"""What carries out a broker's fetches, and what it does where one cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from by_hand import HandTime
+
+from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.peers import FetcherShell
+from kalda.protocol.messages.fetch import FetchRequest
+
+NODE = {
+    "process.roles": "broker",
+    "node.id": "1",
+    "controller.quorum.bootstrap.servers": "c:9093",
+    "controller.listener.names": "CONTROLLER",
+    "log.dirs": "/data",
+}
+
+
+class Clock:
+    """Stands still."""
+
+    def wall_ms(self) -> int:
+        return 0
+
+    def mono_ms(self) -> int:
+        return 0
+
+
+class Fetcher:
+    """Asks, and keeps what became of it."""
+
+    leader_id = 2
+    failure: ApiError | None = None
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+        self.wake = self.on_added = lambda: None
+
+    def next_request(self, now_ms: int) -> FetchRequest | None:
+        return FetchRequest() if self.failure is None else None
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        return None
+
+    def on_failure(self, error: ApiError, now_ms: int) -> None:
+        self.failure = error
+        self.told.set()
+
+    def on_response(self, response: Any, now_ms: int) -> None:
+        raise AssertionError("an answer to a fetch that was not sent")
+
+    def cold_logs(self, response: Any) -> list[Any]:
+        return []
+
+
+class Leader:
+    """Answers, or cannot be asked."""
+
+    def __init__(self, outcome: object) -> None:
+        self._outcome = outcome
+
+    async def request(self, *_: object, **__: object) -> object:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+def _shell(monkeypatch: pytest.MonkeyPatch, outcome: object) -> tuple[FetcherShell, asyncio.Queue[str]]:
+    fatal = asyncio.Queue[str]()
+    shell = FetcherShell(
+        ServerConfig(NODE),
+        "cluster",
+        MetadataCache(HandTime()),
+        lambda: 1,
+        Clock(),
+        None,  # type: ignore[arg-type]
+        lambda: 0.5,
+        fatal.put_nowait,
+    )
+    monkeypatch.setattr(shell, "_address_of", lambda _: ("leader", 9092))
+    monkeypatch.setattr(shell, "_client", lambda _: Leader(outcome))
+    return shell, fatal
+
+
+def test_what_must_not_be_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetcher that is gone copies nothing any more, and nobody would hear of it."""
+
+    async def run() -> str:
+        shell, fatal = _shell(monkeypatch, object())
+        shell._start(Fetcher())  # type: ignore[arg-type]
+        async with asyncio.timeout(30):
+            return await fatal.get()
+
+    assert "an answer to a fetch that was not sent" in asyncio.run(run())
+
+
+def test_what_an_older_leader_cannot_be_asked_is_a_failure_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> tuple[ApiError | None, bool]:
+        shell, fatal = _shell(monkeypatch, ValueError("replica_state cannot be said in version 12"))
+        fetcher = Fetcher()
+        shell._start(fetcher)  # type: ignore[arg-type]
+        async with asyncio.timeout(30):
+            await fetcher.told.wait()
+        await shell.close()
+        return fetcher.failure, fatal.empty()
+
+    failure, silent = asyncio.run(run())
+    assert failure is not None
+    assert failure.code is ErrorCode.UNSUPPORTED_VERSION
+    assert silent
