@@ -36,7 +36,7 @@ from kalda.client.metadata import (
 from kalda.client.retry import Deadline, Retry
 from kalda.network.blocking import BlockingConnection
 from kalda.network.calls import PeerVersions
-from kalda.protocol.apis import api_of
+from kalda.protocol.apis import ApiKey, api_of
 from kalda.protocol.messages.metadata import EndpointType
 from kalda.protocol.notation import Request
 
@@ -411,6 +411,8 @@ class Cluster:
             try:
                 connection = self._connections[node_id, ""] = self._open(address, left)
             except ApiError as error:
+                if error.code is ErrorCode.MISMATCHED_ENDPOINT_TYPE:
+                    raise
                 if error.message not in reasons:
                     reasons.append(error.message)
             else:
@@ -429,6 +431,11 @@ class Cluster:
             connect_timeout_ms=max(1, min(left.remaining_ms, self._connect_timeout_ms)),
             tls=self._tls,
         )
+        if self.endpoint_type is EndpointType.BROKERS and ApiKey.METADATA not in (connection.versions or ()):
+            connection.close()
+            raise ApiError(
+                ErrorCode.MISMATCHED_ENDPOINT_TYPE, f"{address} answers no client; it may be a controller's listener"
+            )
         self._reached = True
         return connection
 

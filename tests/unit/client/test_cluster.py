@@ -126,6 +126,17 @@ def test_nobody_there() -> None:
         cluster.metadata()
 
 
+def test_a_controllers_listener_is_none_of_a_brokers(broker: ScriptedBroker) -> None:
+    """It is what people give by mistake, and it has no metadata."""
+    del broker.answers[ApiKey.METADATA]
+    broker.answers[ApiKey.DESCRIBE_CLUSTER] = lambda request, version: DescribeClusterResponse()
+    with (
+        Cluster(broker.address) as cluster,
+        pytest.raises(ApiError, match=f"{broker.address} answers no client; it may be a controller's listener"),
+    ):
+        cluster.metadata([])
+
+
 def test_a_broker_that_is_not_alive(cluster: Cluster) -> None:
     with pytest.raises(ApiError, match="broker 9 is not alive; those alive are 1") as raised:
         cluster.broker(9, DescribeClusterRequest())
