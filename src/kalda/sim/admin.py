@@ -16,6 +16,7 @@ from typing import Any
 
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
@@ -40,7 +41,7 @@ from kalda.protocol.messages.topics import (
     ReassignableTopic,
 )
 from kalda.protocol.notation import Request
-from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.client import SimClient
 from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster
 
 _TIMEOUT_MS = 3_000
@@ -234,15 +235,15 @@ class Reassigner(Operator):
             await self._reassign(partition, self._rng.sample(self._brokers, self._replicas))
 
     async def _reassign(self, partition: TopicPartition, replicas: list[int] | None) -> None:
-        wanted = ReassignablePartition(partition_index=partition[1], replicas=replicas)
-        topic = ReassignableTopic(name=partition[0], partitions=[wanted])
+        wanted = ReassignablePartition(partition_index=partition.partition, replicas=replicas)
+        topic = ReassignableTopic(name=partition.topic, partitions=[wanted])
         request = AlterPartitionReassignmentsRequest(topics=[topic], timeout_ms=_TIMEOUT_MS)
-        await self._once(request, 1, f"{partition[0]}-{partition[1]} to {replicas}")
+        await self._once(request, 1, f"{partition} to {replicas}")
 
     async def _prefer(self, partition: TopicPartition) -> None:
-        wanted = ElectLeadersRequestTopicPartitions(topic=partition[0], partitions=[partition[1]])
+        wanted = ElectLeadersRequestTopicPartitions(topic=partition.topic, partitions=[partition.partition])
         request = ElectLeadersRequest(topic_partitions=[wanted], timeout_ms=_TIMEOUT_MS)
-        await self._once(request, 2, f"{partition[0]}-{partition[1]} led by its first replica")
+        await self._once(request, 2, f"{partition} led by its first replica")
 
     async def _once(self, request: Request, version: int, what: str) -> None:
         """It may be refused, or be lost: nothing is promised but that no harm comes of it."""

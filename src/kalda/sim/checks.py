@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kalda.base.ids import TopicPartition
 from kalda.broker.node import Node
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.topics import TopicImage
@@ -29,7 +30,7 @@ from kalda.sim import dirs
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.groups import Group
 from kalda.sim.groups import judge as groups_judge
-from kalda.sim.history import History, TopicPartition
+from kalda.sim.history import History
 
 _LOOK_S = 0.1
 _READ_BYTES = 1 << 20
@@ -181,7 +182,7 @@ class Observer:
 
     def _not_in_sync(self, topic: TopicImage) -> Iterator[str]:
         for index, registration in topic.partitions.items():
-            replicas = self._replicas((topic.name, index))
+            replicas = self._replicas(TopicPartition(topic.name, index))
             ends = {name: (each.log.high_watermark, each.log.log_end_offset) for name, each in replicas.items()}
             places = {end for both in ends.values() for end in both}
             if registration.adding_replicas or registration.removing_replicas:
@@ -220,7 +221,7 @@ class Observer:
         topics = next(node.node.image.topics for node in self._cluster if node.node is not None)
         for topic in topics.by_id.values():
             for index in topic.partitions:
-                partition = (topic.name, index)
+                partition = TopicPartition(topic.name, index)
                 replicas = self._replicas(partition)
                 logs = {name: _read_all(replica) for name, replica in replicas.items()}
                 first = next(iter(logs))
@@ -228,7 +229,7 @@ class Observer:
                 start = max(replica.log.log_start_offset for replica in replicas.values())
                 for name, log in logs.items():
                     if why := _difference(logs[first], log, compacted, start):
-                        self._world.violated(f"{topic.name}-{index} on {first} and {name}: {why}")
+                        self._world.violated(f"{partition} on {first} and {name}: {why}")
                 if not topic.name.startswith("__") and topic.name not in history.judged_elsewhere:
                     values = {offset: value or b"" for offset, (_, value) in logs[first].items()}
                     history.judge(partition, values, start)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.client.metadata import Metadata, Topic, newest, read_metadata
 from kalda.network.client import RpcClient
 from kalda.protocol.messages.groups import FindCoordinatorRequest
@@ -21,8 +22,6 @@ from kalda.sim.world import World
 _TIMEOUT_MS = 4_000
 _MAX_METADATA = 12
 _BACKOFF_S = (0.02, 0.3)
-
-TopicPartition = tuple[str, int]
 
 
 class SimClient:
@@ -119,15 +118,17 @@ class SimClient:
         self._coordinators.clear()
 
     def _leader(self, partition: TopicPartition) -> tuple[str, int] | None:
-        topic = self.metadata.topics.get(partition[0])
-        found = None if topic is None else next((p for p in topic.partitions if p.partition == partition[1]), None)
+        topic = self.metadata.topics.get(partition.topic)
+        index = partition.partition
+        found = None if topic is None else next((each for each in topic.partitions if each.partition == index), None)
         broker = None if found is None else self.metadata.brokers.get(found.leader)
         return None if broker is None else (broker.host, broker.port)
 
     def leader_epoch(self, partition: TopicPartition) -> int:
         """The epoch of the leader as this client knows it; -1 where it knows none."""
-        topic = self.metadata.topics.get(partition[0])
-        epochs = (each.leader_epoch for each in topic.partitions if each.partition == partition[1]) if topic else ()
+        topic = self.metadata.topics.get(partition.topic)
+        index = partition.partition
+        epochs = (each.leader_epoch for each in topic.partitions if each.partition == index) if topic else ()
         return next(iter(epochs), -1)
 
     async def refresh(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.protocol.messages.fetch import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from kalda.sim.admin import Operator
-from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.client import SimClient
 from kalda.sim.history import History
 
 _VERSION = 2
@@ -39,9 +40,9 @@ class Deleter(Operator):
 
 async def delete_records(client: SimClient, partition: TopicPartition, offset: int) -> bool:
     """Whether all below `offset` is said to be deleted; otherwise it may be, also later."""
-    wanted = DeleteRecordsPartition(partition_index=partition[1], offset=offset)
+    wanted = DeleteRecordsPartition(partition_index=partition.partition, offset=offset)
     request = DeleteRecordsRequest(
-        topics=[DeleteRecordsTopic(name=partition[0], partitions=[wanted])], timeout_ms=_TIMEOUT_MS
+        topics=[DeleteRecordsTopic(name=partition.topic, partitions=[wanted])], timeout_ms=_TIMEOUT_MS
     )
     try:
         answer: Any = await client.ask_leader(partition, request, _VERSION)

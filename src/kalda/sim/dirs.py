@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition as Placed
+from kalda.base.ids import TopicPartition
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.admin import (
     AlterReplicaLogDir,
@@ -17,7 +17,7 @@ from kalda.protocol.messages.admin import (
     AlterReplicaLogDirTopic,
 )
 from kalda.sim.admin import Operator
-from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.client import SimClient
 from kalda.sim.cluster import PORT, SimCluster, SimNode
 from kalda.storage.naming import DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name
 
@@ -76,7 +76,7 @@ def judge(node: SimNode, image: MetadataImage) -> Iterator[str]:
     assert node.node is not None
     logs = node.node.logs
     assert logs is not None
-    found: dict[Placed, list[str]] = {}
+    found: dict[TopicPartition, list[str]] = {}
     for path in node.config.log_dirs:
         for name in node.machine.disk.names(path):
             placed = parse_dir_name(name)
@@ -89,5 +89,5 @@ def judge(node: SimNode, image: MetadataImage) -> Iterator[str]:
             yield f"{placed} of {node.name} is at {places}, and served from {log.directory if log else 'nowhere'}"
     for topic in image.topics.by_id.values():
         for index, registration in topic.partitions.items():
-            if node.id in registration.replicas and Placed(topic.name, index) not in found:
+            if node.id in registration.replicas and TopicPartition(topic.name, index) not in found:
                 yield f"{topic.name}-{index} is not in any directory of {node.name}"

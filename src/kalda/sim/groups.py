@@ -17,6 +17,7 @@ import contextlib
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.client.core.assignors import Subscriber, assign_range
 from kalda.client.core.consumer_protocol import read_assignment, write_assignment, write_subscription
 from kalda.protocol.messages.groups import (
@@ -39,7 +40,7 @@ from kalda.protocol.messages.offsets import (
 )
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
-from kalda.sim.history import History, TopicPartition
+from kalda.sim.history import History
 from kalda.sim.readers import Reader
 
 _SESSION_MS = 3_000
@@ -129,10 +130,10 @@ class Member:
             5,
         )
         _check(synced.error_code)
-        self._assigned = [(each.topic, each.partition) for each in read_assignment(synced.assignment)]
+        self._assigned = [TopicPartition(each.topic, each.partition) for each in read_assignment(synced.assignment)]
         self._uncommitted.clear()
         self._next_heartbeat_s = self._world.now_s + _HEARTBEAT_S
-        told = ", ".join(f"{topic}-{index}" for topic, index in self._assigned)
+        told = ", ".join(map(str, self._assigned))
         self._world.tell(self._client.name, f"has {told or 'nothing'} in generation {self._generation}")
 
     def _join_request(self) -> JoinGroupRequest:
@@ -200,7 +201,7 @@ class Member:
         for topic in answer.topics:
             for found in topic.partitions:
                 _check(found.error_code)
-                partition = (topic.name, found.partition_index)
+                partition = TopicPartition(topic.name, found.partition_index)
                 offset = max(0, found.committed_offset)
                 if offset < floor[partition]:
                     self._world.violated(
@@ -251,7 +252,9 @@ class Member:
             OffsetCommitRequestTopic(
                 name=name,
                 partitions=[
-                    OffsetCommitRequestPartition(partition_index=index, committed_offset=offsets[name, index])
+                    OffsetCommitRequestPartition(
+                        partition_index=index, committed_offset=offsets[TopicPartition(name, index)]
+                    )
                     for index in indexes
                 ],
             )

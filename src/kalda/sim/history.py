@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kalda.base.ids import TopicPartition
 from kalda.sim.world import World
-
-TopicPartition = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -79,24 +78,22 @@ class History:
             known = seen.setdefault(offset, value)
             if known != value:
                 self._world.violated(
-                    f"{reader} reads {_short(value)} at {offset} of {_name(partition)}, "
-                    f"where {_short(known)} was committed"
+                    f"{reader} reads {_short(value)} at {offset} of {partition}, where {_short(known)} was committed"
                 )
 
     def judge(self, partition: TopicPartition, log: dict[int, bytes], start: int = 0) -> None:
         """Hold a partition's final records, by offset from `start` on, against all that was promised."""
         if start and not self.may_begin_at(partition, start):
-            self._world.violated(f"{_name(partition)} begins at {start}, and nobody asked for that")
+            self._world.violated(f"{partition} begins at {start}, and nobody asked for that")
         if start < (promised := self.deletions(partition).promised) and not self.forgets_beginnings:
-            self._world.violated(f"{_name(partition)} begins at {start}, and was said to begin at {promised}")
+            self._world.violated(f"{partition} begins at {start}, and was said to begin at {promised}")
         places: dict[bytes, list[int]] = {}
         for offset in sorted(log):
             places.setdefault(log[offset], []).append(offset)
         for offset, value in self.seen.get(partition, {}).items():
             if offset >= start and log.get(offset) != value:
                 self._world.violated(
-                    f"{_short(value)} was read at {offset} of {_name(partition)}, "
-                    f"and now there is {_short(log.get(offset))}"
+                    f"{_short(value)} was read at {offset} of {partition}, and now there is {_short(log.get(offset))}"
                 )
         known: set[bytes] = set()
         for (producer, where), written in self.written.items():
@@ -105,7 +102,7 @@ class History:
                 self._judge_one(producer, partition, written, places, start)
         for value in places:
             if value not in known:
-                self._world.violated(f"nobody wrote {_short(value)}, which is in {_name(partition)}")
+                self._world.violated(f"nobody wrote {_short(value)}, which is in {partition}")
 
     def _judge_one(
         self, producer: str, partition: TopicPartition, written: Written, places: dict[bytes, list[int]], start: int
@@ -113,7 +110,7 @@ class History:
         last = -1
         for number in range(written.attempted):
             found = places.get(value_of(producer, partition, number), [])
-            what = f"{producer}'s record {number} of {_name(partition)}"
+            what = f"{producer}'s record {number} of {partition}"
             if number in written.acked:
                 promised = written.acked[number]
                 if promised < start and (promised >= 0 or start):
@@ -135,12 +132,8 @@ class History:
 
 def value_of(producer: str, partition: TopicPartition, number: int) -> bytes:
     """A record's value. Some span several sectors of a disk."""
-    name = f"{producer}:{partition[0]}-{partition[1]}:{number}".encode()
+    name = f"{producer}:{partition}:{number}".encode()
     return name if number % 5 else name + b"." * 1_500
-
-
-def _name(partition: TopicPartition) -> str:
-    return f"{partition[0]}-{partition[1]}"
 
 
 def _short(value: bytes | None) -> str:

@@ -34,11 +34,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition
 from kalda.metadata.partition import PartitionRegistration
 from kalda.records.batch import ATTRIBUTES_POSITION, iter_batches
 from kalda.sim.cluster import PORT, SimCluster, SimNode
 from kalda.sim.disk import SimDisk
-from kalda.sim.history import TopicPartition
 from kalda.sim.network import Address
 from kalda.storage.checkpoints import RECOVERY_POINT_FILE
 from kalda.storage.naming import FUTURE_DIR_SUFFIX
@@ -206,12 +206,12 @@ class Losses:
 
     def _covered(self, node: SimNode) -> list[Covered]:
         disk, found = node.machine.disk, []
-        for topic, index in self._partitions:
-            for directory in (f"{log_dir}/{topic}-{index}" for log_dir in node.config.log_dirs):
+        for partition in self._partitions:
+            for directory in (f"{log_dir}/{partition}" for log_dir in node.config.log_dirs):
                 for name in disk.names(directory):
                     path = f"{directory}/{name}"
                     if name.endswith(".log"):
-                        found += [Covered((topic, index), path, *span) for span in _spans(disk.peek(path))]
+                        found += [Covered(partition, path, *span) for span in _spans(disk.peek(path))]
         return found
 
     async def _repair(self, node: SimNode, partitions: set[TopicPartition]) -> None:
@@ -310,8 +310,8 @@ class Losses:
 
     def _registration(self, partition: TopicPartition) -> PartitionRegistration | None:
         image = self._cluster.image()
-        topic = None if image is None else image.topics.by_name.get(partition[0])
-        return None if topic is None else topic.partitions.get(partition[1])
+        topic = None if image is None else image.topics.by_name.get(partition.topic)
+        return None if topic is None else topic.partitions.get(partition.partition)
 
     def _in_sync(self, partition: TopicPartition, node: SimNode) -> bool:
         registration = self._registration(partition)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import Uuid, uuid_to_text
+from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -23,7 +23,7 @@ from kalda.protocol.messages.topics import (
 )
 from kalda.records.builder import build_batch
 from kalda.sim.admin import Operator
-from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.client import SimClient
 from kalda.sim.deletions import delete_records
 from kalda.sim.history import Deleted
 from kalda.sim.machine import EPOCH_MS
@@ -122,7 +122,7 @@ class Phoenix(Operator):
         request = ProduceRequest(
             acks=-1, timeout_ms=2_000, topic_data=[TopicProduceData(topic_id=life, partition_data=[data])]
         )
-        answer = await self._client.ask_leader((NAME, index), request, _BY_ID)
+        answer = await self._client.ask_leader(TopicPartition(NAME, index), request, _BY_ID)
         result = answer.responses[0].partition_responses[0]
         if result.error_code:
             raise ApiError(ErrorCode(result.error_code))
@@ -138,7 +138,7 @@ class Phoenix(Operator):
             session_epoch=-1,
             topics=[FetchRequestFetchTopic(topic_id=life, partitions=[wanted])],
         )
-        answer = await self._client.ask_leader((NAME, index), request, _BY_ID)
+        answer = await self._client.ask_leader(TopicPartition(NAME, index), request, _BY_ID)
         if answer.error_code:
             raise ApiError(ErrorCode(answer.error_code))
         data = answer.responses[0].partitions[0]
@@ -155,7 +155,7 @@ class Phoenix(Operator):
         offset = self._rng.choice(list(written.acked.values())) + 1
         if offset > written.deleted.promised:
             written.deleted.asked = max(written.deleted.asked, offset)
-            if await delete_records(self._client, (NAME, index), offset):
+            if await delete_records(self._client, TopicPartition(NAME, index), offset):
                 written.deleted.promised = max(written.deleted.promised, offset)
             else:
                 self._late = max(self._late, offset)
@@ -168,7 +168,7 @@ class Phoenix(Operator):
         if topic is not None and topic.id in self._lives:
             for index, written in enumerate(self._lives[topic.id]):
                 written.deleted.asked = max(written.deleted.asked, self._late)
-                for why in _faults(written, index, topic.id, *read((NAME, index))):
+                for why in _faults(written, index, topic.id, *read(TopicPartition(NAME, index))):
                     self._client.world.violated(f"{NAME}-{index} of {uuid_to_text(topic.id)}: {why}")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.protocol.messages.fetch import (
     FetchRequest,
     FetchRequestFetchPartition,
@@ -23,7 +24,7 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import read_records
-from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.client import SimClient
 from kalda.sim.history import History
 
 _FETCH_VERSION = 12
@@ -72,8 +73,8 @@ class Reader:
         return await self._fetch_from(None, partition, position, max_wait_ms)
 
     async def _beginning(self, partition: TopicPartition) -> int:
-        wanted = ListOffsetsPartition(partition_index=partition[1], timestamp=OffsetSpec.EARLIEST)
-        request = ListOffsetsRequest(topics=[ListOffsetsTopic(name=partition[0], partitions=[wanted])])
+        wanted = ListOffsetsPartition(partition_index=partition.partition, timestamp=OffsetSpec.EARLIEST)
+        request = ListOffsetsRequest(topics=[ListOffsetsTopic(name=partition.topic, partitions=[wanted])])
         answer = await self._client.ask_leader(partition, request, _LIST_VERSION)
         found = answer.topics[0].partitions[0]
         if found.error_code:
@@ -165,7 +166,7 @@ class Consumer:
 
 def _fetch(partition: TopicPartition, position: int, max_wait_ms: int, epoch: int, rack: str) -> FetchRequest:
     wanted = FetchRequestFetchPartition(
-        partition=partition[1], fetch_offset=position, partition_max_bytes=1 << 16, current_leader_epoch=epoch
+        partition=partition.partition, fetch_offset=position, partition_max_bytes=1 << 16, current_leader_epoch=epoch
     )
     return FetchRequest(
         max_wait_ms=max_wait_ms,
@@ -174,7 +175,7 @@ def _fetch(partition: TopicPartition, position: int, max_wait_ms: int, epoch: in
         session_id=0,
         session_epoch=-1,
         rack_id=rack,
-        topics=[FetchRequestFetchTopic(topic=partition[0], partitions=[wanted])],
+        topics=[FetchRequestFetchTopic(topic=partition.topic, partitions=[wanted])],
     )
 
 

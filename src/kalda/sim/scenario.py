@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from random import Random
 
 from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition
+from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.sim import faults, losses, phoenix
 from kalda.sim.admin import Churner, Operator, Reassigner, VoterChanger
 from kalda.sim.checks import Observer
-from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster, rack_name
 from kalda.sim.deletions import Deleter
 from kalda.sim.dirs import DirMover
@@ -153,7 +155,7 @@ class _Run:
         self.history.forgets_beginnings = bool(faults.RESTARTS & set(plan.kinds))
         self.observer = Observer(self.cluster)
         self.topics = {"alpha": rng.randint(1, 3), "beta": 1}
-        self.partitions: list[TopicPartition] = [(name, i) for name, count in self.topics.items() for i in range(count)]
+        self.partitions = [TopicPartition(name, i) for name, count in self.topics.items() for i in range(count)]
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
         self.groups: list[Group] = []
@@ -213,7 +215,7 @@ class _Run:
         if "churn" in plan.loads:
             self.operators.append(Churner(self._client("churner"), replicas))
         if self.temper.log_dirs > 1:
-            everything = [*self.partitions, ("__consumer_offsets", 0)]
+            everything = [*self.partitions, TopicPartition(OFFSETS_TOPIC, 0)]
             self.operators.append(DirMover(self._client("dir-mover"), self.cluster, everything))
         if self.temper.deletes:
             self.operators.append(Deleter(self._client("deleter"), self.history, self.partitions))

@@ -14,6 +14,7 @@ import asyncio
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.topics import (
     CreatableTopic,
@@ -24,7 +25,7 @@ from kalda.protocol.messages.topics import (
 from kalda.protocol.messages.transactions import InitProducerIdRequest
 from kalda.protocol.notation import Request
 from kalda.records.builder import build_batch
-from kalda.sim.client import SimClient, TopicPartition
+from kalda.sim.client import SimClient
 from kalda.sim.history import History, value_of
 from kalda.sim.machine import EPOCH_MS
 
@@ -125,11 +126,11 @@ class Producer:
         return [_outcome(each) for each in outcomes]
 
     def _request(self, partition: TopicPartition, batch: bytes) -> Request:
-        data = PartitionProduceData(index=partition[1], records=batch)
+        data = PartitionProduceData(index=partition.partition, records=batch)
         return ProduceRequest(
             acks=-1,
             timeout_ms=2_000,
-            topic_data=[TopicProduceData(name=partition[0], partition_data=[data])],
+            topic_data=[TopicProduceData(name=partition.topic, partition_data=[data])],
         )
 
 
