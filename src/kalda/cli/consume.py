@@ -107,7 +107,10 @@ def consume(
 def _stop_politely() -> Iterator[None]:
     """Ctrl-C, SIGTERM, SIGHUP, and a reader that has seen enough are how a consumer normally ends."""
 
-    def stop(*_: object) -> None:
+    def stop(number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            # A terminal that is closed sends several. The next one must not end the leaving of the group.
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}

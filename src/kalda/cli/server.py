@@ -1,6 +1,7 @@
 """`kalda server FILE [--override KEY=VALUE]…`: run a node in the foreground until SIGTERM, SIGINT or SIGHUP.
 
-A second signal spares the waiting for other nodes: what is led is not handed over, but the logs are closed as ever.
+A second signal spares the waiting for other nodes: what is led is not handed over, but the logs are closed as ever. A
+second SIGHUP does not: where a terminal is closed, both its shell and the system send one.
 
 No command-line library is loaded here: a node is to answer a few hundred milliseconds after its start.
 """
@@ -156,7 +157,7 @@ async def _serve(options: Options) -> int:
 
     def on_signal(number: signal.Signals) -> None:
         log.info("Terminating process due to signal %s", number.name)
-        if stop.is_set():
+        if stop.is_set() and number is not signal.SIGHUP:
             node.hurry()
         stop.set()
 
