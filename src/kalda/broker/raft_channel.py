@@ -88,7 +88,8 @@ class RaftChannel:
 
     async def _fail(self, client: RpcClient, pending: Pending[Any], error: ApiError) -> None:
         """Find out whether the other side is gone, where it may be."""
-        self._is_silent(client, error.message or error.code.name)
+        if error.code is not ErrorCode.UNSUPPORTED_VERSION:  # which an older controller's answers say, among others
+            self._is_silent(client, error.message or error.code.name)
         try:
             if (
                 error.code is ErrorCode.NETWORK_EXCEPTION

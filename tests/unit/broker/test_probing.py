@@ -143,7 +143,8 @@ class Script:
 def test_the_log_says_once_that_a_controller_gives_no_answers(caplog: pytest.LogCaptureFixture) -> None:
     lost = ApiError(ErrorCode.NETWORK_EXCEPTION, "refused")
     foreign = VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
-    script = Script(lost, lost, VoteResponse(), VoteResponse(), foreign, foreign)
+    too_old = ApiError(ErrorCode.UNSUPPORTED_VERSION, "the peer speaks none")
+    script = Script(lost, lost, VoteResponse(), too_old, VoteResponse(), foreign, foreign)
 
     async def run() -> None:
         channel = RaftChannel(lambda host, port: script)  # type: ignore[arg-type, return-value]
