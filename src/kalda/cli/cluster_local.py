@@ -17,6 +17,7 @@ import click
 from kalda.cli.failures import Failure
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option
+from kalda.cli.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.local.layout import Layout, Place
@@ -96,13 +97,26 @@ def _chosen(layout: Layout, node_ids: tuple[int, ...]) -> list[Place]:
 @contextlib.contextmanager
 def alone(directory: Path) -> Iterator[None]:
     """Nobody else starts or stops nodes of this directory meanwhile."""
+    from kalda.cli.local.layout import FILE
+
+    made = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / "lock", "w", encoding="ascii") as lock:
+    path = directory / "lock"
+    with open(path, "w", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if not os.path.samefile(lock.fileno(), path):
+                raise BlockingIOError  # somebody else was refused, took the lock away, and another one is there
+        except (BlockingIOError, FileNotFoundError):
             raise Failure(f"another kalda cluster up or down is at work in {directory}; wait for it") from None
-        yield
+        try:
+            yield
+        finally:
+            if not (directory / FILE).exists():  # refused: there is nothing to guard
+                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    for each in made:
+                        each.rmdir()
 
 
 @contextlib.contextmanager
@@ -265,7 +279,7 @@ def line_printer(layout: Layout, *, named: bool = True) -> Callable[[Any], None]
 @_nodes_option
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=STOP_S,
     show_default=True,
     help="Seconds that a node has to stop, before it is killed.",

@@ -15,6 +15,7 @@ from kalda.cli.cluster_local import STOP_S, alone, directory_option, failing, in
 from kalda.cli.failures import INTERRUPTED, Failure
 from kalda.cli.output import Progress, print_json
 from kalda.cli.session import json_option, parse_pairs
+from kalda.cli.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.local.layout import Layout, Place
@@ -58,7 +59,7 @@ class Wanted:
     help="Join the cluster of these controllers, with brokers, instead of making one.",
 )
 @click.option("--first-id", type=click.IntRange(min=0), help="The first node's id. [default: 1; when joining, random]")
-@click.option("--timeout", type=click.FloatRange(min=1), default=120, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", type=Seconds(min=1), default=120, show_default=True, help="Seconds to wait.")
 @click.option("--foreground", is_flag=True, help="Show the nodes' logs, and stop them with Ctrl-C.")
 @json_option
 def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool, **options: Any) -> None:

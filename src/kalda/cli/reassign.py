@@ -16,6 +16,7 @@ from kalda.cli.completion import complete_topic
 from kalda.cli.failures import FAILED, INTERRUPTED, Failure
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
+from kalda.cli.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.reassignment.documents import Target
@@ -240,7 +241,7 @@ def show_bytes(count: float) -> str:
 )
 @click.option("--rollback", metavar="FILE", type=click.Path(dir_okay=False), help="Write the way back there.")
 @click.option("--no-wait", is_flag=True, help="Return when it has begun. Throttles then stay until `status FILE`.")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait. [default: as long as it takes]")
+@click.option("--timeout", type=Seconds(min=0), help="Seconds to wait. [default: as long as it takes]")
 @json_option
 @with_cluster
 def run_command(

@@ -9,6 +9,7 @@ from functools import partial
 
 import click
 
+from kalda.cli.times import Seconds
 from kalda.cli.workers import each
 from kalda.sim import faults
 from kalda.sim.quorum_storm import calm, storm, usurpations
@@ -51,7 +52,7 @@ _works = click.option(
 _duration = click.option(
     "--duration",
     "duration_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=20.0,
     show_default=True,
     help="Virtual seconds of faults.",

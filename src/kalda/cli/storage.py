@@ -49,7 +49,9 @@ def _read_config(config_file: str) -> ServerConfig:
         return ServerConfig(read_properties(config_file))
     except InvalidConfig as error:
         _fail(f"{config_file}: {error.message}")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        _fail(f"Cannot read {config_file}: {error.strerror or error}")
+    except ValueError as error:
         _fail(f"Cannot read {config_file}: {error}")
 
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
 from kalda.base.configs.definition import parse_duration_ms
+
+
+class Seconds(click.FloatRange):
+    """A duration as an option, in seconds: a number, and one that has an end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
 
 
 def parse_time_ms(option: str, text: str) -> int:

@@ -66,6 +66,7 @@ def test_closed_streams_are_as_good_as_dev_null(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from kalda.cli.main import hold_standard_streams\n"
         "hold_standard_streams(); print('out'); print('err', file=sys.stderr, flush=True)\n"
+        "import subprocess; subprocess.run(['sh', '-c', 'echo <&0 && echo >&2'], check=True)\n"
         f"Path({str(report)!r}).write_text(repr((sys.stdin.fileno(), sys.stdin.read(), sys.stdout.fileno())))"
     )
     subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, program], check=True)
@@ -105,6 +106,8 @@ def test_the_package_is_a_program() -> None:
         (["features", "upgrade", "-f", "share.version=x"], "share.version=x"),
         (["features", "upgrade", "-r", "9.9"], "9.9"),
         (["produce", "t", "--idempotent", "--acks", "1"], "--acks all"),
+        (["sim", "run", "--duration", "nan"], "nan is not a number of seconds"),
+        (["cluster", "down", "--timeout", "inf"], "inf is not a number of seconds"),
         (["nonsense"], "nonsense"),
     ],
 )

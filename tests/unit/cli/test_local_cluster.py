@@ -186,6 +186,7 @@ def test_a_process_of_this_node_is_recognized(tmp_path: Path) -> None:
         assert process.send(0)
         usage = process.usage()
         assert usage.memory_bytes is None or usage.memory_bytes > 0
+        assert usage.uptime_seconds is None or usage.uptime_seconds == round(usage.uptime_seconds, 1)
         child.kill()
     assert process.pid() is None
     process.forget()
@@ -263,16 +264,17 @@ def test_what_up_refuses(tmp_path: Path, arguments: list[str], words: str) -> No
     result = run("cluster", "up", "--dir", tmp_path / "c", *arguments)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.stderr.split())
-    assert not (tmp_path / "c" / layout.FILE).exists()
+    assert not (tmp_path / "c").exists()
 
 
 def test_what_up_fails_at(tmp_path: Path) -> None:
     wrong = run("cluster", "up", "--dir", tmp_path / "c", "--nodes", 1, "--override", "log.segment.bytes=x")
     assert (wrong.exit_code, "log.segment.bytes" in wrong.stderr) == (1, True)
-    assert not (tmp_path / "c" / layout.FILE).exists()
+    assert not (tmp_path / "c").exists()
     (tmp_path / "d" / "node-1").mkdir(parents=True)
     strange = run("cluster", "up", "--dir", tmp_path / "d", "--nodes", 1)
     assert (strange.exit_code, "choose another directory" in strange.stderr) == (1, True)
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["node-1"]
     assert run("cluster", "up", "--dir", tmp_path / "a,b", "--nodes", 1).exit_code == 1
     port = free_ports(1)[0]
     alone = run("cluster", "up", "--dir", tmp_path / "e", "--bootstrap-controllers", f"127.0.0.1:{port}")

@@ -49,6 +49,10 @@ def test_a_random_uuid_is_an_id() -> None:
     assert len(uuid_from_text(first.strip())) == 16
 
 
+def test_a_file_that_is_not_there_is_named_once() -> None:
+    assert run("info", "-c", "nofile").output == "Cannot read nofile: No such file or directory\n"
+
+
 def test_format_then_info(config: Path, tmp_path: Path) -> None:
     formatted = format_(
         config, "-s", "-r", "4.0", "-f", "transaction.version=1", "-S", "SCRAM-SHA-256=[name=a,password=b]"

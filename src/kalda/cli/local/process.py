@@ -197,7 +197,8 @@ def _usage(pid: int) -> Usage:
         return Usage(None, None, None)
     tick = os.sysconf("SC_CLK_TCK")
     try:
-        uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0]) - int(fields[19]) / tick
+        now = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+        uptime = round(now - int(fields[19]) / tick, 1)
     except OSError:
         uptime = None
     cpu = (int(fields[11]) + int(fields[12])) / tick
