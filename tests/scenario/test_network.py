@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -131,6 +132,12 @@ def test_a_port_that_cannot_be_had_is_said_with_its_listener() -> None:
         taken = await server.listen("INSIDE", "127.0.0.1", 0, echo)
         with pytest.raises(OSError, match=r"listener OUTSIDE: .*address already in use"):
             await server.listen("OUTSIDE", "127.0.0.1", taken.port, echo)
+        nowhere = OSError("could not bind on any address")
+        with (
+            patch.object(asyncio.get_running_loop(), "create_server", side_effect=nowhere),
+            pytest.raises(OSError, match=r"Errno \d+\] listener OUTSIDE: could not bind"),
+        ):
+            await server.listen("OUTSIDE", "192.0.2.1", 9092, echo)
         await server.stop()
 
     run(scenario)

@@ -86,7 +86,9 @@ class Listener:
         except socket.gaierror as error:
             raise OSError(error.errno, f"listener {self.name}: host {host}: {error.strerror}") from error
         except OSError as error:
-            raise OSError(error.errno, f"listener {self.name}: {error.strerror}") from error
+            # Of an address that is no host's here, later versions of asyncio have no number.
+            number = error.errno or errno.EADDRNOTAVAIL
+            raise OSError(number, f"listener {self.name}: {error.strerror or error}") from error
         for bound in self._sockets.sockets:
             if limits.receive_buffer_bytes > 0:
                 # Before the handshake, or the window scale would be too small for it.
