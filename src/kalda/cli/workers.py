@@ -50,7 +50,8 @@ def _in_order(workers: list[Connection], numbers: Sequence[int]) -> Iterator[Tol
             for worker in workers:
                 if worker not in under_way and next_at < len(numbers):
                     under_way[worker] = next_at
-                    worker.send(numbers[next_at])
+                    with suppress(OSError):  # of one that has died, which is found when its answer is read
+                        worker.send(numbers[next_at])
                     next_at += 1
             ready = wait(list(under_way))
             for worker in [worker for worker in under_way if worker in ready]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -36,6 +37,15 @@ def test_a_trace_that_nobody_reads_on_ends_without_a_word() -> None:
     with command.stderr:
         assert command.stderr.read() == b""
     assert command.wait(60) == 1
+
+
+def test_a_worker_that_died_before_it_was_asked_is_one_too() -> None:
+    with each(str, range(9), 2) as told:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join()
+        with pytest.raises(Failure, match="was at 0 has died"):
+            next(told)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
