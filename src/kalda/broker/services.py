@@ -105,17 +105,7 @@ class Services:
         self.replicas = ReplicaManager(
             config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists, self._peers
         )
-        self._fetchers = FetcherShell(
-            config,
-            cluster_id,
-            self.cache,
-            lambda: lifecycle.broker_epoch,
-            clock,
-            jobs,
-            host.rng.random,
-            on_fatal,
-            host.is_refused if config["kalda.dead.process.detection.enable"] else None,
-        )
+        self._fetchers = self._make_fetchers(cluster_id, host, jobs, on_fatal)
         self.replicas.following = self._fetchers
         self._peers.watch(self.replicas)
         coordinator = self._make_coordinator(host)
@@ -154,6 +144,20 @@ class Services:
         self.on_config: Callable[[ServerConfig], None] = _nothing
         """Told of this broker's effective configuration when dynamic configs have changed it."""
         self._defaults: dict[str, str] = self._topic_defaults(config)
+
+    def _make_fetchers(self, cluster_id: str, host: Host, jobs: Jobs, on_fatal: Callable[[str], None]) -> FetcherShell:
+        config = self._config
+        return FetcherShell(
+            config,
+            cluster_id,
+            self.cache,
+            lambda: self._lifecycle.broker_epoch,
+            host.clock,
+            jobs,
+            host.rng.random,
+            on_fatal,
+            host.is_refused if config["kalda.dead.process.detection.enable"] else None,
+        )
 
     def _make_moves(self, host: Host, timers: Timers, jobs: Jobs) -> DirMoves:
         config = self._config
