@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kalda.base.errors import ApiError
 from kalda.cli.completion import complete_topic
-from kalda.cli.failures import Failure
+from kalda.cli.failures import Failure, failure_of
 from kalda.cli.output import Progress, print_json
 from kalda.cli.session import json_option, parse_pairs, unescape, with_cluster
 
@@ -219,6 +220,10 @@ def produce(
         batches = _Batches(sender, topic, count, partition, batch_size, Compression[compression.upper()])
         try:
             _produce(fd, layout, batches, sender, report)
+        except ApiError as error:
+            failure = failure_of(error)
+            failure.message += f" ({report.count} known to be written)"
+            raise failure from error
         finally:
             report.progress.clear()
     if as_json:
@@ -228,17 +233,26 @@ def produce(
 
 
 def _produce(fd: int, layout: LineFormat, batches: _Batches, sender: Sender, report: _Report) -> None:
-    for lines in _read_lines(fd):
-        if not lines:
-            batches.flush()
-            sender.flush()
-        now_ms = time.time_ns() // 1_000_000
-        for line in lines:
-            key, value, headers = layout.parse(line, batches.records + 1)
-            batches.add((now_ms, key, value, headers))
-        report.progress.step()
-    batches.flush()
-    sender.flush()
+    """Raises `Failure` for a line that is no record, when those before it are written."""
+
+    def flush() -> None:
+        batches.flush()
+        sender.flush()
+
+    try:
+        for lines in _read_lines(fd):
+            if not lines:
+                flush()
+            now_ms = time.time_ns() // 1_000_000
+            for line in lines:
+                key, value, headers = layout.parse(line, batches.records + 1)
+                batches.add((now_ms, key, value, headers))
+            report.progress.step()
+    except Failure as failure:
+        flush()
+        failure.message += f" ({report.count} written before line {batches.records + 1})"
+        raise
+    flush()
 
 
 class _Report:
@@ -246,8 +260,8 @@ class _Report:
 
     def __init__(self, topic: str) -> None:
         self.progress = Progress(self.line)
-        self._topic = topic
         self._records = 0
+        self._topic = topic
         self._bytes = 0
         self._next_offsets: dict[int, int] = {}
 
@@ -256,6 +270,11 @@ class _Report:
         self._bytes += delivery.size_bytes
         if delivery.base_offset >= 0:
             self._next_offsets[delivery.partition] = delivery.base_offset + delivery.records_count
+
+    @property
+    def count(self) -> str:
+        """How many records, with the verb that goes with it."""
+        return "1 record is" if self._records == 1 else f"{self._records:,} records are"
 
     def line(self, seconds: float) -> str:
         return (

@@ -228,6 +228,7 @@ class Sender:
                 self._lost(node_id, flight.batches, late)
 
     def _take(self, answer: ProduceResponse, flight: _InFlight) -> None:
+        refusals: list[tuple[_Outgoing, ApiError]] = []
         for topic in answer.responses:
             for p in topic.partition_responses:
                 one = flight.by_name.get((topic.name, p.index)) or flight.by_name.get((topic.topic_id, p.index))
@@ -236,7 +237,9 @@ class Sender:
                 if p.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     self._written(one, p.base_offset, p.log_append_time_ms)
                 else:
-                    self._failed(one, refused(p.error_code, f"partition {one.partition}", p.error_message))
+                    refusals.append((one, refused(p.error_code, f"partition {one.partition}", p.error_message)))
+        for one, error in refusals:  # when all that was written is accounted for
+            self._failed(one, error)
 
     def _written(self, one: _Outgoing, base_offset: int, log_append_time_ms: int) -> None:
         queue = self._queues[one.partition]

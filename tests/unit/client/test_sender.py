@@ -94,6 +94,27 @@ def test_what_cannot_be_written_is_raised(broker: ScriptedBroker, cluster: Clust
         sender.send("logs", 0, batch(1))
 
 
+def test_what_is_refused_does_not_hide_what_is_written_beside_it(broker: ScriptedBroker, cluster: Cluster) -> None:
+    log = Log(broker)
+    log.failures = [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    delivered: list[Delivery] = []
+
+    def produce(request: Any, version: int) -> Any:
+        answer = log.produce(request, version)
+        if len(partitions := answer.responses[0].partition_responses) == 2:
+            partitions[0].error_code = ErrorCode.MESSAGE_TOO_LARGE
+        return answer
+
+    broker.answers[ApiKey.PRODUCE] = produce
+    sender = Sender(cluster, on_delivery=delivered.append)
+    sender.send("logs", 0, batch(1))  # to be tried again, with what has come meanwhile
+    sender.send("logs", 1, batch(1))
+    with pytest.raises(ApiError, match="logs-0"):
+        sender.flush()
+    sender.close()
+    assert [one.partition for one in delivered] == [1]
+
+
 def test_failures_that_last_are_raised_in_the_end(broker: ScriptedBroker) -> None:
     Log(broker).failures = [ErrorCode.NOT_ENOUGH_REPLICAS] * 100
     with Cluster(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="in sync"):  # noqa: SIM117

@@ -1,0 +1,59 @@
+"""`kalda produce` that stops half-way says how much was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+from scripted_broker import ScriptedBroker
+
+from kalda.base.errors import ErrorCode
+from kalda.cli.commands import cli
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+
+
+def produce(broker: ScriptedBroker, path: Path, *options: str) -> Result:
+    to = ["--bootstrap-server", broker.address, "--file", str(path)]
+    return CliRunner().invoke(cli, ["produce", "logs", *to, *options], prog_name="kalda")
+
+
+class Log:
+    """Refuses all batches but the first so many."""
+
+    def __init__(self, broker: ScriptedBroker, accepted: int) -> None:
+        self.left = accepted
+        broker.topics["logs"] = [1]
+        broker.answers[ApiKey.PRODUCE] = self.produce
+
+    def produce(self, request: Any, version: int) -> ProduceResponse:
+        self.left -= 1
+        code = ErrorCode.NONE if self.left >= 0 else ErrorCode.MESSAGE_TOO_LARGE
+        partition = PartitionProduceResponse(index=0, error_code=code, base_offset=7)
+        topic_id = request.topic_data[0].topic_id
+        return ProduceResponse(
+            responses=[TopicProduceResponse(name="logs", topic_id=topic_id, partition_responses=[partition])]
+        )
+
+
+def test_what_stands_before_a_line_that_is_no_record_is_written(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("a:1\nb:2\nc\nd:4\n")
+    with ScriptedBroker() as broker:
+        Log(broker, 1)
+        result = produce(broker, lines, "-K", ":")
+    assert result.exit_code == 1
+    assert result.stderr == "kalda: line 3: no key separator ':' in 'c' (2 records are written before line 3)\n"
+    assert len(broker.requests(ApiKey.PRODUCE)) == 1
+
+
+def test_a_record_that_is_refused(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\nthree\n")
+    with ScriptedBroker() as broker:
+        Log(broker, 1)
+        result = produce(broker, lines, "--batch-size", "1")
+    assert result.exit_code == 1
+    assert "logs-0" in result.stderr
+    assert result.stderr.endswith("[MESSAGE_TOO_LARGE] (1 record is known to be written)\n")
