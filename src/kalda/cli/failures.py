@@ -23,6 +23,10 @@ class Failure(click.ClickException):
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
+    def also(self, note: str) -> Failure:
+        """The same, with more to say."""
+        return type(self)(f"{self.message} ({note})")
+
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"kalda: {self.message}", file=file, err=file is None)
 

@@ -221,9 +221,7 @@ def produce(
         try:
             _produce(fd, layout, batches, sender, report)
         except ApiError as error:
-            failure = failure_of(error)
-            failure.message += f" ({report.count} known to be written)"
-            raise failure from error
+            raise failure_of(error).also(f"{report.count} known to be written") from error
         finally:
             report.progress.clear()
     if as_json:
@@ -250,8 +248,7 @@ def _produce(fd: int, layout: LineFormat, batches: _Batches, sender: Sender, rep
             report.progress.step()
     except Failure as failure:
         flush()
-        failure.message += f" ({report.count} written before line {batches.records + 1})"
-        raise
+        raise failure.also(f"{report.count} written before line {batches.records + 1}") from None
     flush()
 
 
