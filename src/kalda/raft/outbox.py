@@ -48,8 +48,8 @@ class Outbox:
             del self._busy[request.destination]
         return request
 
-    def back_off(self, destination: Destination, now: int) -> None:
-        self._backoff_until[destination] = now + self._backoff_ms
+    def back_off(self, destination: Destination, now: int, at_least_ms: int = 0) -> None:
+        self._backoff_until[destination] = now + max(self._backoff_ms, at_least_ms)
 
     def expire(self, now: int) -> None:
         """Give up requests whose time is over."""

@@ -351,9 +351,11 @@ def snapshot_installed(
 
 
 def snapshot_damaged(machine: RaftMachine, snapshot: OffsetAndEpoch, now: int) -> None:
-    """Fetch again, after a while: what it is then is for the leader to say."""
+    """Fetch again: what it is then is for the leader to say. Not at once, since it may be the leader's disk that has it
+    so, and that many bytes for nothing would be asked for again and again."""
     machine.installing = False
     role = machine.role
     if isinstance(role, Follower) and role.snapshot == snapshot:
         role.snapshot, role.snapshot_position = None, 0
-        machine.outbox.back_off(role.leader, now)
+        role.deadline = now + machine.config.fetch_timeout_ms
+        machine.outbox.back_off(role.leader, now, machine.config.fetch_timeout_ms // 2)

@@ -153,7 +153,7 @@ def test_a_new_observer_loads_the_snapshot_in_chunks(
     network.chunks_to_damage = set(damaged)
     observer = add(network, tmp_path, 9, can_be_voter=False, fetch_snapshot_max_bytes=1_000)
     observer.start()
-    network.world.run(3_000)
+    network.world.run(10_000)
     assert observer.failures == []
     assert sum("is fetched again" in line for line in caplog.messages) == len(damaged)
     assert observer.listener.snapshots == [(91, epoch)]

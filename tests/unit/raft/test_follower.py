@@ -10,6 +10,7 @@ from kalda.raft.log_state import LogState
 from kalda.raft.machine import RaftConfig, RaftMachine
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.roles import Candidate
+from kalda.raft.roles import Follower as FollowerRole
 from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
 from kalda.raft.voters import VoterHistory, VoterSet
 
@@ -111,3 +112,22 @@ def test_votes_of_former_voters_elect_nobody_among_those_that_a_snapshot_tells_o
         if isinstance(vote.ask, rpc.VoteAsk) and not vote.ask.pre_vote and vote.destination.node_id == 1:
             follower.answer(vote, rpc.VoteAnswer(rpc.Standing(ErrorCode.NONE, EPOCH + 1), True))
     assert not follower.machine.is_leader, "two of five"
+
+
+def test_a_damaged_snapshot_is_fetched_again_and_not_as_fast_as_it_goes() -> None:
+    """Where the leader's disk has it so it comes damaged every time; and its leader is there as long as it comes."""
+    follower = Follower(9, LogState())
+    timeout_ms = follower.machine.config.fetch_timeout_ms
+    snapshot = OffsetAndEpoch(7, 3)
+    for _ in range(3):
+        began = follower.now
+        follower.answer(follower.fetch(), rpc.FetchAnswer(standing(), 0, 0, snapshot=snapshot))
+        asked = follower.sent.pop()
+        assert isinstance(asked.ask, rpc.SnapshotAsk)
+        follower.answer(asked, rpc.SnapshotAnswer(standing(), snapshot, 0, 5, b"12345"))
+        follower.step(ev.SnapshotDamaged(snapshot), wait_ms=timeout_ms - 1)
+        assert follower.sent == []
+        while not follower.sent:
+            follower.step(ev.Tick(), wait_ms=20)
+        assert follower.now - began > timeout_ms * 5 // 4
+    assert isinstance(follower.machine.role, FollowerRole)
