@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Protocol
 
@@ -107,7 +107,7 @@ class BrokerPublisher:
         changes = None if delta.topics is None else delta.topics.local_changes(self._broker_id)
         if changes is not None:
             # At once: a topic of the same name may be there already, and what is meant for it must not go to the old.
-            self._leave(changes)
+            self._leave(changes.deletes)
         self._updates.append(self._steps(delta, changes, image))
         if not self._started:
             try:
@@ -185,7 +185,7 @@ class BrokerPublisher:
         if delta.configs is not None:
             yield from self._update_log_configs(delta, image)
         if delta.topics is not None and changes is not None:
-            self._leave(changes)  # what an update before this one has opened meanwhile
+            self._leave(changes.deletes)  # what an update before this one has opened meanwhile
             for topic_partition in changes.deletes:
                 self._logs.delete_log(topic_partition)
                 yield None
@@ -207,16 +207,11 @@ class BrokerPublisher:
             if count % _CONFIGS_A_PARTITION == 0:
                 yield
 
-    def _leave(self, changes: LocalChanges) -> None:
+    def _leave(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """Serve no more what is to be deleted."""
-        for topic_partition in changes.deletes:
+        for topic_partition in topic_partitions:
             self._resign(topic_partition)
             self._replicas.remove(topic_partition)
-
-    def _remove(self, topic_partition: TopicPartition) -> None:
-        self._resign(topic_partition)
-        self._replicas.remove(topic_partition)
-        self._logs.delete_log(topic_partition)
 
     def _resign(self, topic_partition: TopicPartition) -> None:
         if topic_partition.topic == OFFSETS_TOPIC:
@@ -265,7 +260,8 @@ class BrokerPublisher:
         known = self._replicas.find(*topic_partition)
         if known is not None and known.topic_id != local.topic_id:
             # Deleted, and made again under its old name, in one delta.
-            self._remove(topic_partition)
+            self._leave([topic_partition])
+            self._logs.delete_log(topic_partition)
         try:
             self._replicas.apply(
                 topic_partition,
@@ -310,7 +306,7 @@ class BrokerPublisher:
     ) -> bool:
         """Whether the log, with what was acknowledged, may be in a directory that is offline, although the metadata
         does not name that one: it then names the directory of a copy that a move has not finished, or none as yet."""
-        if all(directory.online for directory in self._logs.dirs) or self._logs.get(topic_partition) is not None:
+        if self._logs.all_online or self._logs.get(topic_partition) is not None:
             return False
         if self._logs.futures.is_alone(topic_partition, topic_id):
             return True
@@ -324,7 +320,7 @@ class BrokerPublisher:
         its disk was replaced or taken out, any will do; but not while the cluster counts on what was there."""
         directory = registration.directory(self._broker_id)
         counted_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
-        if self._broker_id in counted_on or not all(each.online for each in self._logs.dirs):
+        if self._broker_id in counted_on or not self._logs.all_online:
             return directory
         return directory if any(each.directory_id == directory for each in self._logs.dirs) else DIRECTORY_UNASSIGNED
 

@@ -83,7 +83,7 @@ class FutureLogs:
             future is not None
             and topic_id in (None, future.topic_id)
             and self._manager.get(topic_partition) is None
-            and not all(directory.online for directory in self._manager.dirs)
+            and not self._manager.all_online
         )
 
     # Wishes

@@ -229,6 +229,11 @@ class LogManager:
         )
 
     @property
+    def all_online(self) -> bool:
+        """Whether no log directory has failed: where one has, a log that is not there may be in it."""
+        return all(directory.online for directory in self.dirs)
+
+    @property
     def previous_broker_epoch(self) -> int:
         """The broker epoch of the last clean stop; -1 where it was not clean everywhere."""
         epochs = {directory.previous_broker_epoch for directory in self.dirs if directory.online}

@@ -88,6 +88,10 @@ class FakeLogs:
         self.futures = FakeFutures()
         self.dirs = [SimpleNamespace(online=True, directory_id=HOME), SimpleNamespace(online=True, directory_id=AWAY)]
 
+    @property
+    def all_online(self) -> bool:
+        return all(directory.online for directory in self.dirs)
+
     def get(self, topic_partition: TopicPartition) -> Any:
         known = self.logs.get(topic_partition)
         return None if known is None else SimpleNamespace(topic_id=known)
