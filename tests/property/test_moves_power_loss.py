@@ -17,7 +17,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
-from kalda.replication.dir_moves import DirMoves, _Move
+from kalda.replication.dir_moves import DirMoves, _Move, _State
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
@@ -193,8 +193,8 @@ def _change_places_at_once(patch: pytest.MonkeyPatch) -> None:
     """The copy need not be as durable as the log."""
 
     def change(self: DirMoves, move: _Move) -> None:
-        if move.held_since_ms < 0 and move.partition.hold_flushes():
-            move.held_since_ms = self._now_ms()
+        if move.state is _State.AGREED and move.partition.hold_flushes():
+            move.state = _State.HOLDING
             new = self._logs.futures.swap(move.partition.topic_partition)
             del self._moves[move.partition.topic_partition]
             self._release(move, new)
@@ -207,7 +207,7 @@ def _change_places_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def _flush_meanwhile(patch: pytest.MonkeyPatch) -> None:
     """The log is flushed on while its copy is."""
-    patch.setattr(Partition, "hold_flushes", lambda self: not self._flushing)
+    patch.setattr(Partition, "hold_flushes", lambda self: self.may_fetch_on)
     patch.setattr(FutureLogs, "is_as_durable", lambda *_: True)
 
 

@@ -49,6 +49,8 @@ class _State(Enum):
     TOLD = auto()
     """the controller has been asked to take the new directory for the replica's"""
     AGREED = auto()
+    HOLDING = auto()
+    """flushes of the partition are held up, for the last piece; goes back to `AGREED` where that takes too long"""
 
 
 class _Move:
@@ -64,8 +66,8 @@ class _Move:
         self.state = _State.COPYING
         self.failures = 0
         """in a row"""
-        self.held_since_ms = -1
-        """When the partition's flushes were held up, for the last piece; -1 while they are not."""
+        self.held_since_ms = 0
+        """while `HOLDING`"""
 
     @property
     def caught_up(self) -> bool:
@@ -222,8 +224,8 @@ class DirMoves:
             self._assign(move.partition.topic_id, topic_partition.partition, move.home_id, _nothing)
 
     def _release(self, move: _Move, new: Log | None = None) -> None:
-        if move.held_since_ms >= 0:
-            move.held_since_ms = -1
+        if move.state is _State.HOLDING:
+            move.state = _State.AGREED
             move.partition.release_flushes(new)
 
     def _later(self, move: _Move) -> None:
@@ -243,12 +245,12 @@ class DirMoves:
         if not self._is_under_way(move):
             self._end(move)
             return
-        if move.held_since_ms >= 0 and self._now_ms() - move.held_since_ms > _LONGEST_HOLD_MS:
+        if move.state is _State.HOLDING and self._now_ms() - move.held_since_ms > _LONGEST_HOLD_MS:
             self._release(move)
         try:
             if not self._align(move):
                 return
-            if not move.caught_up and move.held_since_ms >= 0:
+            if not move.caught_up and move.state is _State.HOLDING:
                 self._copy_tail(move)
             if not move.caught_up:
                 self._copy(move)
@@ -258,7 +260,7 @@ class DirMoves:
                 self._sync(move)
             elif move.state is _State.SYNCED:
                 self._tell(move)
-            elif move.state is _State.AGREED:
+            elif move.state in (_State.AGREED, _State.HOLDING):
                 self._change_places(move)
         except (ApiError, UnexpectedAppendOffset, OSError) as error:
             self._fail(move, error)
@@ -404,11 +406,11 @@ class DirMoves:
         """As soon as the copy is as durable as the log. Flushes of the log wait for that, so that it stays so."""
         partition, futures, now_ms = move.partition, self._logs.futures, self._now_ms()
         topic_partition = partition.topic_partition
-        if move.held_since_ms < 0:
+        if move.state is _State.AGREED:
             if not partition.hold_flushes():
                 self._later(move)
                 return
-            move.held_since_ms = now_ms
+            move.state, move.held_since_ms = _State.HOLDING, now_ms
             self._sync(move)
         elif not futures.is_as_durable(topic_partition):
             self._sync(move)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from kalda.base.disk import Buffer
@@ -33,9 +34,21 @@ if TYPE_CHECKING:
     from kalda.replication.waiting import Waiter
 
 NO_LEADER = -1
-
-
 _MAX_UNCOMMITTED = 1_000
+
+
+class _Flushes(Enum):
+    """What becomes of a wish to flush the log."""
+
+    IDLE = auto()
+    """a job begins at once"""
+    RUNNING = auto()
+    """one runs: the next begins when that is done"""
+    HELD = auto()
+    """none begins before the log has been replaced, or will not be"""
+
+
+_IDLE = _Flushes.IDLE
 
 
 class Partition:
@@ -46,7 +59,7 @@ class Partition:
         "_broker_id",
         "_cluster",
         "_flush_to",
-        "_flushing",
+        "_flushes",
         "_jobs",
         "_uncommitted",
         "end_waiters",
@@ -92,7 +105,7 @@ class Partition:
         self._broker_id = broker_id
         self._jobs = jobs
         self._flush_to = 0
-        self._flushing = False
+        self._flushes = _IDLE
         self._uncommitted: deque[tuple[int, int]] = deque()
         """(end offset, size) of what was appended and is not committed, for those who wait for bytes."""
 
@@ -227,13 +240,13 @@ class Partition:
     def _flush(self, offset: int) -> None:
         """Have everything below `offset` synced by a job; appends that come meanwhile share the next one."""
         self._flush_to = max(self._flush_to, offset)
-        if not self._flushing:
+        if self._flushes is _IDLE:
             job = self.log.flush_job(self._flush_to)
-            self._flushing = True
+            self._flushes = _Flushes.RUNNING
             self._jobs.run(job.run, lambda _, error: self._flushed(job, error))
 
     def _flushed(self, job: Job[None], error: BaseException | None) -> None:
-        self._flushing = False
+        self._flushes = _IDLE
         try:
             if error is not None:
                 self.log.on_io_error(error)
@@ -255,14 +268,14 @@ class Partition:
     def hold_flushes(self) -> bool:
         """Let no flush begin, so that the log can be replaced by one that is as durable; false while one runs. Records
         that must be flushed are not committed meanwhile."""
-        if self._flushing:
+        if self._flushes is not _IDLE:
             return False
-        self._flushing = True
+        self._flushes = _Flushes.HELD
         return True
 
     def release_flushes(self, log: Log | None = None) -> None:
         """Flush again, and from now on in `log`, where that has taken the place of the log."""
-        self._flushing = False
+        self._flushes = _IDLE
         if log is not None:
             self.log = log
         if self.log.offline:
@@ -424,7 +437,7 @@ class Partition:
     @property
     def may_fetch_on(self) -> bool:
         """A follower that owes the disk a flush does not report records that it could still lose."""
-        return not self._flushing
+        return self._flushes is _IDLE
 
     # -- reading
 
