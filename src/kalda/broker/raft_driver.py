@@ -269,7 +269,7 @@ class RaftDriver:
             now_ms=self._clock.wall_ms(),
         )
 
-        def finish(size: int | None, error: BaseException | None) -> None:
+        def finish(_: int | None, error: BaseException | None) -> None:
             if error is not None:
                 self._fail(error)
             # A log that was replaced by a later one meanwhile has no use for it.

@@ -95,7 +95,7 @@ def _ask_for_votes(machine: RaftMachine, node_ids: tuple[int, ...], epoch: int, 
             machine.send(destination, ask, now)
 
 
-def vote_answered(machine: RaftMachine, answer: rpc.VoteAnswer, ask: rpc.VoteAsk, voter: int, now: int) -> bool:
+def vote_answered(machine: RaftMachine, answer: rpc.VoteAnswer, ask: rpc.VoteAsk, voter: int) -> bool:
     role = machine.role
     if isinstance(role, Prospective if ask.pre_vote else Candidate) and role.epoch == ask.epoch:
         role.ballot.record(voter, answer.granted)

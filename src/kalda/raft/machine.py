@@ -273,7 +273,7 @@ class RaftMachine:
         if done is None:
             match answer, request.ask:
                 case rpc.VoteAnswer(), rpc.VoteAsk() as vote_ask:
-                    done = elections.vote_answered(self, answer, vote_ask, request.destination.node_id, now)
+                    done = elections.vote_answered(self, answer, vote_ask, request.destination.node_id)
                 case rpc.BeginAnswer(), rpc.BeginAsk():
                     done = elections.begin_answered(self, request.destination.node_id)
                 case rpc.EndAnswer(), rpc.EndAsk():
@@ -444,7 +444,7 @@ class RaftMachine:
     def _role_deadline(self) -> int | None:
         match self.role:
             case LeaderRole():
-                return replication.leader_deadline(self, self.role)
+                return replication.leader_deadline(self.role)
             case Candidate(backoff_until=until) if until is not None:
                 return min(until, self.role.deadline)
             case Unattached() | Follower() if not self.is_voter and not self._may_look_for_leader():

@@ -40,7 +40,7 @@ def drive_leader(machine: RaftMachine, role: LeaderRole, now: int) -> None:
         elections.send_begin_epoch(machine, role, now)
 
 
-def leader_deadline(machine: RaftMachine, role: LeaderRole) -> int | None:
+def leader_deadline(role: LeaderRole) -> int | None:
     times = [fetch.deadline for fetch in role.parked]
     if role.change is not None and role.change.token is not None:
         times.append(role.change.deadline)
