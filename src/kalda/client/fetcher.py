@@ -183,11 +183,6 @@ class Fetcher:
         return not self._ready and all(reading.is_done for reading in self._readings.values())
 
     @property
-    def positions(self) -> dict[TopicPartition, int]:
-        """Where reading goes on, after what was handed out and what is about to be."""
-        return {partition: reading.position for partition, reading in self._readings.items()}
-
-    @property
     def at_end(self) -> bool:
         """Of all partitions, everything up to the high watermark that the last answer told was handed out."""
         return not self._ready and all(

@@ -97,11 +97,6 @@ class Sender:
             self.flush()
         self.close()
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Of batches without an answer."""
-        return self._buffered_bytes
-
     def send(self, topic: str, partition: int, batch: bytearray) -> None:
         """Take a batch (magic 2, as `build_batch` makes it), and numbers it in place where idempotent.
 

@@ -149,7 +149,7 @@ class BatchLoader:
         self._end = Provenance(offset, batch.epoch, batch.append_timestamp_ms, aligned)
 
     def _hand_over(self, delta: MetadataDelta) -> None:
-        manifest = Manifest(self._end, num_batches=self._num_batches, num_bytes=self._num_bytes)
+        manifest = Manifest(self._end, num_bytes=self._num_bytes)
         image = delta.apply(self._end)
         seen = self.has_seen_record
         self.reset_to(image)

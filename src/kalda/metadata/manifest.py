@@ -52,12 +52,11 @@ class CommittedSnapshot(Protocol):
 
 
 class Manifest(NamedTuple):
-    """What an image was loaded from: some batches of the log, or a snapshot (then `num_batches` is 0). The first image
-    counts as one; `num_bytes` are of the batches that it holds beyond a stored one."""
+    """What an image was loaded from: some batches of the log, or a snapshot. The first image counts as one; `num_bytes`
+    are of the batches that it holds beyond a stored one."""
 
     provenance: Provenance
     is_snapshot: bool = False
-    num_batches: int = 0
     num_bytes: int = 0
 
 

@@ -141,10 +141,6 @@ class Api(NamedTuple):
         """True where both headers and bodies use compact lengths and tagged fields."""
         return self.flexible_from is not None and version >= self.flexible_from
 
-    def request_header_version(self, version: int) -> int:
-        """2 for flexible versions, else 1."""
-        return 2 if self.is_flexible(version) else 1
-
     def response_header_version(self, version: int) -> int:
         """1 for flexible versions, else 0; always 0 for ApiVersions, whose reader cannot know the version yet."""
         return 1 if self.is_flexible(version) and self.key is not ApiKey.API_VERSIONS else 0

@@ -176,13 +176,16 @@ def test_an_end_that_the_log_does_not_reach_is_complained_of(broker: ScriptedBro
 
 
 def test_poll_says_when_nothing_came_and_at_end(broker: ScriptedBroker, cluster: Cluster) -> None:
-    Log(broker, end=5)
+    log = Log(broker, end=5)
     with Fetcher(cluster, [Slice("logs", 0, 0)], max_wait_ms=10) as fetcher:
         assert not fetcher.at_end
         assert fetcher.poll(5_000) is not None
         assert fetcher.at_end
         assert fetcher.poll(0) is None
-        assert fetcher.positions == {TopicPartition("logs", 0): 5}
+        log.end = 10
+        more = fetcher.poll(5_000)
+        assert more is not None
+        assert (more.start, more.next_offset) == (5, 10)
 
 
 def test_aborted_batches_are_kept_from_the_reader(broker: ScriptedBroker, cluster: Cluster) -> None:

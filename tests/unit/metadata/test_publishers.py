@@ -34,7 +34,7 @@ class Snapshots:
     def load(self, size: int, *, aligned: bool = True, snapshot: bool = False) -> None:
         self.offset += 1
         image = replace(EMPTY, provenance=Provenance(self.offset, 1, 0, aligned))
-        manifest = Manifest(image.provenance, is_snapshot=snapshot, num_batches=1, num_bytes=size)
+        manifest = Manifest(image.provenance, is_snapshot=snapshot, num_bytes=size)
         self.generator.on_metadata_update(MetadataDelta(EMPTY), image, manifest)
 
 

@@ -18,9 +18,6 @@ from kalda.protocol.messages.fetch import (
     OffsetSpec,
 )
 
-UP_TO_HIGH_WATERMARK = -1
-"""For `delete_records`: everything that all replicas have."""
-
 _CONSUMER = -1
 """The replica id of those who are none."""
 
@@ -81,9 +78,8 @@ def offsets_at(cluster: Cluster, partitions: Collection[TopicPartition], mark: i
 
 
 def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Delete all records before an offset (`UP_TO_HIGH_WATERMARK`: all); returns where each log starts now.
-
-    Raises `ApiError`.
+    """Delete all records before an offset, or below the high watermark where it is -1; returns where each log starts
+    now. Raises `ApiError`.
     """
 
     def build(partitions: list[tuple[TopicPartition, Leader]]) -> DeleteRecordsRequest:
