@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from data_path_world import SELF, Assigned, World, offsets, told
 
 from kalda.base.errors import ErrorCode
@@ -133,42 +134,37 @@ def test_the_first_batch_goes_out_whole_and_the_rest_by_the_limits() -> None:
     assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([], [0])
 
 
-def test_what_only_the_disk_has_is_read_by_a_job() -> None:
+@pytest.fixture
+def cold() -> World:
+    """A batch in each of two partitions, which only the disk has."""
     world = World()
-    world.assign("a")
-    world.assign("b")
-    world.produce("a")
-    world.produce("b")
+    for topic in ("a", "b"):
+        world.assign(topic)
+        world.produce(topic)
     world.disk.cold = world.hold_jobs = True
-    waiting = world.fetch(A, B, partition_bytes=1000)
+    return world
+
+
+def test_what_only_the_disk_has_is_read_by_a_job(cold: World) -> None:
+    waiting = cold.fetch(A, B, partition_bytes=1000)
     assert isinstance(waiting, Pending)
     assert not waiting.done
-    world.let_jobs_run()
+    cold.let_jobs_run()
     answers = told(waiting)
     assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0], [0])
 
 
-def test_a_disk_that_fails_under_a_read_is_told() -> None:
-    world = World()
-    world.assign("a")
-    world.produce("a")
-    world.disk.cold = world.hold_jobs = True
-    waiting = world.fetch(A)
-    world.disk.fail("/data")
-    world.let_jobs_run()
+def test_a_disk_that_fails_under_a_read_is_told(cold: World) -> None:
+    waiting = cold.fetch(A)
+    cold.disk.fail("/data")
+    cold.let_jobs_run()
     assert told(waiting)["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_a_log_that_cannot_be_opened_for_its_reader_is_told() -> None:
-    world = World()
-    world.assign("a")
-    world.assign("b")
-    world.produce("a")
-    world.produce("b")
-    world.disk.cold = world.hold_jobs = True
-    world.disk.fail("/data/a-0", operations=frozenset({"read"}))
-    waiting = world.fetch(A, B, partition_bytes=1000)
-    world.let_jobs_run()
+def test_a_log_that_cannot_be_opened_for_its_reader_is_told(cold: World) -> None:
+    cold.disk.fail("/data/a-0", operations=frozenset({"read"}))
+    waiting = cold.fetch(A, B, partition_bytes=1000)
+    cold.let_jobs_run()
     answers = told(waiting)
     assert answers["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert offsets(answers["b", 0]) == [0]

@@ -125,7 +125,9 @@ class Bench:
     def __init__(self, limits: Limits | None = None, budget: int = 0) -> None:
         self.pending: dict[bytes, Pending[list[Buffer]]] = {}
         self.seen: list[bytes] = []
-        self.listener = PaperListener(self.handle, limits or Limits(), budget)
+        self.answer: FrameHandler = self.handle
+        """what a test may replace"""
+        self.listener = PaperListener(lambda *asked: self.answer(*asked), limits or Limits(), budget)
         self.transport = PaperTransport()
         self.connection = Connection(self.listener, 7)  # type: ignore[arg-type]
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -199,7 +201,7 @@ def test_pending_that_is_done_already_needs_no_slot() -> None:
     bench = Bench()
     done: Pending[list[Buffer]] = Pending()
     done.complete([b"done"])
-    bench.connection._handler = lambda connection, frame: done
+    bench.answer = lambda connection, frame: done
     bench.send(body("a"))
     assert bench.transport.answers() == [b"done"]
 
@@ -211,7 +213,7 @@ def test_an_answer_at_its_turn_is_made_when_those_before_it_are_there() -> None:
     def handle(connection: Connection, frame: memoryview) -> Answer:
         return AtTurn(lambda: [news]) if frame[:1] == b"t" else bench.handle(connection, frame)
 
-    bench.connection._handler = handle
+    bench.answer = handle
     bench.send(body("t"))
     assert bench.transport.answers() == [b"old"], "nothing is before it"
     bench.send(body("w"), body("t"), body("a"))
@@ -226,7 +228,7 @@ def test_an_answer_at_its_turn_that_comes_late_itself() -> None:
     """As of a request that waited for the node to start."""
     bench = Bench()
     late: Pending[Any] = Pending()
-    bench.connection._handler = lambda connection, frame: late
+    bench.answer = lambda connection, frame: late
     bench.send(body("t"))
     late.complete(AtTurn(lambda: [b"made"]))
     assert bench.transport.answers() == [b"made"]
@@ -238,7 +240,7 @@ def test_an_answer_that_cannot_be_made_at_its_turn_closes(caplog: pytest.LogCapt
     def handle(connection: Connection, frame: memoryview) -> Answer:
         return AtTurn(lambda: [][0]) if frame[:1] == b"t" else bench.handle(connection, frame)
 
-    bench.connection._handler = handle
+    bench.answer = handle
     bench.send(body("w"), body("t"), body("a"))
     with caplog.at_level(logging.ERROR, "kalda.network"):
         bench.settle(body("w"))
@@ -255,7 +257,7 @@ def test_own_earlier_request_settled_by_a_later_one() -> None:
             bench.settle(body("w", 1))
         return bench.handle(connection, frame)
 
-    bench.connection._handler = handle
+    bench.answer = handle
     bench.send(body("w", 1), body("a", 2), body("s", 3), body("a", 4))
     assert [answer[-8:] for answer in bench.transport.answers()] == [b"%08d" % n for n in (1, 2, 3, 4)]
     assert len(bench.transport.writes) == 1
@@ -264,7 +266,7 @@ def test_own_earlier_request_settled_by_a_later_one() -> None:
 def test_large_buffers_are_neither_joined_nor_copied() -> None:
     bench = Bench()
     large = memoryview(bytearray(100_000))
-    bench.connection._handler = lambda connection, frame: [b"head", large, b"tail"]
+    bench.answer = lambda connection, frame: [b"head", large, b"tail"]
     bench.send(body("a"))
     assert any(piece is large for piece in bench.transport.writes)
     assert bench.transport.answers() == [b"head" + bytes(large) + b"tail"]
@@ -282,7 +284,7 @@ def test_slow_reader_is_bounded() -> None:
         PaperTransport.write(bench.transport, data)
         bench.connection.pause_writing()  # the peer takes nothing
 
-    bench.connection._handler = handle
+    bench.answer = handle
     bench.transport.write = write  # type: ignore[method-assign]
     bench.send(*(body("a", n) for n in range(100)))
     assert len(bench.seen) == 2
@@ -314,9 +316,7 @@ def test_unanswered_requests_are_bounded() -> None:
 
 def test_answers_behind_a_pending_one_are_bounded() -> None:
     bench = Bench(Limits(write_high_bytes=1_000))
-    bench.connection._handler = lambda connection, frame: (
-        bench.handle(connection, frame) if frame[0] == ord("w") else [bytes(600)]
-    )
+    bench.answer = lambda connection, frame: bench.handle(connection, frame) if frame[0] == ord("w") else [bytes(600)]
     bench.send(body("w"), *(body("a", n) for n in range(10)))
     assert bench.connection.unanswered == 3
     assert not bench.transport.reading
@@ -417,7 +417,7 @@ def test_a_large_answer_is_waited_for_alone() -> None:
             connection.answer_alone()
         return bench.handle(connection, frame)
 
-    bench.connection._handler = handle
+    bench.answer = handle
     bench.send(body("w", 1), body("w", 2), body("l", 3), body("a", 4))
     assert len(bench.seen) == 1
     bench.settle(body("w", 1))
@@ -450,7 +450,7 @@ class Sliced:
         self.jobs = HandJobs(hold_jobs=True)
         self.bench = Bench()
         self.file = PaperFile(self.data, size if cached is None else cached)
-        self.bench.connection._handler = self.handle
+        self.bench.answer = self.handle
         self.transport = self.bench.transport
         self.connection = self.bench.connection
 

@@ -30,10 +30,10 @@ COMPACT = {
 
 
 class Node:
-    def __init__(self, **config: str) -> None:
+    def __init__(self, seed: int = 3, **config: str) -> None:
         self.now_ms = NOW
         self.config = LogConfig.from_dict(COMPACT | {key.replace("_", "."): value for key, value in config.items()})
-        self.disk = SimDisk(random.Random(3), now_ms=lambda: self.now_ms)
+        self.disk = SimDisk(random.Random(seed), now_ms=lambda: self.now_ms)
         self.disk.make_dirs("/d")
         self.disk.sync_dir("/")
         self.start()
@@ -324,8 +324,7 @@ def test_what_a_cleaning_moves_is_counted() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
-    node = Node()
-    node.disk._rng.seed(seed)
+    node = Node(seed)
     cleaning = _a_cleaning(node)
     for _ in range(seed % 8):
         job = cleaning.next_job()
@@ -351,8 +350,7 @@ def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
 def test_what_a_loss_of_power_took_from_the_middle_is_no_gap_of_compaction(cleaned: bool) -> None:
     """The end of a segment may be lost and the next one be there: the log ends at the first."""
     for seed in range(40):
-        node = Node()
-        node.disk._rng.seed(seed)
+        node = Node(seed)
         for number in range(12):
             node.put((f"key-{number % 4}", "x" * 60))
         node.log.roll(NOW)
@@ -373,8 +371,7 @@ def test_what_a_loss_of_power_took_from_the_middle_is_no_gap_of_compaction(clean
 
 def test_nothing_is_missing_from_the_middle_of_a_log_that_was_never_flushed() -> None:
     for seed in range(40):
-        node = Node()
-        node.disk._rng.seed(seed)
+        node = Node(seed)
         for due in node.logs.poll(NOW + DAY):  # checkpoints
             due.complete()
         node.disk.sync_dir("/d")
@@ -388,8 +385,7 @@ def test_nothing_is_missing_from_the_middle_of_a_log_that_was_never_flushed() ->
 @pytest.mark.parametrize("seed", range(40))
 def test_what_compaction_has_left_out_is_not_missed(seed: int) -> None:
     """The checkpoint of the recovery points is written for a cleaning, if need be."""
-    node = Node()
-    node.disk._rng.seed(seed)
+    node = Node(seed)
     for number in range(6):
         node.put((f"key-{number}", "x" * 60))
     node.log.roll(NOW)
@@ -421,6 +417,12 @@ def _delete_a_key(node: Node) -> None:
         node.put((f"another-{number}", "x" * 60))
 
 
+def _clean_among_others(node: Node) -> None:
+    for number in range(30):
+        node.put((f"other-{number}", "x" * 60))
+    node.clean()
+
+
 def _is_gone_for_good(node: Node) -> bool:
     """The deletion's time runs out, and it is removed itself."""
     for number in range(4):
@@ -432,8 +434,7 @@ def _is_gone_for_good(node: Node) -> bool:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_a_loss_of_power_brings_back_is_cleaned_again(seed: int) -> None:
-    node = Node(delete_retention_ms="1000")
-    node.disk._rng.seed(seed)
+    node = Node(seed, delete_retention_ms="1000")
     _delete_a_key(node)
     node.clean()
     node.disk.crash()
@@ -443,28 +444,20 @@ def test_what_a_loss_of_power_brings_back_is_cleaned_again(seed: int) -> None:
 
 def test_a_log_inherits_no_clean_part_from_a_former_one_of_its_name() -> None:
     node = Node(delete_retention_ms="1000")
-    for number in range(30):
-        node.put((f"other-{number}", "x" * 60))
-    node.clean()
+    _clean_among_others(node)
     node.logs.delete_log(TP)
     node.log = node.logs.get_or_create_log(TP, None, node.config, None)
     _delete_a_key(node)
-    for number in range(30):
-        node.put((f"other-{number}", "x" * 60))
-    node.clean()
+    _clean_among_others(node)
     assert _is_gone_for_good(node)
 
 
 def test_what_is_appended_in_place_of_a_clean_part_is_dirty() -> None:
     node = Node(delete_retention_ms="1000")
-    for number in range(30):
-        node.put((f"other-{number}", "x" * 60))
-    node.clean()
+    _clean_among_others(node)
     node.log.truncate_to(4)
     _delete_a_key(node)
-    for number in range(30):
-        node.put((f"other-{number}", "x" * 60))
-    node.clean()
+    _clean_among_others(node)
     assert _is_gone_for_good(node)
 
 
