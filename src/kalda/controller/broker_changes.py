@@ -13,7 +13,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.features import FeatureControl
-from kalda.controller.heartbeats import BrokerState
+from kalda.controller.heartbeats import BrokerControlState
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
 from kalda.metadata.cluster import BrokerRegistration
@@ -51,18 +51,18 @@ class BrokerChangeControl:
         version = self._features.metadata_version
         offline = request.offline_log_dirs if version.is_directory_assignment_supported else []
         newly_offline = [directory for directory in registration.directories if directory in offline]
-        if following is BrokerState.UNFENCED and newly_offline:
+        if following is BrokerControlState.UNFENCED and newly_offline:
             # Its next heartbeat unfences it: what it may lead without them is known then.
             following = current
         records: list[VersionedRecord] = []
         if current is not following:
             log.info("Broker %d goes from %s to %s.", broker_id, current.value, following.value)
             match following:
-                case BrokerState.FENCED | BrokerState.SHUTDOWN_NOW:
+                case BrokerControlState.FENCED | BrokerControlState.SHUTDOWN_NOW:
                     records += self.fence(registration)
-                case BrokerState.UNFENCED:
+                case BrokerControlState.UNFENCED:
                     records += self._unfence(registration)
-                case BrokerState.CONTROLLED_SHUTDOWN:
+                case BrokerControlState.CONTROLLED_SHUTDOWN:
                     records += self._start_shutdown(registration)
         heartbeats.touch(broker_id, following.is_fenced, request.current_metadata_offset)
         if newly_offline:
@@ -72,9 +72,9 @@ class BrokerChangeControl:
         response = BrokerHeartbeatResponse(
             is_caught_up=request.current_metadata_offset >= registration_offset,
             is_fenced=following.is_fenced,
-            should_shut_down=following is BrokerState.SHUTDOWN_NOW,
+            should_shut_down=following is BrokerControlState.SHUTDOWN_NOW,
         )
-        return Result(records, response), following is BrokerState.CONTROLLED_SHUTDOWN
+        return Result(records, response), following is BrokerControlState.CONTROLLED_SHUTDOWN
 
     def fence(self, registration: BrokerRegistration) -> list[VersionedRecord]:
         """Nothing for one that is fenced already."""

@@ -27,7 +27,7 @@ from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
 NO_OFFSET = -1
 
 
-class BrokerState(Enum):
+class BrokerControlState(Enum):
     FENCED = "fenced"
     UNFENCED = "unfenced"
     CONTROLLED_SHUTDOWN = "controlled shutdown"
@@ -35,11 +35,11 @@ class BrokerState(Enum):
 
     @property
     def is_fenced(self) -> bool:
-        return self in (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
+        return self in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
 
     @property
     def is_shutting_down(self) -> bool:
-        return self is BrokerState.CONTROLLED_SHUTDOWN
+        return self is BrokerControlState.CONTROLLED_SHUTDOWN
 
 
 @dataclass(slots=True)
@@ -51,10 +51,10 @@ class _Heartbeat:
     shutdown_offset: int = NO_OFFSET
 
     @property
-    def state(self) -> BrokerState:
+    def state(self) -> BrokerControlState:
         if self.shutdown_offset != NO_OFFSET:
-            return BrokerState.CONTROLLED_SHUTDOWN
-        return BrokerState.FENCED if self.fenced else BrokerState.UNFENCED
+            return BrokerControlState.CONTROLLED_SHUTDOWN
+        return BrokerControlState.FENCED if self.fenced else BrokerControlState.UNFENCED
 
 
 class BrokerHeartbeats:
@@ -122,36 +122,36 @@ class BrokerHeartbeats:
     @property
     def lowest_active_offset(self) -> int | None:
         """Reported by any broker that is neither fenced nor shutting down; None without such."""
-        offsets = [b.metadata_offset for b in self._brokers.values() if b.state is BrokerState.UNFENCED]
+        offsets = [b.metadata_offset for b in self._brokers.values() if b.state is BrokerControlState.UNFENCED]
         return min(offsets, default=None)
 
-    def state(self, broker_id: int) -> BrokerState:
+    def state(self, broker_id: int) -> BrokerControlState:
         return self._brokers[broker_id].state
 
     def next_state(
         self, request: BrokerHeartbeatRequest, registration_offset: int, leads_partitions: Callable[[], bool]
-    ) -> tuple[BrokerState, BrokerState]:
+    ) -> tuple[BrokerControlState, BrokerControlState]:
         """The present and the next state of the broker that sent `request`."""
         broker = self._brokers[request.broker_id]
         current = broker.state
         following = current
         match current:
-            case BrokerState.FENCED:
+            case BrokerControlState.FENCED:
                 if request.want_shut_down:
-                    following = BrokerState.SHUTDOWN_NOW
+                    following = BrokerControlState.SHUTDOWN_NOW
                 elif not request.want_fence and request.current_metadata_offset >= registration_offset:
-                    following = BrokerState.UNFENCED
-            case BrokerState.UNFENCED:
+                    following = BrokerControlState.UNFENCED
+            case BrokerControlState.UNFENCED:
                 if request.want_shut_down:
                     drains = not request.want_fence and leads_partitions()
-                    following = BrokerState.CONTROLLED_SHUTDOWN if drains else BrokerState.SHUTDOWN_NOW
+                    following = BrokerControlState.CONTROLLED_SHUTDOWN if drains else BrokerControlState.SHUTDOWN_NOW
                 elif request.want_fence:
-                    following = BrokerState.FENCED
-            case BrokerState.CONTROLLED_SHUTDOWN:
+                    following = BrokerControlState.FENCED
+            case BrokerControlState.CONTROLLED_SHUTDOWN:
                 lowest = self.lowest_active_offset
                 seen = lowest is None or broker.shutdown_offset <= lowest
                 if seen and not leads_partitions():
-                    following = BrokerState.SHUTDOWN_NOW
-            case BrokerState.SHUTDOWN_NOW:
+                    following = BrokerControlState.SHUTDOWN_NOW
+            case BrokerControlState.SHUTDOWN_NOW:
                 raise AssertionError("a broker that may go is fenced")
         return current, following

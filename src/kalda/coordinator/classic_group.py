@@ -24,7 +24,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.coordinator.subscription import subscribed_topics_of
-from kalda.coordinator.timers import Timer
+from kalda.coordinator.timers import TimerTask
 from kalda.protocol.messages.group_records import GroupMetadataValue, MemberMetadata
 from kalda.protocol.messages.groups import (
     DescribedGroupMember,
@@ -123,7 +123,7 @@ class Member:
         self.awaiting_join: JoinWaiter | None = None
         self.awaiting_sync: Pending[SyncGroupResponse] | None = None
         self.is_new = False
-        self.session_timer: Timer | None = None
+        self.session_timer: TimerTask | None = None
 
     def metadata(self, protocol: str | None) -> bytes:
         """What the member sent for `protocol`, which must be one of its own."""
@@ -193,15 +193,15 @@ class ClassicGroup:
         self.leader_id = leader_id
         self.members: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}
-        self.pending_joins: dict[str, Timer] = {}
+        self.pending_joins: dict[str, TimerTask] = {}
         """Ids handed out with MEMBER_ID_REQUIRED and not yet back, with the timers that forget them."""
         self.pending_syncs: dict[str, None] = {}
         """Members of this generation that have not sent SyncGroup; a dict for its order."""
         self.awaiting_joins = 0
         self.new_member_added = False
         self.subscribed_topics: frozenset[str] | None = None
-        self.join_timer: Timer | None = None
-        self.sync_timer: Timer | None = None
+        self.join_timer: TimerTask | None = None
+        self.sync_timer: TimerTask | None = None
         self._supported: dict[str, int] = {}
 
     # -- records -------------------------------------------------------------------------------------------------

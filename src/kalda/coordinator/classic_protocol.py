@@ -47,7 +47,7 @@ _PROTOCOL_NAMES_FROM = 5
 _SEVERAL_LEAVE_FROM = 3
 
 
-class RequestContext(Protocol):
+class GroupRequestContext(Protocol):
     """What the coordinator must know of a request besides its body."""
 
     @property
@@ -83,7 +83,7 @@ class ClassicProtocol:
 
     # -- JoinGroup -----------------------------------------------------------------------------------------------
 
-    def join(self, context: RequestContext, request: JoinGroupRequest) -> Pending[JoinGroupResponse]:
+    def join(self, context: GroupRequestContext, request: JoinGroupRequest) -> Pending[JoinGroupResponse]:
         """The answer comes at the end of the join barrier, at once where there is nothing to wait for."""
         pending: Pending[JoinGroupResponse] = Pending()
         waiter = JoinWaiter(pending, context.api_version)
@@ -96,7 +96,7 @@ class ClassicProtocol:
             self._join_new_group(context, request, waiter)
         return pending
 
-    def _join_new_group(self, context: RequestContext, request: JoinGroupRequest, waiter: JoinWaiter) -> None:
+    def _join_new_group(self, context: GroupRequestContext, request: JoinGroupRequest, waiter: JoinWaiter) -> None:
         """The group's first record makes it known; where it cannot be written there is no group to join."""
         group = self._create(request.group_id)
         record = GroupRecord(group.group_id, group.to_record({}))
@@ -116,7 +116,7 @@ class ClassicProtocol:
         outcome.then(written)
 
     def _join_group(
-        self, context: RequestContext, request: JoinGroupRequest, group: ClassicGroup, waiter: JoinWaiter
+        self, context: GroupRequestContext, request: JoinGroupRequest, group: ClassicGroup, waiter: JoinWaiter
     ) -> None:
         member_id = request.member_id
         protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
@@ -151,7 +151,7 @@ class ClassicProtocol:
 
     def _join_new_member(
         self,
-        context: RequestContext,
+        context: GroupRequestContext,
         request: JoinGroupRequest,
         group: ClassicGroup,
         protocols: Protocols,
@@ -170,7 +170,7 @@ class ClassicProtocol:
 
     def _admit(
         self,
-        context: RequestContext,
+        context: GroupRequestContext,
         request: JoinGroupRequest,
         group: ClassicGroup,
         member_id: str,
@@ -196,7 +196,7 @@ class ClassicProtocol:
 
     def _join_known_member(
         self,
-        context: RequestContext,
+        context: GroupRequestContext,
         request: JoinGroupRequest,
         group: ClassicGroup,
         protocols: Protocols,
@@ -226,7 +226,7 @@ class ClassicProtocol:
 
     def _restart_static_member(
         self,
-        context: RequestContext,
+        context: GroupRequestContext,
         request: JoinGroupRequest,
         group: ClassicGroup,
         old_id: str,
@@ -272,7 +272,7 @@ class ClassicProtocol:
         self._write([GroupRecord(group.group_id, group.to_record(assignments))]).then(written)
 
     def _restarted(
-        self, context: RequestContext, group: ClassicGroup, member_id: str, old_leader: str | None
+        self, context: GroupRequestContext, group: ClassicGroup, member_id: str, old_leader: str | None
     ) -> JoinGroupResponse:
         """A client that cannot skip assigning is told that the old id leads, so that it does not assign."""
         response = self._rebalancer.join_response(group, member_id)
@@ -289,7 +289,7 @@ class ClassicProtocol:
     # -- SyncGroup -----------------------------------------------------------------------------------------------
 
     def sync(
-        self, context: RequestContext, request: SyncGroupRequest
+        self, context: GroupRequestContext, request: SyncGroupRequest
     ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
         """A follower waits for the leader's assignment; the leader brings it, and waits for its commit."""
         if context.api_version >= _PROTOCOL_NAMES_FROM and (
@@ -360,7 +360,7 @@ class ClassicProtocol:
     # -- LeaveGroup ----------------------------------------------------------------------------------------------
 
     def leave(
-        self, context: RequestContext, request: LeaveGroupRequest
+        self, context: GroupRequestContext, request: LeaveGroupRequest
     ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
         """Each member gets its own verdict; those that are out are out at once, and the rest rebalance."""
         leaving = request.members
@@ -418,7 +418,7 @@ def refuse_join(waiter: JoinWaiter, member_id: str, code: ErrorCode) -> None:
     waiter.answer(refusal(member_id, code))
 
 
-def _rebalance_timeout_ms(context: RequestContext, request: JoinGroupRequest) -> int:
+def _rebalance_timeout_ms(context: GroupRequestContext, request: JoinGroupRequest) -> int:
     """Version 0 has no rebalance timeout: the session timeout serves for both."""
     return request.session_timeout_ms if context.api_version == 0 else request.rebalance_timeout_ms
 
@@ -431,7 +431,7 @@ def _left(leaving: MemberIdentity, code: int) -> MemberResponse:
     return MemberResponse(member_id=leaving.member_id, group_instance_id=leaving.group_instance_id, error_code=code)
 
 
-def _leave_response(context: RequestContext, results: list[MemberResponse]) -> LeaveGroupResponse:
+def _leave_response(context: GroupRequestContext, results: list[MemberResponse]) -> LeaveGroupResponse:
     """Old versions have one member, and its error is the answer's."""
     if context.api_version >= _SEVERAL_LEAVE_FROM:
         return LeaveGroupResponse(members=results)

@@ -20,7 +20,7 @@ from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
 from kalda.coordinator.classic_group import GROUP_TYPE, GroupState, worded
-from kalda.coordinator.classic_protocol import RequestContext, refusal
+from kalda.coordinator.classic_protocol import GroupRequestContext, refusal
 from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.errors import write_error
 from kalda.coordinator.offset_fetch import fetch_failed, group_requests, to_response
@@ -28,7 +28,7 @@ from kalda.coordinator.offsets import Topics, fail_commit
 from kalda.coordinator.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.routing import coordinator_partition
 from kalda.coordinator.shard import GroupShard
-from kalda.coordinator.timers import Timers
+from kalda.coordinator.timers import CoordinatorTimer
 from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -98,7 +98,7 @@ class GroupCoordinator:
         self._partition_count = partition_count
         self._wall_ms = wall_ms
         self._now_ms = 0
-        self._timers = Timers()
+        self._timers = CoordinatorTimer()
         self.shards: dict[int, GroupShard] = {}
         self._waiting: deque[tuple[int, Pending[Any]]] = deque()
         """Writes that wait for their commit, with the time at which their callers wait no longer."""
@@ -212,7 +212,7 @@ class GroupCoordinator:
     # -- membership ----------------------------------------------------------------------------------------------
 
     def join_group(
-        self, context: RequestContext, request: JoinGroupRequest, now_ms: int
+        self, context: GroupRequestContext, request: JoinGroupRequest, now_ms: int
     ) -> JoinGroupResponse | Pending[JoinGroupResponse]:
         """JoinGroup: answered at the end of the join barrier, at once with an error or where none is under way."""
         self._advance(now_ms)
@@ -230,7 +230,7 @@ class GroupCoordinator:
         return now_or_later(answer)
 
     def sync_group(
-        self, context: RequestContext, request: SyncGroupRequest, now_ms: int
+        self, context: GroupRequestContext, request: SyncGroupRequest, now_ms: int
     ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
         """SyncGroup: answered when the leader's assignment is committed."""
         self._advance(now_ms)
@@ -241,7 +241,7 @@ class GroupCoordinator:
         answer = shard.classic.sync(context, request)
         return now_or_later(answer) if isinstance(answer, Pending) else answer
 
-    def heartbeat(self, context: RequestContext, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
+    def heartbeat(self, context: GroupRequestContext, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
         """Heartbeat: always answered at once. While the group is loaded nobody can tell, so the member is content."""
         self._advance(now_ms)
         try:
@@ -253,7 +253,7 @@ class GroupCoordinator:
         return shard.classic.heartbeat(request)
 
     def leave_group(
-        self, context: RequestContext, request: LeaveGroupRequest, now_ms: int
+        self, context: GroupRequestContext, request: LeaveGroupRequest, now_ms: int
     ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
         """LeaveGroup: answered at once, or with the commit of the now empty group."""
         self._advance(now_ms)
@@ -268,7 +268,7 @@ class GroupCoordinator:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def describe_groups(
-        self, context: RequestContext, request: DescribeGroupsRequest, now_ms: int
+        self, context: GroupRequestContext, request: DescribeGroupsRequest, now_ms: int
     ) -> DescribeGroupsResponse:
         """DescribeGroups. Authorized operations are for whoever knows the ACLs to fill in."""
         self._advance(now_ms)
@@ -298,7 +298,7 @@ class GroupCoordinator:
             members=[member.describe(protocol) for member in group.members.values()],
         )
 
-    def list_groups(self, context: RequestContext, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
+    def list_groups(self, context: GroupRequestContext, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
         """ListGroups, of all partitions that this node coordinates; filters do not look at letter case."""
         self._advance(now_ms)
         states = {state.strip().lower() for state in request.states_filter}
@@ -322,7 +322,7 @@ class GroupCoordinator:
         return ListGroupsResponse(groups=groups)
 
     def delete_groups(
-        self, context: RequestContext, request: DeleteGroupsRequest, now_ms: int
+        self, context: GroupRequestContext, request: DeleteGroupsRequest, now_ms: int
     ) -> DeleteGroupsResponse | Pending[DeleteGroupsResponse]:
         """DeleteGroups: empty groups go, with their offsets."""
         self._advance(now_ms)
@@ -355,7 +355,7 @@ class GroupCoordinator:
     # -- offsets -------------------------------------------------------------------------------------------------
 
     def offset_commit(
-        self, context: RequestContext, request: OffsetCommitRequest, now_ms: int
+        self, context: GroupRequestContext, request: OffsetCommitRequest, now_ms: int
     ) -> OffsetCommitResponse | Pending[OffsetCommitResponse]:
         """OffsetCommit: answered with the commit of the records; with partition errors only, at once."""
         self._advance(now_ms)
@@ -375,7 +375,7 @@ class GroupCoordinator:
             lambda error: response if error is None else fail_commit(response, write_error(error.code)),
         )
 
-    def _check_commit(self, shard: GroupShard, context: RequestContext, request: OffsetCommitRequest) -> None:
+    def _check_commit(self, shard: GroupShard, context: GroupRequestContext, request: OffsetCommitRequest) -> None:
         group = shard.groups.get(request.group_id)
         generation = request.generation_id_or_member_epoch
         if group is None:
@@ -391,7 +391,7 @@ class GroupCoordinator:
             shard.rebalancer.touch(group, group.members[request.member_id])
 
     def offset_fetch(
-        self, context: RequestContext, request: OffsetFetchRequest, now_ms: int
+        self, context: GroupRequestContext, request: OffsetFetchRequest, now_ms: int
     ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
         """OffsetFetch: committed offsets at once; with require_stable, after the writes that are under way, and without
         it too while those are the predecessor's, who may have answered them."""
@@ -419,7 +419,7 @@ class GroupCoordinator:
         return now_or_later(self._in_time(shard.write_with([], found)))
 
     def offset_delete(
-        self, context: RequestContext, request: OffsetDeleteRequest, now_ms: int
+        self, context: GroupRequestContext, request: OffsetDeleteRequest, now_ms: int
     ) -> OffsetDeleteResponse | Pending[OffsetDeleteResponse]:
         """OffsetDelete (KIP-496): answered with the commit of the tombstones."""
         self._advance(now_ms)

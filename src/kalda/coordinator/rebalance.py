@@ -22,7 +22,7 @@ from kalda.coordinator.classic_group import NO_ASSIGNMENT, ClassicGroup, GroupSt
 from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.errors import write_error
 from kalda.coordinator.records import GroupLogRecord, GroupRecord
-from kalda.coordinator.timers import Timer, Timers
+from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.protocol.messages.groups import JoinGroupResponse, SyncGroupResponse
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Rebalancer:
     def __init__(
         self,
         config: GroupCoordinatorConfig,
-        timers: Timers,
+        timers: CoordinatorTimer,
         groups: Mapping[str, object],
         write: Write,
         now_ms: Callable[[], int],
@@ -211,7 +211,7 @@ class Rebalancer:
         """The member is alive: its session ends `timeout_ms`, or its session timeout, from now."""
         timer = member.session_timer
         if timer is None:
-            timer = member.session_timer = Timer(lambda _: self._session_ended(group, member))
+            timer = member.session_timer = TimerTask(lambda _: self._session_ended(group, member))
         self._timers.arm(timer, self._now_ms() + (member.session_timeout_ms if timeout_ms is None else timeout_ms))
 
     def add_pending(self, group: ClassicGroup, member_id: str, timeout_ms: int) -> None:
@@ -223,7 +223,7 @@ class Rebalancer:
                 self._forget_pending(group, member_id)
 
         assert member_id not in group.members
-        group.pending_joins[member_id] = timer = Timer(elapsed)
+        group.pending_joins[member_id] = timer = TimerTask(elapsed)
         self._timers.arm(timer, self._now_ms() + timeout_ms)
 
     def _forget_pending(self, group: ClassicGroup, member_id: str) -> None:
@@ -280,14 +280,14 @@ class Rebalancer:
         if self._groups.get(group.group_id) is group:
             act(group)
 
-    def _rearm(self, timer: Timer | None, callback: Callable[[int], None], delay_ms: int) -> Timer:
+    def _rearm(self, timer: TimerTask | None, callback: Callable[[int], None], delay_ms: int) -> TimerTask:
         if timer is None:
-            timer = Timer(callback)
+            timer = TimerTask(callback)
         timer.callback = callback
         self._timers.arm(timer, self._now_ms() + delay_ms)
         return timer
 
-    def _disarm(self, timer: Timer | None) -> None:
+    def _disarm(self, timer: TimerTask | None) -> None:
         if timer is not None:
             self._timers.disarm(timer)
 

@@ -33,7 +33,7 @@ from kalda.coordinator.records import (
     decode_record,
     encode_record,
 )
-from kalda.coordinator.timers import Timer, Timers
+from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.protocol.notation import Buffer
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
@@ -54,7 +54,7 @@ _TOMBSTONES_A_BATCH = 1_000
 Append = Callable[[Sequence[tuple[bytes, bytes | None]]], int]
 
 
-class Clock(Protocol):
+class EventClock(Protocol):
     """The time of the event being handled."""
 
     def now_ms(self) -> int: ...
@@ -71,8 +71,8 @@ class GroupShard:
         leader_epoch: int,
         config: GroupCoordinatorConfig,
         append: Append,
-        timers: Timers,
-        clock: Clock,
+        timers: CoordinatorTimer,
+        clock: EventClock,
         topics: Topics,
         new_uuid: UuidSource,
     ) -> None:
@@ -95,7 +95,7 @@ class GroupShard:
         self.rebalancer = Rebalancer(config, timers, self.groups, self.write, clock.now_ms, clock.wall_ms)
         self.classic = ClassicProtocol(config, self.groups, self.rebalancer, self.write, self._create_group, new_uuid)
         self._nascent: dict[str, ClassicGroup] = {}
-        self._expiration = Timer(self._expire)
+        self._expiration = TimerTask(self._expire)
         self._writing = False
         self._high_watermark = 0
         self._load_end = 0

@@ -1,9 +1,9 @@
 """Timers in a deterministic heap, driven from outside.
 
-A `Timer` is a handle that is armed, re-armed and disarmed many times: a member's session timer moves with each of its
-heartbeats. Moving a deadline later does not touch the heap. The handle remembers the new deadline, and the stale heap
-entry, when it surfaces, is pushed back to where the deadline now is. So a heartbeat costs one attribute, and the heap
-holds about one entry a timer.
+A `TimerTask` is a handle that is armed, re-armed and disarmed many times: a member's session timer moves with each of
+its heartbeats. Moving a deadline later does not touch the heap. The handle remembers the new deadline, and the stale
+heap entry, when it surfaces, is pushed back to where the deadline now is. So a heartbeat costs one attribute, and the
+heap holds about one entry a timer.
 
 Invariant: an armed timer has a heap entry at `_queued_ms`, which is not after its deadline.
 Timers due at one moment fire in the order in which their entries were pushed.
@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable
 
 
-class Timer:
+class TimerTask:
     """A handle: `callback(now_ms)` runs once per arming, unless disarmed before."""
 
     __slots__ = ("_queued_ms", "callback", "deadline_ms")
@@ -26,23 +26,23 @@ class Timer:
         self._queued_ms: int | None = None
 
 
-class Timers:
+class CoordinatorTimer:
     """The heap. It has no clock: `fire(now_ms)` is told the time."""
 
     __slots__ = ("_heap", "_pushed")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Timer]] = []
+        self._heap: list[tuple[int, int, TimerTask]] = []
         self._pushed = 0
 
-    def arm(self, timer: Timer, deadline_ms: int) -> None:
+    def arm(self, timer: TimerTask, deadline_ms: int) -> None:
         """Fire `timer` at `deadline_ms`; an earlier arming is forgotten."""
         timer.deadline_ms = deadline_ms
         queued_ms = timer._queued_ms
         if queued_ms is None or deadline_ms < queued_ms:
             self._push(timer, deadline_ms)
 
-    def disarm(self, timer: Timer) -> None:
+    def disarm(self, timer: TimerTask) -> None:
         """Do not fire `timer` until it is armed again."""
         timer.deadline_ms = None
 
@@ -74,7 +74,7 @@ class Timers:
             timer.callback(now_ms)
         return fired
 
-    def _push(self, timer: Timer, deadline_ms: int) -> None:
+    def _push(self, timer: TimerTask, deadline_ms: int) -> None:
         timer._queued_ms = deadline_ms
         self._pushed += 1
         heapq.heappush(self._heap, (deadline_ms, self._pushed, timer))

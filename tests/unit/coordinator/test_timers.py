@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalda.coordinator.timers import Timer, Timers
+from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 
 
 def test_a_later_deadline_replaces_an_earlier_one_and_the_other_way_round() -> None:
-    timers, fired = Timers(), []
-    timer = Timer(fired.append)
+    timers, fired = CoordinatorTimer(), []
+    timer = TimerTask(fired.append)
     timers.arm(timer, 10)
     timers.arm(timer, 30)
     timers.fire(20)
@@ -23,8 +23,8 @@ def test_a_later_deadline_replaces_an_earlier_one_and_the_other_way_round() -> N
 
 
 def test_a_disarmed_timer_does_not_fire_until_armed_again() -> None:
-    timers, fired = Timers(), []
-    timer = Timer(fired.append)
+    timers, fired = CoordinatorTimer(), []
+    timer = TimerTask(fired.append)
     timers.arm(timer, 10)
     timers.disarm(timer)
     timers.fire(10)
@@ -34,13 +34,13 @@ def test_a_disarmed_timer_does_not_fire_until_armed_again() -> None:
 
 
 def test_a_timer_that_rearms_itself_at_once_does_not_hold_the_caller() -> None:
-    timers, fired = Timers(), []
+    timers, fired = CoordinatorTimer(), []
 
     def again(now_ms: int) -> None:
         fired.append(now_ms)
         timers.arm(timer, now_ms)
 
-    timer = Timer(again)
+    timer = TimerTask(again)
     timers.arm(timer, 5)
     assert timers.fire(5) == 1
     assert timers.next_deadline_ms() == 5
@@ -48,9 +48,9 @@ def test_a_timer_that_rearms_itself_at_once_does_not_hold_the_caller() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(0, 40)), st.integers(0, 5)), max_size=60))
 def test_against_a_plain_table_of_deadlines(steps: list[tuple[int, int | None, int]]) -> None:
-    timers, now = Timers(), 0
+    timers, now = CoordinatorTimer(), 0
     fired: list[int] = []
-    handles = [Timer(lambda _, at=at: fired.append(at)) for at in range(4)]
+    handles = [TimerTask(lambda _, at=at: fired.append(at)) for at in range(4)]
     deadlines: dict[int, int] = {}
     for at, delay, passed in steps:
         if delay is None:
