@@ -1,7 +1,7 @@
 """The config tables, and this node's properties, as the controller asks for them.
 
 A topic's value falls back from layer to layer, and within a layer from key to key: the topic's own; what is set
-dynamically for this node, then for all nodes; what this node's properties say; the default. Broker keys may have
+dynamically for this broker, then for all brokers; what this node's properties say; the default. Broker keys may have
 another unit than the topic's.
 """
 
@@ -13,6 +13,7 @@ from kalda.base.configs import client_metrics, group
 from kalda.base.configs.broker import BROKER, find_key
 from kalda.base.configs.client_metrics import CLIENT_METRICS
 from kalda.base.configs.definition import Definition, Type, Value, to_text
+from kalda.base.configs.dynamic import Layers
 from kalda.base.configs.group import GROUP
 from kalda.base.configs.resources import ConfigResourceType, ConfigSource
 from kalda.base.configs.topic import BROKER_SYNONYMS, TOPIC
@@ -43,7 +44,7 @@ class NodeConfigSchema:
         self._topic_defaults = {key.name: self._topic_default(key.name) for key in TOPIC}
 
     def _topic_default(self, name: str) -> Value:
-        text, source = self._effective(name, {}, {}, {})
+        text, source = _effective(name, {}, Layers(self._properties))
         return (
             TOPIC[name].parse(text)
             if text is not None and source is ConfigSource.STATIC_BROKER_CONFIG
@@ -87,34 +88,28 @@ class NodeConfigSchema:
         return self._properties[key] if key in self._properties else self.default(ConfigResourceType.BROKER, key)
 
     def effective_topic_value(
-        self, key: str, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
+        self, key: str, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
     ) -> str | None:
-        return self._effective(key, topic, node, cluster)[0]
+        return _effective(key, topic, Layers(self._properties, cluster, broker))[0]
 
     def effective_topic_configs(
-        self, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
+        self, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
     ) -> Sequence[EffectiveConfig]:
-        configs = []
+        configs, layers = [], Layers(self._properties, cluster, broker)
         for name in sorted(key.name for key in TOPIC if not key.internal):
-            value, source = self._effective(name, topic, node, cluster)
+            value, source = _effective(name, topic, layers)
             configs.append(EffectiveConfig(name, value, source, TOPIC[name].sensitive))
         return configs
 
-    def _effective(
-        self, key: str, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
-    ) -> tuple[str | None, ConfigSource]:
-        if key in topic:
-            return topic[key], ConfigSource.DYNAMIC_TOPIC_CONFIG
-        layers = (
-            (node, ConfigSource.DYNAMIC_BROKER_CONFIG),
-            (cluster, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
-            (self._properties, ConfigSource.STATIC_BROKER_CONFIG),
-        )
-        for layer, source in layers:
-            for synonym, factor in BROKER_SYNONYMS.get(key, ()):
-                if synonym in layer:
-                    return _in_topic_unit(layer[synonym], factor), source
-        return to_text(TOPIC.default(key)), ConfigSource.DEFAULT_CONFIG
+
+def _effective(key: str, topic: Mapping[str, str], layers: Layers) -> tuple[str | None, ConfigSource]:
+    if key in topic:
+        return topic[key], ConfigSource.DYNAMIC_TOPIC_CONFIG
+    for layer, source in layers.in_order():
+        for synonym, factor in BROKER_SYNONYMS.get(key, ()):
+            if synonym in layer:
+                return _in_topic_unit(layer[synonym], factor), source
+    return to_text(TOPIC.default(key)), ConfigSource.DEFAULT_CONFIG
 
 
 def _in_topic_unit(text: str, factor: int) -> str:

@@ -67,15 +67,15 @@ class ConfigSchema(Protocol):
         ...
 
     def effective_topic_configs(
-        self, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
+        self, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
     ) -> Sequence[EffectiveConfig]:
         """Every topic key, by name."""
         ...
 
     def effective_topic_value(
-        self, key: str, topic: Mapping[str, str], node: Mapping[str, str], cluster: Mapping[str, str]
+        self, key: str, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
     ) -> str | None:
-        """The topic's own, else the node's dynamic one, else the cluster's, else the node's static one or default."""
+        """The topic's own, else the broker's dynamic one, else the cluster's, else the node's static one or default."""
         ...
 
 

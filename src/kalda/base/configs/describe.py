@@ -6,7 +6,7 @@ A chain of synonyms lists every place that has the value, the one that holds fir
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kalda.base.configs.broker import BROKER, DYNAMIC_ONLY, find_key, is_dynamic, is_sensitive, synonyms
 from kalda.base.configs.client_metrics import CLIENT_METRICS
@@ -161,11 +161,7 @@ def _broker_chain(layers: Layers, name: str) -> list[Synonym]:
     """
     names = synonyms(name)
     chain: list[Synonym] = []
-    for layer, source in (
-        (layers.broker, ConfigSource.DYNAMIC_BROKER_CONFIG),
-        (layers.cluster, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
-        (with_node_id_synonyms(layers.static), ConfigSource.STATIC_BROKER_CONFIG),
-    ):
+    for layer, source in replace(layers, static=with_node_id_synonyms(layers.static)).in_order():
         for synonym in names:
             text = layer.get(synonym)
             if text is not None:

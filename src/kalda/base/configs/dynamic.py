@@ -22,6 +22,7 @@ from kalda.base.configs.broker import (
     synonyms,
 )
 from kalda.base.configs.definition import InvalidConfig
+from kalda.base.configs.resources import ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 
@@ -44,6 +45,14 @@ class Layers:
     """dynamic, for all brokers: the config resource of the empty name"""
     broker: Mapping[str, str] = field(default_factory=dict)
     """dynamic, for this broker"""
+
+    def in_order(self) -> tuple[tuple[Mapping[str, str], ConfigSource], ...]:
+        """What holds first comes first."""
+        return (
+            (self.broker, ConfigSource.DYNAMIC_BROKER_CONFIG),
+            (self.cluster, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+            (self.static, ConfigSource.STATIC_BROKER_CONFIG),
+        )
 
     def merged(self) -> dict[str, str]:
         """All layers in one; a dynamic value removes its synonyms below, whatever their order among themselves."""
