@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +14,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.completion import complete_topic
 from kalda.cli.failures import FAILED, Failure
 from kalda.cli.output import print_json
+from kalda.cli.reassignment.documents import partition_of
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ def read_partitions(path: str) -> list[TopicPartition]:
     with open(path, encoding="utf-8") as file:
         text = file.read()
     try:
-        document = json.loads(text)
-        found = [TopicPartition(_text(each["topic"]), _number(each["partition"])) for each in document["partitions"]]
+        found = [partition_of(each) for each in json.loads(text)["partitions"]]
     except (ValueError, KeyError, TypeError) as error:
         raise Failure(
             f'{path}: {{"partitions": [{{"topic": "orders", "partition": 0}}]}} is expected ({error!r})'
@@ -98,18 +98,6 @@ def read_partitions(path: str) -> list[TopicPartition]:
     if twice:
         raise Failure(f"{path} names partitions twice: {', '.join(map(str, twice))}")
     return found
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a topic's name")
-    return value
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a partition's number")
-    return value
 
 
 def _is_needless(error: ApiError) -> bool:

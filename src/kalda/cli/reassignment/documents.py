@@ -53,7 +53,7 @@ def read_plan(path: str) -> dict[TopicPartition, Target]:
     found: dict[TopicPartition, Target] = {}
     try:
         for each in document["partitions"]:
-            at = TopicPartition(_text(each["topic"]), _number(each["partition"]))
+            at = partition_of(each)
             replicas = tuple(_number(replica) for replica in each["replicas"])
             log_dirs = tuple(_text(path) for path in each.get("log_dirs") or [ANY] * len(replicas))
             if at in found:
@@ -85,6 +85,11 @@ def read_topics(path: str) -> list[str]:
     if not names:
         raise DocumentError(f"{path} names no topic")
     return list(dict.fromkeys(names))
+
+
+def partition_of(entry: Any) -> TopicPartition:
+    """What an object with a `topic` and a `partition` names. Raises `ValueError`, `KeyError`, `TypeError`."""
+    return TopicPartition(_text(entry["topic"]), _number(entry["partition"]))
 
 
 def _load(path: str) -> Any:
