@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.broker.node import Node, StartError
@@ -199,7 +200,7 @@ def rack_name(number: int) -> str:
 
 def _properties(node_id: int, nodes: int, overrides: Mapping[str, str]) -> dict[str, str]:
     name = f"node-{node_id}"
-    listeners = f"PLAINTEXT://{name}:{PORT},CONTROLLER://{name}:{CONTROLLER_PORT}"
+    listeners = f"{CLIENTS}://{name}:{PORT},{CONTROLLER}://{name}:{CONTROLLER_PORT}"
     replicas = str(min(3, nodes))
     return {
         "process.roles": "broker,controller",
@@ -207,9 +208,7 @@ def _properties(node_id: int, nodes: int, overrides: Mapping[str, str]) -> dict[
         "controller.quorum.bootstrap.servers": ",".join(f"node-{i}:{CONTROLLER_PORT}" for i in range(1, nodes + 1)),
         "listeners": listeners,
         "advertised.listeners": listeners,
-        "controller.listener.names": "CONTROLLER",
-        "inter.broker.listener.name": "PLAINTEXT",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        **PLAIN_LISTENERS,
         "log.dirs": "/data",
         "default.replication.factor": replicas,
         "offsets.topic.num.partitions": "1",
@@ -237,7 +236,7 @@ def _format(node: SimNode, directory_ids: Mapping[int, Uuid], entropy: Any) -> U
         log_dirs=config.log_dirs,
         metadata_log_dir=config.metadata_log_dir,
         is_controller=True,
-        controller_endpoint=Endpoint("CONTROLLER", node.name, CONTROLLER_PORT),
+        controller_endpoint=Endpoint(CONTROLLER, node.name, CONTROLLER_PORT),
         quorum=QuorumChoice.INITIAL_CONTROLLERS if is_voter else QuorumChoice.NO_INITIAL_CONTROLLERS,
         initial_controllers=",".join(
             f"{i}@node-{i}:{CONTROLLER_PORT}:{uuid_to_text(directory_id)}" for i, directory_id in directory_ids.items()

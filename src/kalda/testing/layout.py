@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
 from kalda.base.disk import Disk
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
@@ -15,8 +16,6 @@ from kalda.network.free_ports import LOOPBACK, free_ports
 from kalda.raft.values import Endpoint
 
 HOST = LOOPBACK
-CONTROLLER = "CONTROLLER"
-CLIENTS = "PLAINTEXT"
 _REPLICAS = 3
 
 
@@ -55,9 +54,7 @@ def config_of(place: Place, places: list[Place], overrides: Mapping[str, object]
         "controller.quorum.bootstrap.servers": ",".join(f"{HOST}:{other.controller_port}" for other in places),
         "listeners": listeners,
         "advertised.listeners": listeners,
-        "controller.listener.names": CONTROLLER,
-        "inter.broker.listener.name": CLIENTS,
-        "listener.security.protocol.map": f"{CLIENTS}:PLAINTEXT,{CONTROLLER}:PLAINTEXT",
+        **PLAIN_LISTENERS,
         "log.dirs": place.directory,
         "default.replication.factor": replicas,
         "offsets.topic.num.partitions": 1,

@@ -9,6 +9,15 @@ from typing import NamedTuple
 from kalda.base.configs.definition import InvalidConfig
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+CLIENTS = "PLAINTEXT"
+CONTROLLER = "CONTROLLER"
+PLAIN_LISTENERS = {
+    "controller.listener.names": CONTROLLER,
+    "inter.broker.listener.name": CLIENTS,
+    "listener.security.protocol.map": f"{CLIENTS}:PLAINTEXT,{CONTROLLER}:PLAINTEXT",
+}
+"""Properties of a node that has one listener for clients and brokers, one for controllers, and no security."""
+
 _LISTENER = re.compile(r"(.*)://\[?([0-9a-zA-Z\-%._:]*)\]?:(-?[0-9]{1,9})", re.ASCII | re.DOTALL)
 _IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", re.ASCII)
 

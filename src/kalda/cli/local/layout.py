@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import random_uuid, uuid_from_text, uuid_to_text
 from kalda.base.properties import format_properties
@@ -27,8 +28,6 @@ from kalda.storage.checkpoints import replace_file
 
 FILE = "cluster.json"
 MAX_NODES = 512
-CLIENTS = "PLAINTEXT"
-CONTROLLER = "CONTROLLER"
 _REPLICAS = 3
 _VOTERS = 3
 _FORMAT_VERSION = 1
@@ -162,9 +161,7 @@ class Layout:
             "controller.quorum.bootstrap.servers": self.bootstrap_controllers,
             "listeners": ",".join(bind),
             "advertised.listeners": ",".join(advertised),
-            "controller.listener.names": CONTROLLER,
-            "inter.broker.listener.name": CLIENTS,
-            "listener.security.protocol.map": f"{CLIENTS}:PLAINTEXT,{CONTROLLER}:PLAINTEXT",
+            **PLAIN_LISTENERS,
             "log.dirs": self.home(place) / "data",
             "broker.rack": self.rack,
             "default.replication.factor": replicas,
