@@ -149,7 +149,10 @@ async def _serve(options: Options) -> int:
     log = logging.getLogger("kalda.server")
     try:
         config = _read_config(options)
-    except (OSError, ValueError, InvalidConfig) as error:
+    except OSError as error:
+        log.error("cannot start with %s: %s", options.file, error.strerror or error)
+        return 1
+    except (ValueError, InvalidConfig) as error:
         log.error("cannot start with %s: %s", options.file, error)
         return 1
     stop = asyncio.Event()

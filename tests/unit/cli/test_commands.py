@@ -85,6 +85,14 @@ def test_help_loads_no_client_and_no_rich() -> None:
     assert result.stderr.strip() == "[]"
 
 
+def test_a_server_without_its_file_names_it_once() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "kalda", "server", "nofile"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "ERROR cannot start with nofile: No such file or directory (kalda.server)\n" in result.stdout + result.stderr
+
+
 def test_the_package_is_a_program() -> None:
     result = subprocess.run([sys.executable, "-m", "kalda", "--help"], capture_output=True, text=True, check=True)
     assert result.stdout == run("--help").output
