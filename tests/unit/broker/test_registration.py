@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kalda.base.configs.listeners import CONTROLLER
 from kalda.base.ids import uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node
@@ -48,7 +49,7 @@ def test_a_broker_names_its_directories_once_the_cluster_wants_them(tmp_path: Pa
         log_dirs=config.log_dirs,
         metadata_log_dir=config.metadata_log_dir,
         is_controller=True,
-        controller_endpoint=Endpoint(layout.CONTROLLER, layout.HOST, place.controller_port),
+        controller_endpoint=Endpoint(CONTROLLER, layout.HOST, place.controller_port),
         has_static_voters=True,
         release_version="3.6",
     )
