@@ -14,9 +14,15 @@ from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 
 
-def produce(broker: ScriptedBroker, path: Path, *options: str) -> Result:
-    to = ["--bootstrap-server", broker.address, "--file", str(path)]
-    return CliRunner().invoke(cli, ["produce", "logs", *to, *options], prog_name="kalda")
+def produce(tmp_path: Path, lines: str, *options: str) -> tuple[Result, int]:
+    """How the command ends with a broker that takes one batch, and how many it was sent."""
+    path = tmp_path / "lines"
+    path.write_text(lines)
+    with ScriptedBroker() as broker:
+        Log(broker, 1)
+        to = ["--bootstrap-server", broker.address, "--file", str(path)]
+        result = CliRunner().invoke(cli, ["produce", "logs", *to, *options], prog_name="kalda")
+    return result, len(broker.requests(ApiKey.PRODUCE))
 
 
 class Log:
@@ -38,22 +44,14 @@ class Log:
 
 
 def test_what_stands_before_a_line_that_is_no_record_is_written(tmp_path: Path) -> None:
-    lines = tmp_path / "lines"
-    lines.write_text("a:1\nb:2\nc\nd:4\n")
-    with ScriptedBroker() as broker:
-        Log(broker, 1)
-        result = produce(broker, lines, "-K", ":")
+    result, sent = produce(tmp_path, "a:1\nb:2\nc\nd:4\n", "-K", ":")
     assert result.exit_code == 1
     assert result.stderr == "kalda: line 3: no key separator ':' in 'c' (2 records are written before line 3)\n"
-    assert len(broker.requests(ApiKey.PRODUCE)) == 1
+    assert sent == 1
 
 
 def test_a_record_that_is_refused(tmp_path: Path) -> None:
-    lines = tmp_path / "lines"
-    lines.write_text("one\ntwo\nthree\n")
-    with ScriptedBroker() as broker:
-        Log(broker, 1)
-        result = produce(broker, lines, "--batch-size", "1")
+    result, _ = produce(tmp_path, "one\ntwo\nthree\n", "--batch-size", "1")
     assert result.exit_code == 1
     assert "logs-0" in result.stderr
     assert result.stderr.endswith("[MESSAGE_TOO_LARGE] (1 record is known to be written)\n")

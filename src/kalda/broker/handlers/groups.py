@@ -20,15 +20,12 @@ from kalda.protocol.messages.groups import (
 from kalda.protocol.messages.security import AclOperation
 
 # Without an authorizer everybody may do everything.
-GROUP_OPERATIONS = sum(
-    1 << operation
-    for operation in (
-        AclOperation.READ,
-        AclOperation.DELETE,
-        AclOperation.DESCRIBE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    )
+GROUP_OPERATIONS = AclOperation.bits(
+    AclOperation.READ,
+    AclOperation.DELETE,
+    AclOperation.DESCRIBE,
+    AclOperation.DESCRIBE_CONFIGS,
+    AclOperation.ALTER_CONFIGS,
 )
 
 

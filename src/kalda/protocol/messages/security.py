@@ -36,6 +36,11 @@ class AclOperation(IntEnum):
     DESCRIBE_TOKENS = 14
     TWO_PHASE_COMMIT = 15
 
+    @classmethod
+    def bits(cls, *operations: AclOperation) -> int:
+        """What answers list as authorized: a bit for each (KIP-430)."""
+        return sum(1 << operation for operation in operations)
+
 
 class AclResourceType(IntEnum):
     """Kafka's ids of what can be authorized."""
