@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from harness.clusters import SIZE, Cluster
+from harness.clusters import SIZE, NodeGroup
 from harness.figures import Figure, Figures, in_turn, run_client
 from harness.systems import systems
 
@@ -35,7 +35,7 @@ _LIMIT_S = 180
 class Rates:
     """Both clusters at once."""
 
-    def __init__(self, clusters: Sequence[Cluster], rounds: int, share: float, figures: Figures) -> None:
+    def __init__(self, clusters: Sequence[NodeGroup], rounds: int, share: float, figures: Figures) -> None:
         self._clusters = clusters
         self._rounds = rounds
         self._share = share
@@ -50,7 +50,7 @@ class Rates:
             counted = max(30_000, int(count * self._share) // 30_000 * 30_000)
 
             def work(
-                cluster: Cluster, number: int, size: int = size, label: str = label, counted: int = counted,
+                cluster: NodeGroup, number: int, size: int = size, label: str = label, counted: int = counted,
                 unit: str = unit, scale: float = scale,
             ) -> None:  # fmt: skip
                 topic = f"records-{size}-{number}"
@@ -71,7 +71,7 @@ class Rates:
             cluster.create("warm-up")
             run_client("end_to_end", cluster, "warm-up", 2_000, 100)
 
-        def work(cluster: Cluster, number: int) -> None:
+        def work(cluster: NodeGroup, number: int) -> None:
             topic = f"latency-{number}"
             cluster.create(topic)
             taken = run_client("end_to_end", cluster, topic, count, 100)
@@ -86,7 +86,7 @@ class Rates:
 class Scale:
     """One cluster with many topics."""
 
-    def __init__(self, cluster: Cluster, topics: int, figures: Figures) -> None:
+    def __init__(self, cluster: NodeGroup, topics: int, figures: Figures) -> None:
         self._cluster = cluster
         self._topics = topics
         self._figures = figures
@@ -215,7 +215,7 @@ def main() -> None:
     settings = {"broker.session.timeout.ms": _SESSION_S * 1000}
     if arguments.only != "scale":
         with ExitStack() as stack:
-            clusters = [stack.enter_context(Cluster(system, settings)) for system in measured]
+            clusters = [stack.enter_context(NodeGroup(system, settings)) for system in measured]
             rates = Rates(clusters, rounds, 0.1 if arguments.quick else 1.0, figures)
             for part in (rates.throughput, rates.latency):
                 if arguments.only in (None, part.__name__):
@@ -223,7 +223,7 @@ def main() -> None:
     if arguments.only in (None, "scale"):
         for number in range(max(1, rounds // 2)):
             for system in measured if number % 2 == 0 else reversed(measured):
-                with Cluster(system, settings) as cluster:
+                with NodeGroup(system, settings) as cluster:
                     Scale(cluster, arguments.topics, figures).run()
     figures.show([system.name for system in measured])
     if arguments.json:

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from harness.clusters import SIZE, Cluster
+from harness.clusters import SIZE, NodeGroup
 from harness.figures import HERE
 from harness.systems import KALDA, System, apache_kafka
 
@@ -43,7 +43,7 @@ Samples = dict[tuple[str, str], list[float]]
 class Writer:
     """The producer's process (`harness.steady`)."""
 
-    def __init__(self, cluster: Cluster, settings: list[str]) -> None:
+    def __init__(self, cluster: NodeGroup, settings: list[str]) -> None:
         arguments = [cluster.bootstrap, TOPIC, str(SIZE), str(INTERVAL_MS), *settings]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "harness.steady", *arguments],
@@ -87,7 +87,7 @@ class Writer:
 
 
 @contextmanager
-def writing(cluster: Cluster, settings: list[str]) -> Iterator[Writer]:
+def writing(cluster: NodeGroup, settings: list[str]) -> Iterator[Writer]:
     """A producer at work."""
     writer = Writer(cluster, settings)
     try:
@@ -101,7 +101,7 @@ def writing(cluster: Cluster, settings: list[str]) -> Iterator[Writer]:
 class Bench:
     """One cluster after another, and the samples of all."""
 
-    def __init__(self, samples: Samples, name: str, cluster: Cluster, session_ms: int) -> None:
+    def __init__(self, samples: Samples, name: str, cluster: NodeGroup, session_ms: int) -> None:
         self._samples = samples
         self._name = name
         self._cluster = cluster
@@ -198,7 +198,7 @@ def main() -> None:
         settings["broker.session.timeout.ms"] = session_ms
         if session_ms < 6_000:
             settings["broker.heartbeat.interval.ms"] = 1_000
-        with Cluster(system, settings) as cluster:
+        with NodeGroup(system, settings) as cluster:
             Bench(samples, name, cluster, session_ms).run(arguments.cases, arguments.rounds, arguments.client)
     show(samples)
 

@@ -26,7 +26,7 @@ import threading
 import time
 from pathlib import Path
 
-from harness.clusters import Cluster, Member
+from harness.clusters import Member, NodeGroup
 from harness.figures import Figure, Figures
 from harness.metadata_log import write_log, write_snapshot_of
 from harness.systems import KALDA
@@ -80,7 +80,7 @@ def serves(member: Member) -> bool:
         return False
 
 
-def wait_for(cluster: Cluster, members: list[Member], began: float) -> dict[int, float]:
+def wait_for(cluster: NodeGroup, members: list[Member], began: float) -> dict[int, float]:
     """Seconds from `began` until each serves."""
     took: dict[int, float] = {}
     while len(took) < len(members):
@@ -102,7 +102,7 @@ def furnish(member: Member, source: Path) -> None:
         shutil.copyfile(file, directory / file.name)
 
 
-def rejoin(cluster: Cluster, kind: str, figures: Figures, name: str) -> None:
+def rejoin(cluster: NodeGroup, kind: str, figures: Figures, name: str) -> None:
     """Take a follower away and measure its return."""
     leader = cluster.controller()
     assert leader is not None
@@ -129,7 +129,7 @@ def rejoin(cluster: Cluster, kind: str, figures: Figures, name: str) -> None:
 
 def measure(source: Path, rounds: int, figures: Figures, name: str) -> None:
     """All that is measured of a cluster that begins with `source`."""
-    cluster = Cluster(KALDA, {})
+    cluster = NodeGroup(KALDA, {})
     for member in cluster.members.values():
         furnish(member, source)
     watches = [Watch(member.controller_port) for member in cluster.members.values()]
@@ -150,7 +150,7 @@ def measure(source: Path, rounds: int, figures: Figures, name: str) -> None:
                 rejoin(cluster, kind, figures, name)
 
 
-def wait_for_snapshots(cluster: Cluster, figures: Figures, name: str) -> None:
+def wait_for_snapshots(cluster: NodeGroup, figures: Figures, name: str) -> None:
     """Where the nodes take snapshots after their start, until they have."""
     time.sleep(3)
     until = time.perf_counter() + _START_S

@@ -36,7 +36,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.sender import Sender
 from kalda.records.arrow import build_batches
 from kalda.records.batch import NO_LEADER_EPOCH, stamp
@@ -74,7 +74,7 @@ def fill(node: Node, rows: int, partitions: int) -> None:
     values = pa.Array.from_buffers(pa.binary(), _CHUNK, [None, ends.buffers()[1], pa.py_buffer(random)])
     columns = pa.RecordBatch.from_arrays([values], ["value"])
     began = time.perf_counter()
-    with Cluster(f"127.0.0.1:{node.port}") as cluster, Sender(cluster, idempotent=True) as sender:
+    with ClusterClient(f"127.0.0.1:{node.port}") as cluster, Sender(cluster, idempotent=True) as sender:
         for chunk in range(rows // _CHUNK):
             for batch in build_batches(columns, now_ms=int(time.time() * 1000), max_batch_bytes=1_000_000):
                 stamp(batch, 0, 0, NO_LEADER_EPOCH)  # offsets are the broker's
@@ -107,7 +107,7 @@ class CeilingReader(DataSourceReader):
         return [InputPartition(edges[index + 1] - edges[index]) for index in range(self.count)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        from kalda.client.fetcher import Fetched
+        from kalda.client.consumer_fetcher import Fetched
         from kalda.records.builder import build_batch
         from kalda.spark.columns import TYPES, SparkColumns
 

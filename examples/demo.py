@@ -315,7 +315,7 @@ group.initial.rebalance.delay.ms=0
     def start(self) -> float:
         """Format, start, create the topic. Returns the seconds from exec until the node had answered."""
         from kalda.client.admin.topics import NewTopic, create_topics
-        from kalda.client.cluster import Cluster
+        from kalda.client.cluster_client import ClusterClient
 
         kalda = [sys.executable, "-m", "kalda.cli.main"]
         new_id = subprocess.run([*kalda, "storage", "random-uuid"], check=True, capture_output=True, text=True)
@@ -329,7 +329,7 @@ group.initial.rebalance.delay.ms=0
                 raise DemoError(f"the node did not start:\n{self.tail()}")
             time.sleep(0.01)
         took = time.monotonic() - began
-        with Cluster(self.servers) as cluster:
+        with ClusterClient(self.servers) as cluster:
             create_topics(cluster, [NewTopic(TOPIC, PARTITIONS, 1)])
         return took
 

@@ -58,7 +58,7 @@ auto.leader.rebalance.enable=false
 class Member:
     """One node of a cluster, which may have a process."""
 
-    def __init__(self, cluster: Cluster, node_id: int, port: int, controller_port: int) -> None:
+    def __init__(self, cluster: NodeGroup, node_id: int, port: int, controller_port: int) -> None:
         self.id = node_id
         self.directory = cluster.directory / f"node-{node_id}"
         self.directory.mkdir()
@@ -96,7 +96,7 @@ class Member:
             self.process = None
 
 
-class Cluster:
+class NodeGroup:
     """Three nodes with static voters. `settings` are further properties of all."""
 
     def __init__(self, system: System, settings: Mapping[str, object]) -> None:
@@ -117,7 +117,7 @@ class Cluster:
             )
             member.format(text + more)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> NodeGroup:
         for member in self.members.values():
             member.start()
         return self

@@ -18,7 +18,7 @@ import kalda
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.groups import describe_group, list_groups
 from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.sender import Sender
 from kalda.records.builder import build_batch
 
@@ -157,7 +157,7 @@ def test_a_group_reads_on_where_it_stopped(shell: Shell) -> None:
 
 def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
     """Until the group is stable with so many."""
-    with Cluster(node.address) as cluster:
+    with ClusterClient(node.address) as cluster:
 
         def attempt(_: object) -> None:
             found = [g.state for g in list_groups(cluster) if g.group_id == group_id]
@@ -258,7 +258,7 @@ def test_topics_complete(shell: Shell) -> None:
 
 
 def test_a_reader_that_has_seen_enough(shell: Shell, node: LoneNode) -> None:
-    with Cluster(node.address) as cluster:
+    with ClusterClient(node.address) as cluster:
         create_topics(cluster, [NewTopic("long", 1, 1)])
         with Sender(cluster) as sender:
             for _ in range(20):

@@ -15,14 +15,15 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.controller.caller import Caller
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.controller.quorum_controller import ControllerConfig, QuorumController
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.features import VersionRange, default_levels, supported_ranges
 from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
+    AlterPartitionRequestBrokerState,
     AlterPartitionRequestPartitionData,
     AlterPartitionRequestTopicData,
     BrokerHeartbeatRequest,
@@ -30,8 +31,8 @@ from kalda.protocol.messages.brokers import (
     BrokerRegistrationRequest,
     BrokerRegistrationRequestFeature,
     BrokerRegistrationRequestListener,
-    BrokerState,
 )
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -81,6 +82,16 @@ class QuorumLog:
 
     def resign(self, epoch: int) -> None:
         self.resigned.append(epoch)
+
+
+class Rights:
+    """An `Authorizer` that goes by a function of operation, resource type and name."""
+
+    def __init__(self, allows: Callable[[AclOperation, AclResourceType, str], bool]) -> None:
+        self._allows = allows
+
+    def allows(self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str) -> bool:
+        return self._allows(operation, resource, name)
 
 
 class World:
@@ -294,7 +305,10 @@ class World:
         fields.setdefault("partition_epoch", partition.partition_epoch)
         fields.setdefault(
             "new_isr_with_epochs",
-            [BrokerState(broker_id=replica, broker_epoch=self.epochs.get(replica, 0)) for replica in isr],
+            [
+                AlterPartitionRequestBrokerState(broker_id=replica, broker_epoch=self.epochs.get(replica, 0))
+                for replica in isr
+            ],
         )
         data = AlterPartitionRequestPartitionData(partition_index=partition_id, **fields)
         topic_id = self.active.partitions.topic_ids[topic]

@@ -26,8 +26,8 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
-from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.partition import Partition
+from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
 
 PARTITIONS = 3
 

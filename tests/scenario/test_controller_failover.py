@@ -6,9 +6,9 @@ import pytest
 from controller_world import World, creatable, state
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.caller import Caller
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.metadata_version import MetadataVersion
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
 from kalda.protocol.messages.metadata_records import (
     AbortTransactionRecord,

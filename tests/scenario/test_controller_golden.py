@@ -17,13 +17,13 @@ from metadata_logs import NODES, log_batches, snapshots
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid, uuid_from_text
-from kalda.controller.caller import Caller
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.controller.quorum_controller import ControllerConfig, QuorumController
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
 from kalda.metadata.metadata_version import MetadataVersion
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages import admin, brokers, configs, topics
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.record_framing import VersionedRecord, encode_metadata_record
@@ -216,7 +216,9 @@ def alter_partition(topic: str, partition_id: int, isr: list[int]) -> Ask:
             leader_epoch=partition.leader_epoch,
             partition_epoch=partition.partition_epoch,
             new_isr_with_epochs=[
-                brokers.BrokerState(broker_id=replica, broker_epoch=controller.cluster.brokers[replica].epoch)
+                brokers.AlterPartitionRequestBrokerState(
+                    broker_id=replica, broker_epoch=controller.cluster.brokers[replica].epoch
+                )
                 for replica in isr
             ],
         )

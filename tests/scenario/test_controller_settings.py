@@ -7,13 +7,13 @@ import hmac
 from typing import Any
 
 import pytest
-from controller_world import World, result
+from controller_world import Rights, World, result
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.caller import Caller
 from kalda.controller.features import KraftVersionControl
 from kalda.metadata.features import VersionRange, supported_ranges
 from kalda.metadata.metadata_version import MetadataVersion
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages import admin, configs, security
 from kalda.protocol.messages.brokers import ControllerRegistrationRequest, ControllerRegistrationRequestFeature
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, FeatureLevelRecord
@@ -132,7 +132,7 @@ def test_another_minimum_isr_voids_the_eligible(world: World) -> None:
 
 
 def test_rights_over_configs(world: World) -> None:
-    nothing = Caller(allows=lambda *_: False)
+    nothing = Caller(authorizer=Rights(lambda *_: False))
     codes = [
         alter(world, kind, name, ("x", SET, "1"), caller=nothing)[0]
         for kind, name in ((TOPIC, "t"), (GROUP, "g"), (BROKER, "0"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from controller_world import World, creatable, directories_of, result
+from controller_world import Rights, World, creatable, directories_of, result
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.controller.caller import Caller
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages import topics as t
-from kalda.protocol.messages.brokers import BrokerState
+from kalda.protocol.messages.brokers import AlterPartitionRequestBrokerState
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, PartitionRecord, TopicRecord
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 
@@ -114,7 +114,7 @@ def test_rights_quotas_and_policies() -> None:
 
     world = World()
     world.start_brokers(0)
-    caller = Caller(allows=allows)
+    caller = Caller(authorizer=Rights(allows))
     assert world.create_topic("yours", caller=caller).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     mine = world.create_topic("mine", caller=caller)
     assert (mine.error_code, mine.topic_config_error_code) == (0, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -123,7 +123,7 @@ def test_rights_quotas_and_policies() -> None:
     def throttle(_partitions: int) -> None:
         raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
-    throttled = world.create_topic("much", caller=Caller(charge_partitions=throttle))
+    throttled = world.create_topic("much", caller=Caller(charge=throttle))
     assert throttled.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
     elect = t.ElectLeadersRequest(topic_partitions=None)
     assert world.failure("elect_leaders", elect, caller=caller).code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -184,7 +184,7 @@ def test_deleting(world: World) -> None:
 
 def test_an_id_does_not_tell_who_may_not_see_the_topic_its_name(world: World) -> None:
     world.create_topic("secret")
-    blind = Caller(allows=lambda *_: False)
+    blind = Caller(authorizer=Rights(lambda *_: False))
     by_id = t.DeleteTopicState(topic_id=world.active.partitions.topic_ids["secret"])
     assert delete(world, by_id, caller=blind) == [(None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)]
 
@@ -224,7 +224,10 @@ def test_isr_proposals_that_are_refused(world: World) -> None:
     assert code([0, 1, 1]) == ErrorCode.INVALID_REQUEST
     assert code([0], leader_recovery_state=1) == ErrorCode.INVALID_REQUEST
     assert code([0], leader_recovery_state=9) == ErrorCode.INVALID_REQUEST
-    stale = [BrokerState(broker_id=0, broker_epoch=-1), BrokerState(broker_id=1, broker_epoch=1)]
+    stale = [
+        AlterPartitionRequestBrokerState(broker_id=0, broker_epoch=-1),
+        AlterPartitionRequestBrokerState(broker_id=1, broker_epoch=1),
+    ]
     assert code([], new_isr_with_epochs=stale) == ErrorCode.INELIGIBLE_REPLICA
     assert code([], new_isr_with_epochs=[], new_isr=[0, 1]) == ErrorCode.NONE  # version 2 of the request
     assert code([0, 1, 2], partition_epoch=0) == ErrorCode.INVALID_UPDATE_VERSION

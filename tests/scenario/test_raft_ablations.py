@@ -9,14 +9,14 @@ import pytest
 from kalda.raft import leader, replication
 from kalda.raft.machine import RaftMachine
 from kalda.raft.values import OffsetAndEpoch
-from kalda.sim.quorum import Cluster
+from kalda.sim.quorum import SimQuorum
 from kalda.sim.quorum_storm import calm, storm
 
 SEEDS = range(40)
 Patch = pytest.MonkeyPatch
 
 
-def broken(run: Callable[[int], Cluster]) -> bool:
+def broken(run: Callable[[int], SimQuorum]) -> bool:
     for seed in SEEDS:
         try:
             calm(run(seed))

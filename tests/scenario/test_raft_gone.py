@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kalda.raft.machine import RaftConfig
-from kalda.sim.quorum import CLUSTER, Cluster, key_of
+from kalda.sim.quorum import CLUSTER, SimQuorum, key_of
 from kalda.sim.quorum_storm import calm, storm
 
 FETCH_TIMEOUT_MS = RaftConfig(key_of(1), CLUSTER).fetch_timeout_ms
 
 
-def led(seed: int, *voters: int, observers: tuple[int, ...] = ()) -> Cluster:
+def led(seed: int, *voters: int, observers: tuple[int, ...] = ()) -> SimQuorum:
     """A quorum that works."""
-    cluster = Cluster(voters or (1, 2, 3), observers=observers, seed=seed)
+    cluster = SimQuorum(voters or (1, 2, 3), observers=observers, seed=seed)
     cluster.start()
     cluster.elect()
     cluster.append("a")
@@ -21,7 +21,7 @@ def led(seed: int, *voters: int, observers: tuple[int, ...] = ()) -> Cluster:
     return cluster
 
 
-def time_to_replace(cluster: Cluster) -> int:
+def time_to_replace(cluster: SimQuorum) -> int:
     """Crash the leader; how long until another one has committed something."""
     old = cluster.leader
     assert old is not None

@@ -7,11 +7,11 @@ from kalda.raft import events as ev
 from kalda.raft import reconfiguration, rpc
 from kalda.raft.machine import RaftMachine
 from kalda.raft.values import ReplicaKey
-from kalda.sim.quorum import CLUSTER, Cluster, Node, endpoint_of, key_of
+from kalda.sim.quorum import CLUSTER, Node, SimQuorum, endpoint_of, key_of
 
 
-def static(seed: int = 0) -> tuple[Cluster, Node]:
-    cluster = Cluster((1, 2, 3), dynamic=False, seed=seed)
+def static(seed: int = 0) -> tuple[SimQuorum, Node]:
+    cluster = SimQuorum((1, 2, 3), dynamic=False, seed=seed)
     cluster.start()
     leader = cluster.elect()
     return cluster, leader
@@ -22,7 +22,7 @@ def machine(node: Node) -> RaftMachine:
     return node.machine
 
 
-def upgrade(cluster: Cluster, leader: Node) -> None:
+def upgrade(cluster: SimQuorum, leader: Node) -> None:
     assert reconfiguration.upgrade_refusal(machine(leader), 1) is None
     cluster.step(leader, ev.UpgradeKraftVersion(machine(leader).epoch, 1))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kalda.client.admin.offsets import delete_records
-from kalda.client.cluster import Cluster as Client
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.sender import Sender
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
@@ -31,8 +31,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def client(cluster: Cluster) -> Iterator[Client]:
-    with Client(cluster.bootstrap_servers) as one:
+def client(cluster: Cluster) -> Iterator[ClusterClient]:
+    with ClusterClient(cluster.bootstrap_servers) as one:
         yield one
 
 
@@ -64,7 +64,7 @@ def spark() -> Iterator[Any]:
 class World:
     """Topics are filled on one side and read on the other."""
 
-    def __init__(self, cluster: Cluster, client: Client, spark: Any) -> None:
+    def __init__(self, cluster: Cluster, client: ClusterClient, spark: Any) -> None:
         self.cluster = cluster
         self.client = client
         self.spark = spark
@@ -107,7 +107,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(cluster: Cluster, client: Client, spark: Any) -> World:
+def world(cluster: Cluster, client: ClusterClient, spark: Any) -> World:
     made = World(cluster, client, spark)
     made.number("numbers", [30, 0, 5])
     return made

@@ -6,6 +6,7 @@ It knows no socket, file, clock or random source; it only names their interfaces
 - `ids`: UUIDs in Kafka's text form, topic partitions
 - `topic_names`: what a topic may be called; internal topics
 - `pending`: an answer that comes later, without asyncio
+- `turn`: a body of work that never runs inside itself
 - `clock`: the clock's interface
 - `scheduling`: the interfaces of timers and of jobs that may block
 - `disk`: the disk's interface

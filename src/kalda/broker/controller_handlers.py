@@ -14,11 +14,11 @@ from kalda.broker.dispatch import Dispatcher, Features, ForwardedContext, Handle
 from kalda.broker.forwarding import Unwrapping
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.raft_driver import RaftDriver
-from kalda.controller.caller import Caller
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
 from kalda.network.connection import Connection
 from kalda.protocol.apis import API, ApiKey, Listener
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterRequest,

@@ -22,10 +22,10 @@ from kalda.broker.metadata_cache import MetadataCache
 from kalda.network.client import RpcClient
 from kalda.protocol.notation import Request
 from kalda.replication.alter_partition import AlterPartitionQueue
-from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
-from kalda.replication.fetchers import ReplicaFetchers
 from kalda.replication.followers import IsrOutcome, IsrProposal
 from kalda.replication.partition import Partition
+from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
+from kalda.replication.replica_fetchers import ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.log import Log
 from kalda.storage.opening import opening_job
@@ -36,8 +36,8 @@ _CONNECT_BACKOFF_MS = 20
 _INTERRUPTION_DELAY_S = 0.005
 
 
-class Peers:
-    """What one broker's partitions know of the cluster (`kalda.replication.followers.Cluster`)."""
+class BrokerPeers:
+    """What one broker's partitions know of the cluster (`kalda.replication.followers.ReplicationPeers`)."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Peers:
         self._isr_changes.close()
 
 
-class FetcherShell:
+class ReplicaFetcherManager:
     """Carries out the requests of all fetchers of a broker (`kalda.replication.replica_manager.Following`)."""
 
     def __init__(

@@ -33,7 +33,7 @@ from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
 from kalda.broker.handlers.table import handler_table
 from kalda.broker.lifecycle import BrokerLifecycle
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.peers import FetcherShell, Peers
+from kalda.broker.peers import BrokerPeers, ReplicaFetcherManager
 from kalda.broker.publisher import BrokerPublisher
 from kalda.broker.shell import Host
 from kalda.coordinator.config import GroupCoordinatorConfig
@@ -101,7 +101,7 @@ class Services:
         self._lifecycle = lifecycle
         self.logs = logs
         self.cache = MetadataCache(timers)
-        self._peers = Peers(config, self.cache, channel, lambda: lifecycle.broker_epoch, clock, timers)
+        self._peers = BrokerPeers(config, self.cache, channel, lambda: lifecycle.broker_epoch, clock, timers)
         self.replicas = ReplicaManager(
             config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists, self._peers
         )
@@ -145,9 +145,11 @@ class Services:
         """Told of this broker's effective configuration when dynamic configs have changed it."""
         self._defaults: dict[str, str] = self._topic_defaults(config)
 
-    def _make_fetchers(self, cluster_id: str, host: Host, jobs: Jobs, on_fatal: Callable[[str], None]) -> FetcherShell:
+    def _make_fetchers(
+        self, cluster_id: str, host: Host, jobs: Jobs, on_fatal: Callable[[str], None]
+    ) -> ReplicaFetcherManager:
         config = self._config
-        return FetcherShell(
+        return ReplicaFetcherManager(
             config,
             cluster_id,
             self.cache,

@@ -13,7 +13,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster, with_cluster_or_controllers
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 
 @click.group()
@@ -28,7 +28,7 @@ for _command in (up_command, status_command, logs_command, down_command):
 @cluster.command("id")
 @json_option
 @with_cluster_or_controllers
-def id_command(cluster: Cluster, as_json: bool) -> None:
+def id_command(cluster: ClusterClient, as_json: bool) -> None:
     """Print the cluster's id.
 
     \b
@@ -48,7 +48,7 @@ def id_command(cluster: Cluster, as_json: bool) -> None:
 @click.option("--include-fenced-brokers", is_flag=True, help="Also brokers that are registered but not in service.")
 @json_option
 @with_cluster_or_controllers
-def describe_command(cluster: Cluster, include_fenced_brokers: bool, as_json: bool) -> None:
+def describe_command(cluster: ClusterClient, include_fenced_brokers: bool, as_json: bool) -> None:
     """Describe the cluster's brokers; or its controllers, where those are asked.
 
     \b
@@ -76,7 +76,7 @@ def describe_command(cluster: Cluster, include_fenced_brokers: bool, as_json: bo
 @click.option("--partitions", "show_partitions", is_flag=True, help="A row for each partition in a directory.")
 @json_option
 @with_cluster
-def log_dirs_command(cluster: Cluster, broker_ids: tuple[int, ...], show_partitions: bool, as_json: bool) -> None:
+def log_dirs_command(cluster: ClusterClient, broker_ids: tuple[int, ...], show_partitions: bool, as_json: bool) -> None:
     """Describe the brokers' log directories, and what is in them.
 
     \b

@@ -15,17 +15,17 @@ from kalda.base.errors import ApiError
 from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 _PATIENCE_MS = 700
 
 
-def _complete(ctx: click.Context, incomplete: str, names: Callable[[Cluster], Iterable[str]]) -> list[str]:
-    from kalda.client.cluster import Cluster
+def _complete(ctx: click.Context, incomplete: str, names: Callable[[ClusterClient], Iterable[str]]) -> list[str]:
+    from kalda.client.cluster_client import ClusterClient
 
     servers = ctx.params.get("bootstrap_server") or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     try:
-        with Cluster(servers, timeout_ms=_PATIENCE_MS, connect_timeout_ms=_PATIENCE_MS) as cluster:
+        with ClusterClient(servers, timeout_ms=_PATIENCE_MS, connect_timeout_ms=_PATIENCE_MS) as cluster:
             return [name for name in names(cluster) if name.startswith(incomplete)]
     except (ApiError, ValueError):
         return []
@@ -43,7 +43,7 @@ def complete_group(ctx: click.Context, parameter: click.Parameter, incomplete: s
     return _complete(ctx, incomplete, _groups)
 
 
-def _groups(cluster: Cluster) -> list[str]:
+def _groups(cluster: ClusterClient) -> list[str]:
     from kalda.client.admin.groups import list_groups
 
     return [group.group_id for group in list_groups(cluster)]

@@ -14,7 +14,7 @@ from kalda.cli.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
     from kalda.client.admin.configs import ConfigEntry, Resource
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 P = ParamSpec("P")
 
@@ -24,7 +24,7 @@ def configs() -> None:
     """Describe and alter configs of topics, brokers and groups."""
 
 
-def _of_resource(command: Callable[Concatenate[Cluster, Resource, P], None]) -> Callable[..., None]:
+def _of_resource(command: Callable[Concatenate[ClusterClient, Resource, P], None]) -> Callable[..., None]:
     """The options of which exactly one says whose configs are meant."""
 
     @click.option("--topic", metavar="NAME", shell_complete=complete_topic, help="Of this topic.")
@@ -35,7 +35,7 @@ def _of_resource(command: Callable[Concatenate[Cluster, Resource, P], None]) -> 
     @click.option("--client-metrics", metavar="NAME", help="Of this client-metrics subscription.")
     @wraps(command)
     def run(
-        cluster: Cluster,
+        cluster: ClusterClient,
         topic: str | None,
         broker: int | None,
         broker_defaults: bool,
@@ -78,7 +78,7 @@ def _of_resource(command: Callable[Concatenate[Cluster, Resource, P], None]) -> 
 @with_cluster
 @_of_resource
 def describe_command(
-    cluster: Cluster, resource: Resource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
+    cluster: ClusterClient, resource: Resource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
 ) -> None:
     """Describe configs: those that were set, or the KEYs that are named.
 
@@ -136,7 +136,7 @@ def _as_json(entry: ConfigEntry) -> dict[str, object]:
 @with_cluster
 @_of_resource
 def alter_command(
-    cluster: Cluster,
+    cluster: ClusterClient,
     resource: Resource,
     add_config: tuple[str, ...],
     delete_config: tuple[str, ...],

@@ -20,8 +20,8 @@ from kalda.cli.session import MAX_INT64, unescape, with_cluster
 from kalda.cli.times import parse_time_ms
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import Cluster
-    from kalda.client.fetcher import Fetched, Fetcher
+    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.consumer_fetcher import ConsumerFetcher, Fetched
     from kalda.client.group import GroupMember
 
 _POLL_MS = 200
@@ -59,7 +59,7 @@ _COMMIT_MS = 5_000
 )  # fmt: skip
 @with_cluster
 def consume(
-    cluster: Cluster,
+    cluster: ClusterClient,
     /,
     topics: tuple[str, ...],
     start: str,
@@ -139,7 +139,7 @@ class _Reading:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         writer: RecordWriter,
         max_messages: int | None,
         timeout_ms: int | None,
@@ -175,10 +175,12 @@ class _Reading:
         self.consumed[partition] = fetched.next_offset if next_offset is None else next_offset
         self.restart_patience()
 
-    def fetcher(self, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int] | None = None) -> Fetcher:
-        from kalda.client.fetcher import Fetcher, OutOfRange, Slice
+    def fetcher(
+        self, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int] | None = None
+    ) -> ConsumerFetcher:
+        from kalda.client.consumer_fetcher import ConsumerFetcher, OutOfRange, Slice
 
-        return Fetcher(
+        return ConsumerFetcher(
             self.cluster,
             [Slice(*partition, offset, ends[partition] if ends else None) for partition, offset in starts.items()],
             read_committed=self.read_committed,
@@ -218,7 +220,7 @@ def _consume_alone(
                 reading.take(fetched)
 
 
-def _starts(cluster: Cluster, partitions: list[TopicPartition], start: str) -> dict[TopicPartition, int]:
+def _starts(cluster: ClusterClient, partitions: list[TopicPartition], start: str) -> dict[TopicPartition, int]:
     """Where to begin in each partition."""
     from kalda.client.admin.offsets import offsets_at
     from kalda.protocol.messages.fetch import OffsetSpec

@@ -19,7 +19,7 @@ from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
     from kalda.base.errors import ApiError
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 
 @click.command("elect")
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @json_option
 @with_cluster
 def elect(
-    cluster: Cluster,
+    cluster: ClusterClient,
     kind: str,
     of_all: bool,
     topics: tuple[str, ...],
@@ -76,7 +76,7 @@ def elect(
         sys.exit(FAILED)
 
 
-def _of_topics(cluster: Cluster, topics: tuple[str, ...], partition_ids: tuple[int, ...]) -> list[TopicPartition]:
+def _of_topics(cluster: ClusterClient, topics: tuple[str, ...], partition_ids: tuple[int, ...]) -> list[TopicPartition]:
     if partition_ids:
         return [TopicPartition(topics[0], partition) for partition in dict.fromkeys(partition_ids)]
     return [at for name in dict.fromkeys(topics) for at in cluster.partitions(name)]

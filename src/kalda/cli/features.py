@@ -10,7 +10,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import MAX_INT16, json_option, parse_pairs, with_cluster_or_controllers
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 METADATA_VERSION = "metadata.version"
 
@@ -31,7 +31,7 @@ def features() -> None:
 @features.command("describe")
 @json_option
 @with_cluster_or_controllers
-def describe_command(cluster: Cluster, as_json: bool) -> None:
+def describe_command(cluster: ClusterClient, as_json: bool) -> None:
     """Describe the levels that the brokers support, and those that the cluster has finalized.
 
     \b
@@ -70,7 +70,9 @@ def _level(feature: str, level: int) -> str:
 @_release_option
 @_dry_run_option
 @with_cluster_or_controllers
-def upgrade_command(cluster: Cluster, levels: tuple[str, ...], release_version: str | None, dry_run: bool) -> None:
+def upgrade_command(
+    cluster: ClusterClient, levels: tuple[str, ...], release_version: str | None, dry_run: bool
+) -> None:
     """Raise feature levels, all or none of those that are named.
 
     \b
@@ -90,7 +92,7 @@ def upgrade_command(cluster: Cluster, levels: tuple[str, ...], release_version: 
 @_dry_run_option
 @with_cluster_or_controllers
 def downgrade_command(
-    cluster: Cluster, levels: tuple[str, ...], release_version: str | None, unsafe: bool, dry_run: bool
+    cluster: ClusterClient, levels: tuple[str, ...], release_version: str | None, unsafe: bool, dry_run: bool
 ) -> None:
     """Lower feature levels; level 0 turns a feature off.
 
@@ -125,7 +127,7 @@ def _wanted(texts: tuple[str, ...], release_version: str | None) -> dict[str, in
     return levels
 
 
-def _update(cluster: Cluster, levels: dict[str, int], kind: int, dry_run: bool, done: str) -> None:
+def _update(cluster: ClusterClient, levels: dict[str, int], kind: int, dry_run: bool, done: str) -> None:
     from kalda.client.admin.features import describe_features, update_features
     from kalda.protocol.messages.admin import UpgradeType
 

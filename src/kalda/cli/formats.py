@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kalda.records.batch import TimestampType
 
 if TYPE_CHECKING:
-    from kalda.client.fetcher import Fetched
+    from kalda.client.consumer_fetcher import Fetched
     from kalda.records.builder import Record
 
 

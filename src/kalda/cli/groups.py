@@ -17,7 +17,7 @@ from kalda.cli.times import moment_ago_ms, parse_time_ms
 
 if TYPE_CHECKING:
     from kalda.client.admin.groups import Group, Member
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 
 @click.group()
@@ -32,7 +32,7 @@ def groups() -> None:
 @json_option
 @with_cluster
 def list_command(
-    cluster: Cluster, states: tuple[str, ...], types: tuple[str, ...], is_long: bool, as_json: bool
+    cluster: ClusterClient, states: tuple[str, ...], types: tuple[str, ...], is_long: bool, as_json: bool
 ) -> None:
     """List groups, one a line.
 
@@ -61,7 +61,7 @@ def list_command(
 @json_option
 @with_cluster
 def describe_command(
-    cluster: Cluster, names: tuple[str, ...], show_members: bool, show_state: bool, as_json: bool
+    cluster: ClusterClient, names: tuple[str, ...], show_members: bool, show_state: bool, as_json: bool
 ) -> None:
     """Describe groups: committed offsets, lag, and who reads what.
 
@@ -100,7 +100,7 @@ def describe_command(
 _LAG_KEYS = ("topic", "partition", "current_offset", "log_end_offset", "lag", "member", "host", "client")
 
 
-def _lag_rows(cluster: Cluster, group: Group) -> list[tuple[object, ...]]:
+def _lag_rows(cluster: ClusterClient, group: Group) -> list[tuple[object, ...]]:
     """A row for each partition that is committed or assigned. The lag is none where a topic is gone."""
     from kalda.client.admin.groups import committed_offsets
 
@@ -117,7 +117,7 @@ def _lag_rows(cluster: Cluster, group: Group) -> list[tuple[object, ...]]:
     return rows
 
 
-def _ends(cluster: Cluster, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
+def _ends(cluster: ClusterClient, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
     from kalda.client.admin.offsets import offsets_at
     from kalda.protocol.messages.fetch import OffsetSpec
 
@@ -146,7 +146,7 @@ def _group_as_json(group: Group) -> dict[str, object]:
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
 @click.option("--if-exists", is_flag=True, help="A group that is not there is no failure.")
 @with_cluster
-def delete_command(cluster: Cluster, names: tuple[str, ...], if_exists: bool) -> None:
+def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bool) -> None:
     """Delete groups without members, with their offsets.
 
     \b
@@ -165,7 +165,7 @@ def delete_command(cluster: Cluster, names: tuple[str, ...], if_exists: bool) ->
             click.echo(f"Deleted group {name}.")
 
 
-def _read_partitions(cluster: Cluster, texts: tuple[str, ...]) -> list[TopicPartition]:
+def _read_partitions(cluster: ClusterClient, texts: tuple[str, ...]) -> list[TopicPartition]:
     """`orders` for all its partitions, `orders:0,3` for these."""
     found: list[TopicPartition] = []
     for text in texts:
@@ -197,7 +197,7 @@ def _read_partitions(cluster: Cluster, texts: tuple[str, ...]) -> list[TopicPart
 @json_option
 @with_cluster
 def reset_command(
-    cluster: Cluster,
+    cluster: ClusterClient,
     /,
     name: str,
     topics: tuple[str, ...],
@@ -253,7 +253,11 @@ def reset_command(
 
 
 def _new_offsets(
-    cluster: Cluster, partitions: list[TopicPartition], committed: dict[TopicPartition, int], how: str, value: object
+    cluster: ClusterClient,
+    partitions: list[TopicPartition],
+    committed: dict[TopicPartition, int],
+    how: str,
+    value: object,
 ) -> dict[TopicPartition, int]:
     """Where each partition's reading shall go on, brought into the range that the partition has."""
     from kalda.client.admin.offsets import offsets_at
@@ -291,7 +295,7 @@ def _new_offsets(
     help="Of this topic, or these partitions of it. May be repeated.",
 )  # fmt: skip
 @with_cluster
-def delete_offsets_command(cluster: Cluster, name: str, topics: tuple[str, ...]) -> None:
+def delete_offsets_command(cluster: ClusterClient, name: str, topics: tuple[str, ...]) -> None:
     """Let a group forget its offsets of topics that none of its members reads.
 
     \b

@@ -22,7 +22,7 @@ from kalda.cli.output import Progress, print_json
 from kalda.cli.session import json_option, parse_pairs, unescape, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
     from kalda.client.sender import Delivery, Sender
     from kalda.records.builder import NewRecord
 
@@ -173,7 +173,7 @@ def _read_lines(fd: int) -> Iterator[list[bytes]]:
 @json_option
 @with_cluster
 def produce(
-    cluster: Cluster,
+    cluster: ClusterClient,
     topic: str,
     path: str | None,
     key_separator: str | None,

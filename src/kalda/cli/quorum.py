@@ -15,7 +15,7 @@ from kalda.cli.times import show_time
 
 if TYPE_CHECKING:
     from kalda.client.admin.quorum import Quorum, QuorumReplica, VoterListener
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 
 @click.group()
@@ -31,7 +31,7 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what wo
 @click.option("--replication", "show_replication", is_flag=True, help="Only the replicas, and how far each has come.")
 @json_option
 @with_cluster_or_controllers
-def describe_command(cluster: Cluster, show_status: bool, show_replication: bool, as_json: bool) -> None:
+def describe_command(cluster: ClusterClient, show_status: bool, show_replication: bool, as_json: bool) -> None:
     """Describe the quorum's status and its replicas.
 
     \b
@@ -111,7 +111,7 @@ def _as_json(replica: QuorumReplica, found: Quorum) -> dict[str, object]:
 @_dry_run_option
 @json_option
 @with_cluster_or_controllers
-def add_controller_command(cluster: Cluster, config_file: str, dry_run: bool, as_json: bool) -> None:
+def add_controller_command(cluster: ClusterClient, config_file: str, dry_run: bool, as_json: bool) -> None:
     """Let a controller vote: one that runs, was formatted with --no-initial-controllers, and has caught up.
 
     Its id and listeners are taken from FILE, its directory id from the metadata directory that FILE names; so this
@@ -150,7 +150,7 @@ def add_controller_command(cluster: Cluster, config_file: str, dry_run: bool, as
 @json_option
 @with_cluster_or_controllers
 def remove_controller_command(
-    cluster: Cluster, node_id: int, directory: str | None, dry_run: bool, as_json: bool
+    cluster: ClusterClient, node_id: int, directory: str | None, dry_run: bool, as_json: bool
 ) -> None:
     """Take a controller's vote. It goes on as an observer, and may be stopped.
 

@@ -21,7 +21,7 @@ from kalda.cli.times import Seconds
 if TYPE_CHECKING:
     from kalda.cli.reassignment.documents import Target
     from kalda.cli.reassignment.planner import Broker
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
     from kalda.client.metadata import Partition
 
 Targets = Mapping[TopicPartition, "Target"]
@@ -67,7 +67,7 @@ def _failing() -> Iterator[None]:
 @json_option
 @with_cluster
 def plan_command(
-    cluster: Cluster,
+    cluster: ClusterClient,
     topics: str | None,
     topics_file: str | None,
     all_topics: bool,
@@ -141,7 +141,7 @@ def _ids(option: str, text: str) -> set[int]:
     return set(map(int, words))
 
 
-def _brokers(cluster: Cluster, wanted: str | None, unwanted: str | None) -> list[Broker]:
+def _brokers(cluster: ClusterClient, wanted: str | None, unwanted: str | None) -> list[Broker]:
     from kalda.cli.reassignment.planner import Broker
     from kalda.client.admin.nodes import describe_cluster
 
@@ -173,7 +173,7 @@ def _counts(lists: Iterator[tuple[int, ...]] | Collection[tuple[int, ...]]) -> d
 
 
 def _sizes(
-    cluster: Cluster, partitions: Mapping[TopicPartition, Partition], wanted: Collection[TopicPartition]
+    cluster: ClusterClient, partitions: Mapping[TopicPartition, Partition], wanted: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
     """Bytes by partition, as its leader has them; none where nobody tells."""
     from kalda.cli.reassignment.progress import sizes_on
@@ -245,7 +245,7 @@ def show_bytes(count: float) -> str:
 @json_option
 @with_cluster
 def run_command(
-    cluster: Cluster,
+    cluster: ClusterClient,
     path: str,
     throttle: int | None,
     log_dir_throttle: int | None,
@@ -305,7 +305,7 @@ def _names(partitions: Collection[TopicPartition]) -> list[dict[str, object]]:
 
 
 def _watch(
-    cluster: Cluster, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
+    cluster: ClusterClient, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
 ) -> bool:
     """Show a bar on a terminal until all is done. False where the time was over first."""
     from kalda.cli.reassignment.bar import wait_with_bar
@@ -329,7 +329,7 @@ def _watch(
 @click.option("--preserve-throttles", is_flag=True, help="Leave throttles, even when all is done.")
 @json_option
 @with_cluster
-def status_command(cluster: Cluster, path: str | None, preserve_throttles: bool, as_json: bool) -> None:
+def status_command(cluster: ClusterClient, path: str | None, preserve_throttles: bool, as_json: bool) -> None:
     """Show the reassignments that run; with the plan in FILE, what has become of each of its partitions.
 
     When all of a plan is done, its throttles are removed. With FILE, exits with 1 unless all is done.
@@ -358,7 +358,7 @@ def status_command(cluster: Cluster, path: str | None, preserve_throttles: bool,
     _status_of_plan(cluster, path, preserve_throttles, as_json)
 
 
-def _status_of_plan(cluster: Cluster, path: str, preserve_throttles: bool, as_json: bool) -> None:
+def _status_of_plan(cluster: ClusterClient, path: str, preserve_throttles: bool, as_json: bool) -> None:
     from kalda.cli.reassignment import documents, execution
     from kalda.cli.reassignment.progress import look, partitions_of
 
@@ -399,7 +399,9 @@ def _status_of_plan(cluster: Cluster, path: str, preserve_throttles: bool, as_js
 @click.option("--preserve-throttles", is_flag=True, help="Leave throttles as they are.")
 @json_option
 @with_cluster
-def cancel_command(cluster: Cluster, path: str | None, of_all: bool, preserve_throttles: bool, as_json: bool) -> None:
+def cancel_command(
+    cluster: ClusterClient, path: str | None, of_all: bool, preserve_throttles: bool, as_json: bool
+) -> None:
     """Cancel reassignments that run, those of the plan in FILE or all: each goes back to the replicas it had.
 
     \b

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 import click
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 P = ParamSpec("P")
 
@@ -38,7 +38,7 @@ _timeout_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
-def with_cluster(command: Callable[Concatenate[Cluster, P], None]) -> Callable[..., None]:
+def with_cluster(command: Callable[Concatenate[ClusterClient, P], None]) -> Callable[..., None]:
     """Give the command the options that say where the cluster is, and call it with that cluster."""
 
     @_bootstrap_option
@@ -51,7 +51,7 @@ def with_cluster(command: Callable[Concatenate[Cluster, P], None]) -> Callable[.
     return run
 
 
-def with_cluster_or_controllers(command: Callable[Concatenate[Cluster, P], None]) -> Callable[..., None]:
+def with_cluster_or_controllers(command: Callable[Concatenate[ClusterClient, P], None]) -> Callable[..., None]:
     """`with_cluster`, for what controllers answer too, even where no broker is left (KIP-919)."""
 
     @_bootstrap_option
@@ -76,12 +76,12 @@ def with_cluster_or_controllers(command: Callable[Concatenate[Cluster, P], None]
     return run
 
 
-def connect(bootstrap: str, timeout_ms: int, of_controllers: bool = False) -> Cluster:
+def connect(bootstrap: str, timeout_ms: int, of_controllers: bool = False) -> ClusterClient:
     """The cluster's view. Nothing is sent yet."""
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
     try:
-        return Cluster(bootstrap, client_id="kalda-cli", timeout_ms=timeout_ms, of_controllers=of_controllers)
+        return ClusterClient(bootstrap, client_id="kalda-cli", timeout_ms=timeout_ms, of_controllers=of_controllers)
     except ValueError as error:
         option = "--bootstrap-controller" if of_controllers else "--bootstrap-server"
         raise click.UsageError(f"{option}: {error}") from error

@@ -15,7 +15,7 @@ from kalda.cli.session import MAX_INT32, json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
     from kalda.client.admin.topics import EligibleReplicas
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
     from kalda.client.metadata import Partition, Topic
 
 
@@ -29,7 +29,7 @@ def topics() -> None:
 @click.option("-l", "--long", "is_long", is_flag=True, help="With partitions, replication factor and id.")
 @json_option
 @with_cluster
-def list_command(cluster: Cluster, exclude_internal: bool, is_long: bool, as_json: bool) -> None:
+def list_command(cluster: ClusterClient, exclude_internal: bool, is_long: bool, as_json: bool) -> None:
     """List topics, one a line.
 
     \b
@@ -58,7 +58,7 @@ def list_command(cluster: Cluster, exclude_internal: bool, is_long: bool, as_jso
 @json_option
 @with_cluster
 def describe_command(
-    cluster: Cluster,
+    cluster: ClusterClient,
     names: tuple[str, ...],
     under_replicated_partitions: bool,
     unavailable_partitions: bool,
@@ -133,7 +133,7 @@ def _print_partitions(topic: Topic, eligible: dict[TopicPartition, EligibleRepli
     print_table(columns, rows)
 
 
-def _overrides(cluster: Cluster, name: str) -> dict[str, str | None]:
+def _overrides(cluster: ClusterClient, name: str) -> dict[str, str | None]:
     """Configs set on the topic or dynamically on the brokers; none where the caller may not see them."""
     from kalda.base.configs.resources import ConfigResourceType, ConfigSource
     from kalda.client.admin.configs import Resource, describe_configs
@@ -204,7 +204,7 @@ def _read_assignment(text: str | None) -> Sequence[Sequence[int]]:
 @json_option
 @with_cluster
 def create_command(
-    cluster: Cluster,
+    cluster: ClusterClient,
     names: tuple[str, ...],
     partitions: int | None,
     replication_factor: int | None,
@@ -262,7 +262,7 @@ def create_command(
 @click.option("--validate-only", is_flag=True, help="Only check whether it could be done.")
 @with_cluster
 def alter_command(
-    cluster: Cluster, name: str, partitions: int, replica_assignment: str | None, validate_only: bool
+    cluster: ClusterClient, name: str, partitions: int, replica_assignment: str | None, validate_only: bool
 ) -> None:
     """Add partitions to a topic. Keys go to other partitions from then on, and none can be taken away.
 
@@ -282,7 +282,7 @@ def alter_command(
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
 @click.option("--if-exists", is_flag=True, help="A topic that is not there is no failure.")
 @with_cluster
-def delete_command(cluster: Cluster, names: tuple[str, ...], if_exists: bool) -> None:
+def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bool) -> None:
     """Delete topics, with all their records.
 
     \b

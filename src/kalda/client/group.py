@@ -14,7 +14,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.groups import CommittedOffset, commit_offsets, committed_offsets
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.core.assignors import Subscriber, assign_range
 from kalda.client.core.consumer_protocol import (
     read_assignment,
@@ -47,7 +47,7 @@ class GroupMember:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         group_id: str,
         topics: Collection[str],
         *,

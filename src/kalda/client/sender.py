@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.client.cluster import Cluster, version_within
+from kalda.client.cluster_client import ClusterClient, version_within
 from kalda.client.errors import refused
 from kalda.client.metadata import Leader
 from kalda.client.retry import Deadline
@@ -65,7 +65,7 @@ class Sender:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         *,
         acks: int = ACKS_ALL,
         idempotent: bool = False,

@@ -4,7 +4,6 @@ It knows no socket, file or clock, and nothing of how the quorum replicates: it 
 leads, and hands over records. What a request may do is told with it. Brokers learn of decisions by reading the log.
 
 - `quorum_controller.py`: requests, replay, becoming and ceasing to be active
-- `caller.py`: who asks, and what they may do
 - `answers.py`: what answers have in common
 - `activation.py`: the first records of a new active controller
 - `periodic.py`: tasks and when they are due

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.controller.answers import check_batch_size
-from kalda.controller.caller import CLUSTER_RESOURCE_NAME
 from kalda.metadata.acls import StandardAcl
+from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import (
     AclCreation,

@@ -17,11 +17,11 @@ from kalda.controller.partitions import PartitionControl
 from kalda.metadata.partition import NO_LEADER_CHANGE, LeaderRecoveryState, PartitionRegistration
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
+    AlterPartitionRequestBrokerState,
     AlterPartitionRequestPartitionData,
     AlterPartitionResponse,
     AlterPartitionResponsePartitionData,
     AlterPartitionResponseTopicData,
-    BrokerState,
 )
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord
 from kalda.protocol.record_framing import VersionedRecord
@@ -60,7 +60,9 @@ class AlterPartitionControl:
         if partition is None:
             answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return answer
-        proposed = data.new_isr_with_epochs or [BrokerState(broker_id=replica) for replica in data.new_isr]
+        proposed = data.new_isr_with_epochs or [
+            AlterPartitionRequestBrokerState(broker_id=replica) for replica in data.new_isr
+        ]
         answer.error_code = self._refusal(broker_id, partition, data, proposed)
         if answer.error_code != ErrorCode.NONE:
             return answer
@@ -90,7 +92,7 @@ class AlterPartitionControl:
         broker_id: int,
         partition: PartitionRegistration,
         data: AlterPartitionRequestPartitionData,
-        proposed: Sequence[BrokerState],
+        proposed: Sequence[AlterPartitionRequestBrokerState],
     ) -> ErrorCode:
         if data.leader_epoch > partition.leader_epoch or data.partition_epoch > partition.partition_epoch:
             return ErrorCode.NOT_CONTROLLER  # the leader knows more than this controller: another one is active
@@ -114,7 +116,7 @@ class AlterPartitionControl:
             return ErrorCode.INELIGIBLE_REPLICA
         return ErrorCode.NONE
 
-    def _is_eligible(self, replica: BrokerState) -> bool:
+    def _is_eligible(self, replica: AlterPartitionRequestBrokerState) -> bool:
         if not self._cluster.is_active(replica.broker_id):
             return False
         epoch = self._cluster.brokers[replica.broker_id].epoch

@@ -11,9 +11,9 @@ from typing import Protocol
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import error_fields
-from kalda.controller.caller import Caller
 from kalda.controller.configs import ConfigControl, KeyOp, Outcome
 from kalda.metadata.configs import ConfigResource
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.configs import (
     AlterConfigsRequest,
     AlterConfigsResponse,

@@ -29,7 +29,6 @@ from kalda.controller.acls import AclControl
 from kalda.controller.activation import activation_records
 from kalda.controller.alter_partition import AlterPartitionControl
 from kalda.controller.broker_changes import BrokerChangeControl
-from kalda.controller.caller import Caller
 from kalda.controller.client_quotas import ClientQuotaControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.config_requests import incremental_alter_configs, legacy_alter_configs
@@ -51,6 +50,7 @@ from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import CommittedBatch, CommittedSnapshot
 from kalda.metadata.metadata_version import LATEST_TESTING
 from kalda.metadata.writing import ImageWriter
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,

@@ -14,7 +14,6 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
 from kalda.base.topic_names import validate_topic_name
 from kalda.controller.answers import check_batch_size, error_fields
-from kalda.controller.caller import Caller
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.configs import ConfigControl, KeyOp
 from kalda.controller.features import FeatureControl
@@ -22,6 +21,7 @@ from kalda.controller.partitions import PartitionControl
 from kalda.controller.placement import Random, place_replicas
 from kalda.metadata.configs import topic_resource
 from kalda.metadata.partition import PartitionRegistration
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.metadata_records import RemoveTopicRecord, TopicRecord
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.topics import (

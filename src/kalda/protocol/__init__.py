@@ -13,6 +13,7 @@ a malformed frame raises `InvalidRequest`, and never allocates beyond a small mu
 - `messages/`: every message, one file a domain
 - `apis`: the table of API keys, their versions and listeners
 - `framing`: request and response headers
+- `caller`: who sent a request
 - `record_framing`: how metadata and coordinator records are wrapped
 - `varint`: Kafka's variable-length integers
 """

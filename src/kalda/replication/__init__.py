@@ -8,9 +8,9 @@ argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
 - `followers`: what a leader knows of each follower, and asks of the cluster
 - `in_sync`: who is in the ISR, who may join, who must leave
 - `alter_partition`: ISR changes on their way to the controller
-- `fetcher`: a follower's fetching from one leader
-- `fetcher_session`: the fetcher's end of a fetch session
-- `fetchers`: which partition is fetched from whom
+- `replica_fetcher`: a follower's fetching from one leader
+- `fetch_session_handler`: the follower's end of a fetch session
+- `replica_fetchers`: which partition is fetched from whom
 - `waiting`: requests that wait for a partition to move: the waiting room
 - `fetch`: the fetch path: read what was asked, wait for more
 - `read_replica`: which replica a consumer should read from

@@ -19,11 +19,11 @@ from kalda.base.pending import Pending
 from kalda.base.scheduling import Timer, Timers
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
+    AlterPartitionRequestBrokerState,
     AlterPartitionRequestPartitionData,
     AlterPartitionRequestTopicData,
     AlterPartitionResponse,
     AlterPartitionResponsePartitionData,
-    BrokerState,
 )
 from kalda.replication.followers import IsrOutcome, IsrProposal
 
@@ -102,7 +102,7 @@ class AlterPartitionQueue:
                     partition_index=key[1],
                     leader_epoch=item.proposal.leader_epoch,
                     new_isr_with_epochs=[
-                        BrokerState(broker_id=broker_id, broker_epoch=epoch)
+                        AlterPartitionRequestBrokerState(broker_id=broker_id, broker_epoch=epoch)
                         for broker_id, epoch in item.proposal.members
                     ],
                     partition_epoch=item.proposal.partition_epoch,

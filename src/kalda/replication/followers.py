@@ -115,7 +115,7 @@ class IsrOutcome:
         self.partition_epoch = partition_epoch
 
 
-class Cluster(Protocol):
+class ReplicationPeers(Protocol):
     """What a leader asks of the rest of the cluster."""
 
     lag_max_ms: int

@@ -12,7 +12,7 @@ about to join, or a busy partition would never let it in.
 
 from __future__ import annotations
 
-from kalda.replication.followers import UNKNOWN, Cluster, FollowerState, IsrProposal
+from kalda.replication.followers import UNKNOWN, FollowerState, IsrProposal, ReplicationPeers
 
 
 class InSync:
@@ -20,7 +20,7 @@ class InSync:
 
     __slots__ = ("_broker_id", "_cluster", "_epoch_start", "followers", "isr", "maximal", "proposal")
 
-    def __init__(self, broker_id: int, cluster: Cluster) -> None:
+    def __init__(self, broker_id: int, cluster: ReplicationPeers) -> None:
         self._broker_id = broker_id
         self._cluster = cluster
         self._epoch_start = 0

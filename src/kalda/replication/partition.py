@@ -24,7 +24,7 @@ from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
-from kalda.replication.followers import Alone, Cluster, FollowerState, IsrOutcome
+from kalda.replication.followers import Alone, FollowerState, IsrOutcome, ReplicationPeers
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
 from kalda.storage.log import AppendInfo, AppendOrigin, FetchInfo, Log, UnexpectedAppendOffset
@@ -83,7 +83,7 @@ class Partition:
         broker_id: int,
         log: Log,
         jobs: Jobs,
-        cluster: Cluster | None = None,
+        cluster: ReplicationPeers | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
@@ -92,7 +92,7 @@ class Partition:
         self.leader_epoch = -1
         self.partition_epoch = -1
         self.replicas: tuple[int, ...] = ()
-        self._cluster: Cluster = Alone() if cluster is None else cluster
+        self._cluster: ReplicationPeers = Alone() if cluster is None else cluster
         self.in_sync = InSync(broker_id, self._cluster)
         self.waiters: dict[Waiter, None] = {}
         """Requests that wait for the high watermark."""

@@ -12,7 +12,7 @@ from typing import Protocol
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
-from kalda.replication.followers import Cluster
+from kalda.replication.followers import ReplicationPeers
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.storage.log import Log
 
@@ -33,7 +33,7 @@ class Assignment(Protocol):
 
 
 class Following(Protocol):
-    """Who is told which partitions to copy (`kalda.replication.fetchers.ReplicaFetchers`)."""
+    """Who is told which partitions to copy (`kalda.replication.replica_fetchers.ReplicaFetchers`)."""
 
     def follow(self, partition: Partition) -> None: ...
     def stop(self, partition: Partition) -> None: ...
@@ -49,7 +49,7 @@ class ReplicaManager:
         jobs: Jobs,
         fetch_max_bytes: int,
         topic_exists: Callable[[str, Uuid, int], bool],
-        cluster: Cluster | None = None,
+        cluster: ReplicationPeers | None = None,
     ) -> None:
         """`topic_exists(name, id, partition)` asks the metadata, by whichever of name and id is there. Without a
         `cluster` no partition has followers."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from kalda.base.errors import ErrorCode
 from kalda.sim import faults
-from kalda.sim.quorum import Cluster
+from kalda.sim.quorum import SimQuorum
 from kalda.sim.quorum_storm import calm, storm, usurpations
 from kalda.sim.scenario import Plan, Verdict, simulate
 
@@ -271,7 +271,7 @@ class QuorumAblation:
 
     name: str
     off: Callable[[Switch], None]
-    weather: Callable[[int], Cluster] = storm
+    weather: Callable[[int], SimQuorum] = storm
     seeds: int = 60
 
     def run(self, seed: int) -> str:

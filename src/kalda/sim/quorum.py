@@ -46,7 +46,7 @@ def voters_of(*node_ids: int, dynamic: bool = True) -> VoterSet:
 class Node:
     """A machine with what survives its crash: election state, flushed log, snapshots."""
 
-    def __init__(self, cluster: Cluster, node_id: int, bootstrap: VoterSet | None, can_be_voter: bool) -> None:
+    def __init__(self, cluster: SimQuorum, node_id: int, bootstrap: VoterSet | None, can_be_voter: bool) -> None:
         self.cluster = cluster
         self.id = node_id
         self.can_be_voter = can_be_voter
@@ -117,7 +117,7 @@ class Node:
         return history
 
 
-class Cluster:
+class SimQuorum:
     """The quorum, its time and its network."""
 
     def __init__(

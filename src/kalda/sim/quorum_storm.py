@@ -11,17 +11,17 @@ from __future__ import annotations
 import random
 
 from kalda.raft import rpc
-from kalda.sim.quorum import CLUSTER, Cluster, endpoint_of, key_of
+from kalda.sim.quorum import CLUSTER, SimQuorum, endpoint_of, key_of
 
 
-def storm(seed: int, steps: int = 60) -> Cluster:
+def storm(seed: int, steps: int = 60) -> SimQuorum:
     """A quorum after so many blows. Raises `AssertionError` where a promise is broken."""
     rng = random.Random(seed)
     size = rng.choice((3, 3, 5))
     dynamic = rng.random() < 0.7
     voters = tuple(range(1, size + 1))
     joiners = (size + 1,) if dynamic and rng.random() < 0.5 else ()
-    cluster = Cluster(voters, observers=(9,), joiners=joiners, dynamic=dynamic, seed=seed)
+    cluster = SimQuorum(voters, observers=(9,), joiners=joiners, dynamic=dynamic, seed=seed)
     cluster.delay = rng.choice(((1, 5), (1, 50), (1, 300)))
     cluster.flush_delay = rng.choice(((1, 5), (5, 100)))
     cluster.refusal = rng.choice((0.0, 0.5, 1.0))
@@ -63,11 +63,11 @@ def storm(seed: int, steps: int = 60) -> Cluster:
     return cluster
 
 
-def usurpations(seed: int, rounds: int = 6) -> Cluster:
+def usurpations(seed: int, rounds: int = 6) -> SimQuorum:
     """A quorum in which leaders were deposed time and again without hearing of it. Raises as `storm` does."""
     rng = random.Random(seed)
     size = rng.choice((3, 3, 5))
-    cluster = Cluster(tuple(range(1, size + 1)), observers=(9,), dynamic=rng.random() < 0.7, seed=seed)
+    cluster = SimQuorum(tuple(range(1, size + 1)), observers=(9,), dynamic=rng.random() < 0.7, seed=seed)
     cluster.flush_delay = rng.choice(((1, 5), (5, 100)))
     cluster.start()
     cluster.run(5_000)
@@ -81,7 +81,7 @@ def usurpations(seed: int, rounds: int = 6) -> Cluster:
     return cluster
 
 
-def usurp(cluster: Cluster, rng: random.Random, value: str) -> None:
+def usurp(cluster: SimQuorum, rng: random.Random, value: str) -> None:
     """The leader writes, cut off, and sleeps until there is another one. Then both are heard by everybody except each
     other, and both write: only epochs tell who leads."""
     old = cluster.leader
@@ -105,7 +105,7 @@ def usurp(cluster: Cluster, rng: random.Random, value: str) -> None:
         cluster.run(rng.choice((50, 400)))
 
 
-def black_out(cluster: Cluster, rng: random.Random, value: str) -> int:
+def black_out(cluster: SimQuorum, rng: random.Random, value: str) -> int:
     """All nodes lose their power, and what they have not flushed, while something is being written. How much is."""
     leader = cluster.leader
     if leader is not None:
@@ -117,7 +117,7 @@ def black_out(cluster: Cluster, rng: random.Random, value: str) -> int:
     return 1 if leader is not None else 0
 
 
-def hinder(cluster: Cluster, rng: random.Random) -> None:
+def hinder(cluster: SimQuorum, rng: random.Random) -> None:
     """Something that does not stop a node, but is in its way."""
     ids = list(cluster.nodes)
     node_id = rng.choice(ids)
@@ -136,7 +136,7 @@ def hinder(cluster: Cluster, rng: random.Random) -> None:
             cluster.nodes[node_id].flush_delay = rng.choice(((20, 500), (500, 3_000)))
 
 
-def mend(cluster: Cluster) -> None:
+def mend(cluster: SimQuorum) -> None:
     """Nothing is in anybody's way."""
     cluster.cut, cluster.cut_one_way = set(), set()
     cluster.loss = cluster.repeat = 0.0
@@ -147,7 +147,7 @@ def mend(cluster: Cluster) -> None:
         cluster.wake(node.id)
 
 
-def change(cluster: Cluster, rng: random.Random) -> None:
+def change(cluster: SimQuorum, rng: random.Random) -> None:
     """A snapshot, or a voter more or less."""
     leader = cluster.leader
     if leader is None or leader.machine is None:
@@ -167,7 +167,7 @@ def change(cluster: Cluster, rng: random.Random) -> None:
             cluster.ask(leader.id, rpc.RemoveVoterAsk(CLUSTER, key_of(rng.choice(voters))))
 
 
-def calm(cluster: Cluster) -> None:
+def calm(cluster: SimQuorum) -> None:
     """Everything works again: a write goes through, and everyone has it."""
     mend(cluster)
     cluster.delay, cluster.damage = (1, 5), 0.0

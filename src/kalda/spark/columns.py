@@ -16,7 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kalda.client.fetcher import Fetched
+from kalda.client.consumer_fetcher import Fetched
 from kalda.records import codec
 from kalda.records.arrow import iter_record_batches
 from kalda.records.batch import Buffer, TimestampType, iter_batches

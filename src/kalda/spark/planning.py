@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.offsets import list_offsets
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.spark.filters import Narrowing
 from kalda.spark.options import (
@@ -52,13 +52,13 @@ class DataLoss(RuntimeError):
         )
 
 
-def plan(cluster: Cluster, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
+def plan(cluster: ClusterClient, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
     """One range for each task, none empty. Raises `ApiError`, `DataLoss`, `ValueError`."""
     ranges = offset_ranges(cluster, options, narrowing)
     return split(ranges, options.min_partitions, options.max_records_per_partition)
 
 
-def offset_ranges(cluster: Cluster, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
+def offset_ranges(cluster: ClusterClient, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
     """One range for each partition that has something to read."""
     subscribed = find_partitions(cluster, options.subscription)
     for name, bound in (("starting", options.start), ("ending", options.end)):
@@ -78,7 +78,7 @@ def offset_ranges(cluster: Cluster, options: ReadOptions, narrowing: Narrowing) 
     return ranges
 
 
-def find_partitions(cluster: Cluster, subscription: Subscription) -> list[TopicPartition]:
+def find_partitions(cluster: ClusterClient, subscription: Subscription) -> list[TopicPartition]:
     """In order. Raises `ApiError` for a topic that is not there, `ValueError` for a partition."""
     if subscription.assigned:
         known = {topic: set(cluster.partitions(topic)) for topic in {one.topic for one in subscription.assigned}}
@@ -120,7 +120,7 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 class _Resolver:
     """Bounds to offsets that the logs have, for all partitions of a query with one look at each log's ends."""
 
-    def __init__(self, cluster: Cluster, partitions: Sequence[TopicPartition], options: ReadOptions) -> None:
+    def __init__(self, cluster: ClusterClient, partitions: Sequence[TopicPartition], options: ReadOptions) -> None:
         self._cluster = cluster
         self._options = options
         self._partitions = partitions

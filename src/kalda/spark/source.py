@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
 FILTER_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 HEADERS: Final = StructField(
@@ -141,20 +141,20 @@ def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
     return pa.schema([pa.field(name, TYPES[name], nullable) for name, nullable in columns])
 
 
-def connect(settings: FetchSettings) -> Cluster:
-    from kalda.client.cluster import Cluster
+def connect(settings: FetchSettings) -> ClusterClient:
+    from kalda.client.cluster_client import ClusterClient
 
-    return Cluster(settings.bootstrap, client_id=settings.client_id, timeout_ms=settings.timeout_ms)
+    return ClusterClient(settings.bootstrap, client_id=settings.client_id, timeout_ms=settings.timeout_ms)
 
 
 def fetch(options: ReadOptions, offsets: OffsetRange) -> Iterator[Any]:
     """What the range's leader has of it, batches as bytes."""
-    from kalda.client.fetcher import Fetcher, OutOfRange, Slice
+    from kalda.client.consumer_fetcher import ConsumerFetcher, OutOfRange, Slice
 
     settings = options.fetch
     with (
         connect(settings) as cluster,
-        Fetcher(
+        ConsumerFetcher(
             cluster,
             [Slice(*offsets)],
             read_committed=settings.read_committed,

@@ -20,7 +20,7 @@ from kalda.base.ids import Uuid, uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node, StartError
 from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster import Cluster as ClientCluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.testing import layout
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Cluster:
             topic = NewTopic(name, configs=texts, assignment=assignment)
         else:
             topic = NewTopic(name, partitions, replication_factor, texts)
-        with ClientCluster(self.bootstrap_servers) as client:
+        with ClusterClient(self.bootstrap_servers) as client:
             topic_id = create_topics(client, [topic])[0].topic_id
         self._run(self._until(lambda node: _has(node, topic_id), f"every node has topic {name}"))
         return topic_id

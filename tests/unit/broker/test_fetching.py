@@ -11,7 +11,7 @@ from by_hand import HandTime
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.peers import FetcherShell
+from kalda.broker.peers import ReplicaFetcherManager
 from kalda.protocol.messages.fetch import FetchRequest
 
 NODE = {
@@ -75,9 +75,9 @@ class Leader:
         """There is no connection."""
 
 
-def _shell(monkeypatch: pytest.MonkeyPatch, outcome: object) -> tuple[FetcherShell, asyncio.Queue[str]]:
+def _shell(monkeypatch: pytest.MonkeyPatch, outcome: object) -> tuple[ReplicaFetcherManager, asyncio.Queue[str]]:
     fatal = asyncio.Queue[str]()
-    shell = FetcherShell(
+    shell = ReplicaFetcherManager(
         ServerConfig(NODE),
         "cluster",
         MetadataCache(HandTime()),

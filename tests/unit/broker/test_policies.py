@@ -19,7 +19,7 @@ from kalda.broker.policies import (
     PolicyViolation,
 )
 from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.cluster import Cluster as ClientCluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.metadata.configs import topic_resource
 from kalda.testing import Cluster
 
@@ -112,7 +112,7 @@ def test_a_node_obeys_its_policies() -> None:
             cluster.create_topic("large", 3)
         assert refused.value.code is ErrorCode.POLICY_VIOLATION
         with (
-            ClientCluster(cluster.bootstrap_servers) as client,
+            ClusterClient(cluster.bootstrap_servers) as client,
             pytest.raises(ApiError, match="not yours to set") as altered,
         ):
             set_configs(client, Resource(ConfigResourceType.TOPIC, "small"), {"min.insync.replicas": "1"})

@@ -12,7 +12,7 @@ from kalda.base.ids import uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node
 from kalda.client.admin.features import update_features
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.metadata.formatter import FormatRequest, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.metadata_version import MetadataVersion
@@ -56,7 +56,7 @@ def test_a_broker_names_its_directories_once_the_cluster_wants_them(tmp_path: Pa
     format_storage(RealDisk(), request, new_id=layout.new_id, entropy=os.urandom, now_ms=1, say=lambda _: None)
 
     def raise_level() -> None:
-        with Cluster(f"{layout.HOST}:{place.port}") as cluster:
+        with ClusterClient(f"{layout.HOST}:{place.port}") as cluster:
             update_features(cluster, {"metadata.version": MetadataVersion.IBP_3_7_IV2.value})
 
     async def scenario() -> None:

@@ -19,7 +19,7 @@ from kalda.cli.reassignment import bar
 from kalda.cli.reassignment.progress import Outlook
 from kalda.client.admin.configs import Resource, describe_configs
 from kalda.client.admin.reassignments import Reassignment, alter_reassignments, list_reassignments
-from kalda.client.cluster import Cluster as Client
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.sender import Sender
 from kalda.records.builder import build_batch
 from kalda.testing import Cluster
@@ -39,8 +39,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[Client]:
-    with Client(cluster.bootstrap_servers) as connected:
+def client(cluster: Cluster) -> Iterator[ClusterClient]:
+    with ClusterClient(cluster.bootstrap_servers) as connected:
         yield connected
 
 
@@ -71,11 +71,11 @@ def shell(cluster: Cluster) -> Shell:
     return Shell(cluster)
 
 
-def replicas_of(client: Client, name: str) -> list[tuple[int, ...]]:
+def replicas_of(client: ClusterClient, name: str) -> list[tuple[int, ...]]:
     return [partition.replicas for partition in client.topic(name).partitions]
 
 
-def set_throttles(client: Client, topic: str) -> set[str]:
+def set_throttles(client: ClusterClient, topic: str) -> set[str]:
     """Those that are set on the topic, or on one of two brokers."""
     found = set()
     for resource in (
@@ -86,7 +86,9 @@ def set_throttles(client: Client, topic: str) -> set[str]:
     return found
 
 
-def test_a_plan_is_made_run_seen_and_taken_back(cluster: Cluster, shell: Shell, client: Client, tmp_path: Path) -> None:
+def test_a_plan_is_made_run_seen_and_taken_back(
+    cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
+) -> None:
     cluster.create_topic("orders", assignment=[(1, 2)] * 4)
     with Sender(client) as sender:
         for partition in range(4):
@@ -110,7 +112,7 @@ def test_a_plan_is_made_run_seen_and_taken_back(cluster: Cluster, shell: Shell, 
 
 
 def test_what_runs_is_listed_throttled_and_cancelled(
-    cluster: Cluster, shell: Shell, client: Client, tmp_path: Path
+    cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
 ) -> None:
     cluster.create_topic("stuck", assignment=[(1, 2)])
     plan = tmp_path / "plan.json"
@@ -148,7 +150,7 @@ def test_what_runs_is_listed_throttled_and_cancelled(
     ],
 )
 def test_plans_that_do_not_fit(
-    cluster: Cluster, shell: Shell, client: Client, tmp_path: Path, change: dict[str, object], words: str
+    cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path, change: dict[str, object], words: str
 ) -> None:
     if "refusals" not in client.metadata().topics:
         cluster.create_topic("refusals", assignment=[(1, 2)])
@@ -159,7 +161,7 @@ def test_plans_that_do_not_fit(
 
 
 def test_a_change_of_replication_factor_may_be_refused(
-    cluster: Cluster, shell: Shell, client: Client, tmp_path: Path
+    cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
 ) -> None:
     cluster.create_topic("wider", assignment=[(1, 2)])
     plan = tmp_path / "plan.json"
@@ -181,7 +183,7 @@ def test_what_plan_refuses(shell: Shell) -> None:
     assert "say which" in shell.run("reassign", "cancel", code=2).stderr
 
 
-def test_preferred_leaders_are_elected(cluster: Cluster, shell: Shell, client: Client, tmp_path: Path) -> None:
+def test_preferred_leaders_are_elected(cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path) -> None:
     cluster.create_topic("led", assignment=[(1, 2), (1, 2)])
     at = [TopicPartition("led", index) for index in range(2)]
     assert alter_reassignments(client, dict.fromkeys(at, (2, 1))) == dict.fromkeys(at)
@@ -306,7 +308,7 @@ def test_a_bar_follows_what_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bar, "_POLL_S", 0.001)
     monkeypatch.setattr(bar, "_FIRST_POLL_S", 0.001)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with Client("127.0.0.1:1") as nobody:
+    with ClusterClient("127.0.0.1:1") as nobody:
         assert bar.wait_with_bar(nobody, {at: (2,)}, None)
     assert looks == []
 

@@ -13,7 +13,7 @@ from kalda.cli.formats import Layout, RecordWriter
 from kalda.cli.produce import LineFormat
 from kalda.cli.session import unescape
 from kalda.cli.times import moment_ago_ms, parse_time_ms, show_time
-from kalda.client.fetcher import Fetched
+from kalda.client.consumer_fetcher import Fetched
 from kalda.records.batch import TimestampType
 from kalda.records.builder import build_batch
 

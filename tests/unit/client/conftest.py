@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from scripted_broker import ScriptedBroker
 
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 
 
 @pytest.fixture
@@ -18,6 +18,6 @@ def broker() -> Iterator[ScriptedBroker]:
 
 
 @pytest.fixture
-def cluster(broker: ScriptedBroker) -> Iterator[Cluster]:
-    with Cluster(broker.address, timeout_ms=5_000) as view:
+def cluster(broker: ScriptedBroker) -> Iterator[ClusterClient]:
+    with ClusterClient(broker.address, timeout_ms=5_000) as view:
         yield view

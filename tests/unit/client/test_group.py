@@ -10,7 +10,7 @@ from scripted_broker import ScriptedBroker
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.core.consumer_protocol import read_assignment
 from kalda.client.group import GroupMember
 from kalda.protocol.apis import ApiKey
@@ -75,7 +75,7 @@ def three_partitions(broker: ScriptedBroker) -> None:
 
 @pytest.fixture
 def member(broker: ScriptedBroker) -> Iterator[GroupMember]:
-    with Cluster(broker.address, timeout_ms=5_000) as cluster:
+    with ClusterClient(broker.address, timeout_ms=5_000) as cluster:
         yield GroupMember(cluster, "g", ["logs"], heartbeat_interval_ms=0)
 
 

@@ -8,7 +8,7 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.sender import Delivery, Sender
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
@@ -55,7 +55,7 @@ def batch(count: int) -> bytearray:
     "failures", [[], [None], [ErrorCode.NOT_LEADER_OR_FOLLOWER, None, ErrorCode.NOT_ENOUGH_REPLICAS]], ids=str
 )
 def test_order_holds_through_failures(
-    broker: ScriptedBroker, cluster: Cluster, failures: list[ErrorCode | None]
+    broker: ScriptedBroker, cluster: ClusterClient, failures: list[ErrorCode | None]
 ) -> None:
     log = Log(broker)
     log.failures = failures
@@ -68,7 +68,7 @@ def test_order_holds_through_failures(
     assert [one.base_offset for one in delivered if one.partition == 1] == [0, 1, 3, 6, 10]
 
 
-def test_idempotent_batches_are_numbered(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_idempotent_batches_are_numbered(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     log = Log(broker)
     with Sender(cluster, idempotent=True) as sender:
         for count in (3, 4):
@@ -79,7 +79,7 @@ def test_idempotent_batches_are_numbered(broker: ScriptedBroker, cluster: Cluste
     assert len(broker.requests(ApiKey.INIT_PRODUCER_ID)) == 1
 
 
-def test_a_duplicate_counts_as_written(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_duplicate_counts_as_written(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker).failures = [ErrorCode.DUPLICATE_SEQUENCE_NUMBER]
     delivered: list[Delivery] = []
     with Sender(cluster, idempotent=True, on_delivery=delivered.append) as sender:
@@ -87,13 +87,15 @@ def test_a_duplicate_counts_as_written(broker: ScriptedBroker, cluster: Cluster)
     assert len(delivered) == 1
 
 
-def test_what_cannot_be_written_is_raised(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_what_cannot_be_written_is_raised(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker).failures = [ErrorCode.MESSAGE_TOO_LARGE]
     with pytest.raises(ApiError, match=r"logs-0: .*max\.message\.bytes"), Sender(cluster) as sender:
         sender.send("logs", 0, batch(1))
 
 
-def test_what_is_refused_does_not_hide_what_is_written_beside_it(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_what_is_refused_does_not_hide_what_is_written_beside_it(
+    broker: ScriptedBroker, cluster: ClusterClient
+) -> None:
     log = Log(broker)
     log.failures = [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     delivered: list[Delivery] = []
@@ -116,12 +118,12 @@ def test_what_is_refused_does_not_hide_what_is_written_beside_it(broker: Scripte
 
 def test_failures_that_last_are_raised_in_the_end(broker: ScriptedBroker) -> None:
     Log(broker).failures = [ErrorCode.NOT_ENOUGH_REPLICAS] * 100
-    with Cluster(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="in sync"):  # noqa: SIM117
+    with ClusterClient(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="in sync"):  # noqa: SIM117
         with Sender(cluster) as sender:
             sender.send("logs", 0, batch(1))
 
 
-def test_a_request_is_bounded(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_request_is_bounded(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     log = Log(broker)
     written: list[int] = []
     with Sender(
@@ -134,6 +136,6 @@ def test_a_request_is_bounded(broker: ScriptedBroker, cluster: Cluster) -> None:
     assert [len(log.written[partition]) for partition in (0, 1)] == [3, 3]
 
 
-def test_idempotence_wants_all_acks(cluster: Cluster) -> None:
+def test_idempotence_wants_all_acks(cluster: ClusterClient) -> None:
     with pytest.raises(ValueError, match="acks=1"):
         Sender(cluster, acks=1, idempotent=True)

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kalda.client.consumer_fetcher import Fetched
 from kalda.client.core.transactions_seen import aborted_batches
-from kalda.client.fetcher import Fetched
 from kalda.records.batch import TimestampType, stamp
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
@@ -84,7 +84,7 @@ def test_a_worker_without_pandas() -> None:
     program = """
 import sys
 import pyarrow as pa
-from kalda.client.fetcher import Fetched
+from kalda.client.consumer_fetcher import Fetched
 from kalda.records.builder import build_batch
 from kalda.spark.columns import TYPES, SparkColumns
 batch = memoryview(build_batch([(1000, b"k", b"v", ())] * 3))

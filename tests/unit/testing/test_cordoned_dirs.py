@@ -14,7 +14,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.admin.nodes import describe_log_dirs
 from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster import Cluster as Client
+from kalda.client.cluster_client import ClusterClient
 from kalda.testing import Cluster
 
 DEADLINE_S = 60.0
@@ -29,11 +29,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield running
 
 
-def cordoned(client: Client) -> list[str]:
+def cordoned(client: ClusterClient) -> list[str]:
     return [Path(each.path).name for each in describe_log_dirs(client, 2) if each.is_cordoned]
 
 
-def create_in_time(client: Client, topic: NewTopic) -> None:
+def create_in_time(client: ClusterClient, topic: NewTopic) -> None:
     """What a broker is told of its directories, the controller hears a little later."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
@@ -45,7 +45,7 @@ def create_in_time(client: Client, topic: NewTopic) -> None:
 
 
 def test_cordoned_directories_get_no_new_replicas(cluster: Cluster, tmp_path: Path) -> None:
-    with Client(cluster.bootstrap_servers) as client:
+    with ClusterClient(cluster.bootstrap_servers) as client:
         assert cordoned(client) == ["left", "right"]
         create_topics(client, [NewTopic("alone", 4, 1)])
         assert {partition.replicas for partition in client.topic("alone").partitions} == {(1,)}

@@ -11,7 +11,7 @@ from kalda.cli.local.process import Usage, process_state
 from kalda.cli.local.starting import process_of
 from kalda.client.admin.nodes import describe_cluster
 from kalda.client.admin.quorum import Quorum, describe_quorum
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 
 SERVES = "serves"
 STARTING = "starting"
@@ -74,7 +74,7 @@ def look(layout: Layout) -> ClusterView:
             if pids[place.node_id] is not None
         ]
         try:
-            with Cluster(servers, timeout_ms=_ASK_MS, connect_timeout_ms=_ASK_MS) as cluster:
+            with ClusterClient(servers, timeout_ms=_ASK_MS, connect_timeout_ms=_ASK_MS) as cluster:
                 told = _ask(cluster)
         except ApiError as error:
             problem = error.message or error.code.name
@@ -82,7 +82,7 @@ def look(layout: Layout) -> ClusterView:
     return ClusterView(nodes, len(told.unfenced) if told is not None else None, problem)
 
 
-def _ask(cluster: Cluster) -> _Told:
+def _ask(cluster: ClusterClient) -> _Told:
     """Metadata of all partitions, and the quorum where it has a leader. Raises `ApiError`."""
     unfenced = frozenset(node.node_id for node in describe_cluster(cluster, fenced=True).nodes if not node.is_fenced)
     leads: Counter[int] = Counter()

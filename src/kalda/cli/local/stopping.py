@@ -89,10 +89,10 @@ def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s:
 def _active_controller(layout: Layout) -> int | None:
     """None where nobody says so soon."""
     from kalda.client.admin.quorum import describe_quorum
-    from kalda.client.cluster import Cluster
+    from kalda.client.cluster_client import ClusterClient
 
     try:
-        with Cluster(layout.local_servers, timeout_ms=_ASK_MS, connect_timeout_ms=_ASK_MS) as cluster:
+        with ClusterClient(layout.local_servers, timeout_ms=_ASK_MS, connect_timeout_ms=_ASK_MS) as cluster:
             return describe_quorum(cluster).leader_id
     except ApiError:
         return None

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.reassignment.progress import Outlook, look
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 
 _FIRST_POLL_S = 0.1
 _POLL_S = 1.0
 
 
-def wait_with_bar(cluster: Cluster, targets: Mapping[TopicPartition, Sequence[int]], timeout_s: float | None) -> bool:
+def wait_with_bar(
+    cluster: ClusterClient, targets: Mapping[TopicPartition, Sequence[int]], timeout_s: float | None
+) -> bool:
     """Until none of them runs any more; false where the time was over first. Raises `ApiError`."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     bar = _Bar(len(targets)) if sys.stderr.isatty() else None

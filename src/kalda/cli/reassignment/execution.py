@@ -11,7 +11,7 @@ from kalda.cli.reassignment.documents import ANY, DocumentError, Target
 from kalda.cli.reassignment.progress import partitions_of
 from kalda.client.admin.nodes import describe_cluster, describe_log_dirs
 from kalda.client.admin.reassignments import alter_reassignments, alter_replica_log_dirs, list_reassignments
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.metadata import Partition
 from kalda.protocol.apis import ApiKey
 
@@ -19,7 +19,7 @@ Targets = Mapping[TopicPartition, Target]
 Partitions = Mapping[TopicPartition, Partition]
 
 
-def check(cluster: Cluster, targets: Targets, *, additional: bool) -> dict[TopicPartition, Partition]:
+def check(cluster: ClusterClient, targets: Targets, *, additional: bool) -> dict[TopicPartition, Partition]:
     """What the plan's partitions are now. Raises `DocumentError` where the plan does not fit the cluster."""
     now = partitions_of(cluster, (at.topic for at in targets))
     missing = sorted(at for at in targets if at not in now)
@@ -52,7 +52,7 @@ def check(cluster: Cluster, targets: Targets, *, additional: bool) -> dict[Topic
 
 
 def start(
-    cluster: Cluster,
+    cluster: ClusterClient,
     targets: Targets,
     current: Partitions,
     *,
@@ -81,13 +81,13 @@ def start(
     return refused
 
 
-def unthrottle(cluster: Cluster, targets: Targets) -> None:
+def unthrottle(cluster: ClusterClient, targets: Targets) -> None:
     """Remove the throttles of a plan, on every broker, as Kafka's tool does. Raises `ApiError`."""
     brokers = {node.node_id for node in describe_cluster(cluster).nodes}
     throttles.clear(cluster, {at.topic for at in targets}, brokers)
 
 
-def _tidy(cluster: Cluster, targets: Targets, rate: int | None, log_dir_rate: int | None) -> None:
+def _tidy(cluster: ClusterClient, targets: Targets, rate: int | None, log_dir_rate: int | None) -> None:
     if rate is not None or log_dir_rate is not None:
         unthrottle(cluster, targets)
 

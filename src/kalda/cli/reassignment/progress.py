@@ -10,7 +10,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.nodes import describe_log_dirs
 from kalda.client.admin.reassignments import Reassignment, list_reassignments
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.metadata import Partition
 
 _PATIENCE_MS = 2_000
@@ -27,7 +27,7 @@ class Outlook(NamedTuple):
         return sum(filter(None, self.remaining.values()))
 
 
-def partitions_of(cluster: Cluster, topics: Iterable[str]) -> dict[TopicPartition, Partition]:
+def partitions_of(cluster: ClusterClient, topics: Iterable[str]) -> dict[TopicPartition, Partition]:
     """All partitions of these topics as they are now; none of a topic that is not there."""
     names = sorted(set(topics))
     if not names:
@@ -39,7 +39,7 @@ def partitions_of(cluster: Cluster, topics: Iterable[str]) -> dict[TopicPartitio
     }
 
 
-def look(cluster: Cluster, partitions: Iterable[TopicPartition] | None = None) -> Outlook:
+def look(cluster: ClusterClient, partitions: Iterable[TopicPartition] | None = None) -> Outlook:
     """How these, or all, reassignments are doing. Raises `ApiError`."""
     ongoing = list_reassignments(cluster, None if partitions is None else list(partitions))
     now = partitions_of(cluster, (at.topic for at in ongoing))
@@ -64,7 +64,7 @@ def _rest(
     return sum(max(0, whole - sizes.get(node_id, {}).get(at, 0)) for node_id in adding)
 
 
-def sizes_on(cluster: Cluster, node_id: int, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def sizes_on(cluster: ClusterClient, node_id: int, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Bytes of these partitions on a broker; none where it cannot be asked."""
     try:
         log_dirs = describe_log_dirs(cluster, node_id, list(partitions), timeout_ms=_PATIENCE_MS)

@@ -13,7 +13,7 @@ from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.configs import Alteration, Resource, alter_configs, set_configs
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 
 LEADER_REPLICAS = "leader.replication.throttled.replicas"
 FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
@@ -30,7 +30,7 @@ class Move(NamedTuple):
 
 
 def throttle(
-    cluster: Cluster,
+    cluster: ClusterClient,
     moves: Mapping[TopicPartition, Move],
     alive: Collection[int],
     rate: int | None,
@@ -65,7 +65,7 @@ def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[s
     }
 
 
-def clear(cluster: Cluster, topics: Iterable[str], brokers: Iterable[int]) -> None:
+def clear(cluster: ClusterClient, topics: Iterable[str], brokers: Iterable[int]) -> None:
     """Remove what `throttle` has set. A topic that is gone has none. Raises `ApiError`."""
     for node_id in sorted(set(brokers)):
         _delete(cluster, Resource(ConfigResourceType.BROKER, str(node_id)), (LEADER_RATE, FOLLOWER_RATE, LOG_DIR_RATE))
@@ -77,5 +77,5 @@ def clear(cluster: Cluster, topics: Iterable[str], brokers: Iterable[int]) -> No
                 raise
 
 
-def _delete(cluster: Cluster, resource: Resource, names: Iterable[str]) -> None:
+def _delete(cluster: ClusterClient, resource: Resource, names: Iterable[str]) -> None:
     alter_configs(cluster, resource, [Alteration(name, ConfigOperation.DELETE) for name in names])

@@ -1,4 +1,4 @@
-"""What administrators ask of a cluster: functions over a `Cluster`, which answer with values or raise `ApiError`.
+"""What administrators ask of a cluster: functions over a `ClusterClient`, which answer with values or raise `ApiError`.
 
 Each is one API or two; nothing here keeps state. Where several things are asked for at once, the first failure is
 raised, and says of which thing it is.

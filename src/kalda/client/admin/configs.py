@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.errors import ErrorCode
-from kalda.client.cluster import Cluster, UnknownTopic
+from kalda.client.cluster_client import ClusterClient, UnknownTopic
 from kalda.client.errors import refused
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
@@ -67,7 +67,7 @@ class Alteration(NamedTuple):
 
 
 def describe_configs(
-    cluster: Cluster, resource: Resource, names: Collection[str] | None = None, *, documentation: bool = False
+    cluster: ClusterClient, resource: Resource, names: Collection[str] | None = None, *, documentation: bool = False
 ) -> list[ConfigEntry]:
     """The resource's configs in force, by name. Raises `ApiError`."""
     request = DescribeConfigsRequest(
@@ -86,7 +86,7 @@ def describe_configs(
 
 
 def alter_configs(
-    cluster: Cluster, resource: Resource, alterations: Collection[Alteration], *, validate_only: bool = False
+    cluster: ClusterClient, resource: Resource, alterations: Collection[Alteration], *, validate_only: bool = False
 ) -> None:
     """Change some configs of the resource, and leave the others (KIP-339). Raises `ApiError`."""
     request = IncrementalAlterConfigsRequest(
@@ -107,12 +107,12 @@ def alter_configs(
     _ask(cluster, resource, request, "responses")
 
 
-def set_configs(cluster: Cluster, resource: Resource, values: Mapping[str, str]) -> None:
+def set_configs(cluster: ClusterClient, resource: Resource, values: Mapping[str, str]) -> None:
     """`alter_configs` that only sets."""
     alter_configs(cluster, resource, [Alteration(name, ConfigOperation.SET, value) for name, value in values.items()])
 
 
-def _ask(cluster: Cluster, resource: Resource, request: Any, results: str) -> Any:
+def _ask(cluster: ClusterClient, resource: Resource, request: Any, results: str) -> Any:
     def check(answer: Any) -> None:
         for result in getattr(answer, results):
             if result.error_code:

@@ -7,13 +7,13 @@ from typing import Any
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages.topics import ElectionType, ElectLeadersRequest, ElectLeadersRequestTopicPartitions
 
 
 def elect_leaders(
-    cluster: Cluster, kind: ElectionType, partitions: Collection[TopicPartition] | None
+    cluster: ClusterClient, kind: ElectionType, partitions: Collection[TopicPartition] | None
 ) -> dict[TopicPartition, ApiError | None]:
     """What became of each election: None where a leader was elected. With None for `partitions` all that need one.
     Raises `ApiError` where there were no elections at all."""

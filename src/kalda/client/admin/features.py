@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kalda import __version__
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import refused
 from kalda.network.calls import api_versions_request
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest, UpgradeType
@@ -28,7 +28,7 @@ class Features(NamedTuple):
     features: tuple[Feature, ...]
 
 
-def describe_features(cluster: Cluster) -> Features:
+def describe_features(cluster: ClusterClient) -> Features:
     """All features that the broker knows, or the cluster has finalized. Raises `ApiError`."""
 
     def check(answer: Any) -> None:
@@ -46,7 +46,7 @@ def describe_features(cluster: Cluster) -> Features:
 
 
 def update_features(
-    cluster: Cluster,
+    cluster: ClusterClient,
     levels: Mapping[str, int],
     *,
     upgrade_type: UpgradeType = UpgradeType.UPGRADE,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.core.consumer_protocol import read_assignment
 from kalda.client.errors import refused
 from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
@@ -66,7 +66,9 @@ class CommittedOffset(NamedTuple):
     metadata: str | None
 
 
-def list_groups(cluster: Cluster, *, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
+def list_groups(
+    cluster: ClusterClient, *, states: Collection[str] = (), types: Collection[str] = ()
+) -> list[ListedGroup]:
     """All groups of all coordinators, by name. Raises `ApiError`."""
     found = {}
     for node_id in sorted(cluster.metadata(()).brokers):
@@ -83,7 +85,7 @@ def list_groups(cluster: Cluster, *, states: Collection[str] = (), types: Collec
     return [found[group_id] for group_id in sorted(found)]
 
 
-def describe_group(cluster: Cluster, group_id: str) -> Group:
+def describe_group(cluster: ClusterClient, group_id: str) -> Group:
     """A group of either protocol, with its members. Raises `ApiError` where there is none."""
     try:
         return _describe_modern(cluster, group_id)
@@ -93,7 +95,7 @@ def describe_group(cluster: Cluster, group_id: str) -> Group:
     return _describe_classic(cluster, group_id)
 
 
-def _describe_modern(cluster: Cluster, group_id: str) -> Group:
+def _describe_modern(cluster: ClusterClient, group_id: str) -> Group:
     def check(answer: Any) -> None:
         for group in answer.groups:
             if group.error_code:
@@ -119,7 +121,7 @@ def _describe_modern(cluster: Cluster, group_id: str) -> Group:
     return Group(group_id, "consumer", group.group_state, group.assignor_name, coordinator, members)
 
 
-def _describe_classic(cluster: Cluster, group_id: str) -> Group:
+def _describe_classic(cluster: ClusterClient, group_id: str) -> Group:
     def check(answer: Any) -> None:
         for group in answer.groups:
             if group.error_code:
@@ -144,7 +146,7 @@ def _describe_classic(cluster: Cluster, group_id: str) -> Group:
     return Group(group_id, "classic", group.group_state, group.protocol_data, coordinator, members)
 
 
-def delete_group(cluster: Cluster, group_id: str) -> None:
+def delete_group(cluster: ClusterClient, group_id: str) -> None:
     """Delete a group without members, with its offsets. Raises `ApiError`."""
 
     def check(answer: Any) -> None:
@@ -156,7 +158,7 @@ def delete_group(cluster: Cluster, group_id: str) -> None:
 
 
 def committed_offsets(
-    cluster: Cluster, group_id: str, partitions: Collection[TopicPartition] | None = None, *, lane: str = ""
+    cluster: ClusterClient, group_id: str, partitions: Collection[TopicPartition] | None = None, *, lane: str = ""
 ) -> dict[TopicPartition, CommittedOffset]:
     """What the group has committed, of these partitions or of all; what it has not is left out. Raises `ApiError`."""
 
@@ -187,7 +189,7 @@ def committed_offsets(
 
 
 def commit_offsets(
-    cluster: Cluster,
+    cluster: ClusterClient,
     group_id: str,
     offsets: Mapping[TopicPartition, int],
     *,
@@ -226,7 +228,7 @@ def commit_offsets(
     cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_COMMIT, lane=lane)
 
 
-def delete_offsets(cluster: Cluster, group_id: str, partitions: Collection[TopicPartition]) -> None:
+def delete_offsets(cluster: ClusterClient, group_id: str, partitions: Collection[TopicPartition]) -> None:
     """Let the group forget its offsets of these partitions. Raises `ApiError`."""
     request = OffsetDeleteRequest(
         group_id=group_id,

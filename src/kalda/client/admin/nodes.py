@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages.admin import DescribableLogDirTopic, DescribeLogDirsRequest
 from kalda.protocol.messages.metadata import DescribeClusterRequest
@@ -41,7 +41,7 @@ class LogDir(NamedTuple):
     """Size in bytes by partition."""
 
 
-def describe_cluster(cluster: Cluster, *, fenced: bool = False) -> ClusterDescription:
+def describe_cluster(cluster: ClusterClient, *, fenced: bool = False) -> ClusterDescription:
     """The brokers that are alive, and with `fenced` those that are registered but fenced; or, as controllers see it,
     the controllers. Raises `ApiError`."""
 
@@ -56,7 +56,7 @@ def describe_cluster(cluster: Cluster, *, fenced: bool = False) -> ClusterDescri
 
 
 def describe_log_dirs(
-    cluster: Cluster,
+    cluster: ClusterClient,
     broker_id: int,
     partitions: Collection[TopicPartition] | None = None,
     *,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.metadata import Leader
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
@@ -31,7 +31,7 @@ class FoundOffset(NamedTuple):
 
 
 def list_offsets(
-    cluster: Cluster,
+    cluster: ClusterClient,
     wanted: Mapping[TopicPartition, int],
     *,
     read_committed: bool = False,
@@ -69,7 +69,7 @@ def list_offsets(
     return cluster.ask_leaders(wanted, build, read, timeout_ms=timeout_ms)
 
 
-def offsets_at(cluster: Cluster, partitions: Collection[TopicPartition], mark: int) -> dict[TopicPartition, int]:
+def offsets_at(cluster: ClusterClient, partitions: Collection[TopicPartition], mark: int) -> dict[TopicPartition, int]:
     """The offset of each partition at the same mark or timestamp; where no record is that young, the latest."""
     found = list_offsets(cluster, dict.fromkeys(partitions, mark))
     missing = [partition for partition, at in found.items() if at.offset < 0]
@@ -77,7 +77,7 @@ def offsets_at(cluster: Cluster, partitions: Collection[TopicPartition], mark: i
     return {partition: at.offset if at.offset >= 0 else ends[partition].offset for partition, at in found.items()}
 
 
-def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def delete_records(cluster: ClusterClient, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Delete all records before an offset, or below the high watermark where it is -1; returns where each log starts
     now. Raises `ApiError`.
     """

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages.quorum import (
     AddRaftVoterRequest,
@@ -40,7 +40,7 @@ class Quorum(NamedTuple):
     """`NAME://HOST:PORT` of each voter's controller listeners, where the cluster tells."""
 
 
-def describe_quorum(cluster: Cluster) -> Quorum:
+def describe_quorum(cluster: ClusterClient) -> Quorum:
     """The quorum as its leader sees it. Raises `ApiError`."""
 
     def check(answer: Any) -> None:
@@ -85,7 +85,7 @@ class VoterListener(NamedTuple):
         return f"{self.name}://" + (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
 
 
-def add_voter(cluster: Cluster, node_id: int, directory_id: Uuid, listeners: Collection[VoterListener]) -> None:
+def add_voter(cluster: ClusterClient, node_id: int, directory_id: Uuid, listeners: Collection[VoterListener]) -> None:
     """Let a controller, which must have caught up as an observer, vote. Raises `ApiError`."""
     request = AddRaftVoterRequest(
         cluster_id=None,
@@ -97,13 +97,13 @@ def add_voter(cluster: Cluster, node_id: int, directory_id: Uuid, listeners: Col
     _change_voters(cluster, request, node_id)
 
 
-def remove_voter(cluster: Cluster, node_id: int, directory_id: Uuid) -> None:
+def remove_voter(cluster: ClusterClient, node_id: int, directory_id: Uuid) -> None:
     """Take a controller's vote. Raises `ApiError`."""
     request = RemoveRaftVoterRequest(cluster_id=None, voter_id=node_id, voter_directory_id=directory_id)
     _change_voters(cluster, request, node_id)
 
 
-def _change_voters(cluster: Cluster, request: AddRaftVoterRequest | RemoveRaftVoterRequest, node_id: int) -> None:
+def _change_voters(cluster: ClusterClient, request: AddRaftVoterRequest | RemoveRaftVoterRequest, node_id: int) -> None:
     def check(answer: Any) -> None:
         if answer.error_code:
             raise refused(answer.error_code, f"controller {node_id}", answer.error_message)

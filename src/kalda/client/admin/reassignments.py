@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages.admin import AlterReplicaLogDir, AlterReplicaLogDirsRequest, AlterReplicaLogDirTopic
 from kalda.protocol.messages.topics import (
@@ -34,7 +34,7 @@ class Reassignment(NamedTuple):
 
 
 def alter_reassignments(
-    cluster: Cluster,
+    cluster: ClusterClient,
     targets: Mapping[TopicPartition, Sequence[int] | None],
     *,
     allow_replication_factor_change: bool = True,
@@ -62,7 +62,7 @@ def alter_reassignments(
 
 
 def list_reassignments(
-    cluster: Cluster, partitions: Collection[TopicPartition] | None = None
+    cluster: ClusterClient, partitions: Collection[TopicPartition] | None = None
 ) -> dict[TopicPartition, Reassignment]:
     """Those that run, of these partitions or of all. Raises `ApiError`."""
     wanted = None
@@ -88,7 +88,7 @@ def _check(answer: Any) -> None:
         raise refused(answer.error_code, "the reassignments", answer.error_message)
 
 
-def alter_replica_log_dirs(cluster: Cluster, broker_id: int, paths: Mapping[TopicPartition, str]) -> None:
+def alter_replica_log_dirs(cluster: ClusterClient, broker_id: int, paths: Mapping[TopicPartition, str]) -> None:
     """Put replicas of a broker into these directories of its own, those too that it does not have yet. Raises
     `ApiError` for the first that is refused."""
     by_path: dict[str, dict[str, list[int]]] = {}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import refused
 from kalda.client.metadata import Topic
 from kalda.protocol.apis import ApiKey
@@ -59,13 +59,13 @@ class EligibleReplicas(NamedTuple):
     last_known: tuple[int, ...]
 
 
-def list_topics(cluster: Cluster, *, internal: bool = False) -> list[Topic]:
+def list_topics(cluster: ClusterClient, *, internal: bool = False) -> list[Topic]:
     """Topics by name, the internal ones where wanted."""
     topics = cluster.metadata().topics.values()
     return sorted((topic for topic in topics if internal or not topic.is_internal), key=lambda topic: topic.name)
 
 
-def describe_topics(cluster: Cluster, names: Collection[str]) -> list[Topic]:
+def describe_topics(cluster: ClusterClient, names: Collection[str]) -> list[Topic]:
     """Topics as they are now. Raises `ApiError` for the first that does not exist."""
     topics = cluster.metadata(list(names)).topics
     for name in names:
@@ -75,7 +75,7 @@ def describe_topics(cluster: Cluster, names: Collection[str]) -> list[Topic]:
     return [topics[name] for name in names]
 
 
-def eligible_replicas(cluster: Cluster, names: Collection[str]) -> dict[TopicPartition, EligibleReplicas]:
+def eligible_replicas(cluster: ClusterClient, names: Collection[str]) -> dict[TopicPartition, EligibleReplicas]:
     """Of all partitions of the topics; empty where the cluster does not know of such replicas."""
     if ApiKey.DESCRIBE_TOPIC_PARTITIONS not in cluster.versions():
         return {}
@@ -101,7 +101,9 @@ def eligible_replicas(cluster: Cluster, names: Collection[str]) -> dict[TopicPar
         )
 
 
-def create_topics(cluster: Cluster, topics: Collection[NewTopic], *, validate_only: bool = False) -> list[CreatedTopic]:
+def create_topics(
+    cluster: ClusterClient, topics: Collection[NewTopic], *, validate_only: bool = False
+) -> list[CreatedTopic]:
     """Create topics, or only check whether they could be. Raises `ApiError` for the first that cannot."""
     request = CreateTopicsRequest(
         topics=[_creatable(topic) for topic in topics], timeout_ms=cluster.timeout_ms, validate_only=validate_only
@@ -129,7 +131,7 @@ def _check_topics(answer: Any) -> None:
             raise refused(topic.error_code, f"topic {topic.name}", topic.error_message)
 
 
-def delete_topics(cluster: Cluster, names: Collection[str]) -> None:
+def delete_topics(cluster: ClusterClient, names: Collection[str]) -> None:
     """Delete topics. Raises `ApiError` for the first that could not be; the others may be gone."""
     request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=cluster.timeout_ms)
 
@@ -153,7 +155,7 @@ class _Gone(Exception):
 
 
 def create_partitions(
-    cluster: Cluster,
+    cluster: ClusterClient,
     topic: str,
     count: int,
     *,

@@ -23,7 +23,7 @@ from kalda.protocol.notation import (
 )
 
 
-class BrokerState(Struct):
+class AlterPartitionRequestBrokerState(Struct):
     broker_id: Int32 = 0
     broker_epoch: Int64 = -1
 
@@ -32,7 +32,7 @@ class AlterPartitionRequestPartitionData(Struct):
     partition_index: Int32 = 0
     leader_epoch: Int32 = 0
     new_isr: list[Int32] = field("2", default=[])
-    new_isr_with_epochs: list[BrokerState] = field("3+", default=[])
+    new_isr_with_epochs: list[AlterPartitionRequestBrokerState] = field("3+", default=[])
     leader_recovery_state: Int8 = 0
     partition_epoch: Int32 = 0
 

@@ -16,7 +16,7 @@ from kalda.client.admin.groups import describe_group
 from kalda.client.admin.offsets import list_offsets
 from kalda.client.admin.reassignments import alter_reassignments
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
-from kalda.client.cluster import Cluster
+from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import Unreachable, refused
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.configs import DescribeConfigsResponse, DescribeConfigsResult
@@ -46,14 +46,14 @@ from kalda.protocol.messages.topics import (
 )
 
 
-def test_metadata_tells_of_what_is_and_what_is_not(cluster: Cluster) -> None:
+def test_metadata_tells_of_what_is_and_what_is_not(cluster: ClusterClient) -> None:
     metadata = cluster.metadata(["logs", "nothing"])
     assert metadata.cluster_id == "scripted"
     assert [partition.leader for partition in metadata.topics["logs"].partitions] == [1, 1]
     assert metadata.topics["nothing"].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_leader_that_is_elected_meanwhile_is_waited_for(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_leader_that_is_elected_meanwhile_is_waited_for(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     broker.topics["logs"] = [1, -1]
     answer = broker.answers[ApiKey.METADATA]
 
@@ -67,7 +67,7 @@ def test_a_leader_that_is_elected_meanwhile_is_waited_for(broker: ScriptedBroker
     assert len(broker.requests(ApiKey.METADATA)) == 2
 
 
-def test_a_broker_that_tells_of_a_former_leader_is_not_believed(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_broker_that_tells_of_a_former_leader_is_not_believed(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     """It may be cut off from the controllers. Of a topic that was made anew it tells what is."""
     assert cluster.leader("logs", 1).epoch == 5
     for epoch, topic_id, known in ((4, TOPIC_ID, 5), (6, TOPIC_ID, 6), (5, TOPIC_ID, 6), (0, Uuid(bytes(16 * [9])), 0)):
@@ -76,13 +76,13 @@ def test_a_broker_that_tells_of_a_former_leader_is_not_believed(broker: Scripted
         assert cluster.leader("logs", 1).epoch == known
 
 
-def test_a_partition_that_is_not_there_is_said_with_what_is(cluster: Cluster) -> None:
+def test_a_partition_that_is_not_there_is_said_with_what_is(cluster: ClusterClient) -> None:
     with pytest.raises(ApiError, match="logs has no partition 7; it has 2") as raised:
         cluster.leader("logs", 7)
     assert raised.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_lost_connection_is_made_again(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_lost_connection_is_made_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     answer = broker.answers[ApiKey.METADATA]
     broker.answers[ApiKey.METADATA] = lambda request, version: (
         None if len(broker.requests(ApiKey.METADATA)) == 1 else answer(request, version)
@@ -90,7 +90,7 @@ def test_a_lost_connection_is_made_again(broker: ScriptedBroker, cluster: Cluste
     assert set(cluster.metadata().topics) == {"logs"}
 
 
-def test_what_the_broker_does_not_have_is_said_at_once(cluster: Cluster) -> None:
+def test_what_the_broker_does_not_have_is_said_at_once(cluster: ClusterClient) -> None:
     with pytest.raises(ApiError) as raised:
         cluster.any_broker(DescribeClusterRequest())
     assert raised.value.code is ErrorCode.UNSUPPORTED_VERSION
@@ -114,7 +114,7 @@ def test_of_controllers_the_active_one_is_asked(broker: ScriptedBroker) -> None:
         broker.answers[ApiKey.ALTER_PARTITION_REASSIGNMENTS] = lambda request, version: refusal
         done = AlterPartitionReassignmentsResponse()
         other.answers[ApiKey.ALTER_PARTITION_REASSIGNMENTS] = lambda request, version: done
-        with Cluster(broker.address, timeout_ms=5_000, of_controllers=True) as view:
+        with ClusterClient(broker.address, timeout_ms=5_000, of_controllers=True) as view:
             alter_reassignments(view, {TopicPartition("logs", 0): (1, 2)})
         assert len(other.requests(ApiKey.ALTER_PARTITION_REASSIGNMENTS)) == 1
 
@@ -122,7 +122,10 @@ def test_of_controllers_the_active_one_is_asked(broker: ScriptedBroker) -> None:
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-    with Cluster(f"127.0.0.1:{port}", timeout_ms=200) as cluster, pytest.raises(Unreachable, match=f"127.0.0.1:{port}"):
+    with (
+        ClusterClient(f"127.0.0.1:{port}", timeout_ms=200) as cluster,
+        pytest.raises(Unreachable, match=f"127.0.0.1:{port}"),
+    ):
         cluster.metadata()
 
 
@@ -131,19 +134,19 @@ def test_a_controllers_listener_is_none_of_a_brokers(broker: ScriptedBroker) -> 
     del broker.answers[ApiKey.METADATA]
     broker.answers[ApiKey.DESCRIBE_CLUSTER] = lambda request, version: DescribeClusterResponse()
     with (
-        Cluster(broker.address) as cluster,
+        ClusterClient(broker.address) as cluster,
         pytest.raises(ApiError, match=f"{broker.address} answers no client; it may be a controller's listener"),
     ):
         cluster.metadata([])
 
 
-def test_a_broker_that_is_not_alive(cluster: Cluster) -> None:
+def test_a_broker_that_is_not_alive(cluster: ClusterClient) -> None:
     with pytest.raises(ApiError, match="broker 9 is not alive; those alive are 1") as raised:
         cluster.broker(9, DescribeClusterRequest())
     assert raised.value.code is ErrorCode.BROKER_NOT_AVAILABLE
 
 
-def test_offsets_are_asked_again_of_the_partition_that_failed(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_offsets_are_asked_again_of_the_partition_that_failed(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     moved = {1}
 
     def list_some(request: Any, version: int) -> ListOffsetsResponse:
@@ -166,7 +169,7 @@ def test_offsets_are_asked_again_of_the_partition_that_failed(broker: ScriptedBr
     assert len(broker.requests(ApiKey.METADATA)) == 2
 
 
-def test_a_coordinator_that_has_moved_is_found_again(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_coordinator_that_has_moved_is_found_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     codes = [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NONE]
 
     def describe(request: Any, version: int) -> DescribeGroupsResponse:
@@ -190,7 +193,7 @@ def test_a_coordinator_that_has_moved_is_found_again(broker: ScriptedBroker, clu
     assert len(broker.requests(ApiKey.FIND_COORDINATOR)) == 2
 
 
-def test_a_topic_that_exists_is_refused_with_the_brokers_words(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_topic_that_exists_is_refused_with_the_brokers_words(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     broker.answers[ApiKey.CREATE_TOPICS] = lambda request, version: CreateTopicsResponse(
         topics=[CreatableTopicResult(name="logs", error_code=ErrorCode.TOPIC_ALREADY_EXISTS, error_message="no!")]
     )
@@ -200,7 +203,7 @@ def test_a_topic_that_exists_is_refused_with_the_brokers_words(broker: ScriptedB
     assert (request.topics[0].num_partitions, request.topics[0].configs[0].value) == (3, "b")
 
 
-def test_deleting_what_is_not_there_is_not_tried_again(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_deleting_what_is_not_there_is_not_tried_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     broker.answers[ApiKey.DELETE_TOPICS] = lambda request, version: DeleteTopicsResponse(
         responses=[DeletableTopicResult(name="gone", error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
     )
@@ -210,7 +213,7 @@ def test_deleting_what_is_not_there_is_not_tried_again(broker: ScriptedBroker, c
 
 
 def test_configs_of_a_topic_that_is_not_there_are_not_asked_for_until_the_deadline(
-    broker: ScriptedBroker, cluster: Cluster
+    broker: ScriptedBroker, cluster: ClusterClient
 ) -> None:
     """Not at once, since the broker that is asked may not know yet of a topic that was just created."""
     broker.answers[ApiKey.DESCRIBE_CONFIGS] = lambda request, version: DescribeConfigsResponse(

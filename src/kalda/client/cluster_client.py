@@ -56,7 +56,7 @@ _MAX_FIND_COORDINATOR = 3
 """From version 4 on several keys fit a request; one is all that is asked for here."""
 
 
-class Cluster:
+class ClusterClient:
     """A context manager. `timeout_ms` bounds every call, with all its attempts."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Cluster:
         self._coordinators: dict[str, int] = {}
         self._reached = False
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> ClusterClient:
         return self
 
     def __exit__(

@@ -25,7 +25,7 @@ Key = tuple[Uuid, int]
 _MAX_EPOCH = 2**31 - 1
 
 
-class FetcherSession:
+class FetchSessionHandler:
     """One fetcher's session with one leader. Requests and answers alternate."""
 
     __slots__ = ("_epoch", "_id", "_said")

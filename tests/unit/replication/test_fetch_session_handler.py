@@ -8,7 +8,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchResponse
 from kalda.replication.fetch_session import FetchSessionCache
-from kalda.replication.fetcher_session import FetcherSession, Key
+from kalda.replication.fetch_session_handler import FetchSessionHandler, Key
 
 IDS = [Uuid(bytes(15) + bytes([number])) for number in (1, 2)]
 
@@ -24,7 +24,9 @@ class Leader:
         self.cache = FetchSessionCache(slots, random.Random(1).randint)
         self.sent = 0
 
-    def wanted(self, session: FetcherSession, want: dict[Key, FetchRequestFetchPartition]) -> dict[Key, int] | None:
+    def wanted(
+        self, session: FetchSessionHandler, want: dict[Key, FetchRequestFetchPartition]
+    ) -> dict[Key, int] | None:
         """What the leader fetches; None where it refused."""
         request = FetchRequest()
         session.fill(request, want)
@@ -39,7 +41,7 @@ class Leader:
 
 
 def test_only_what_changed_is_said() -> None:
-    leader, session = Leader(), FetcherSession()
+    leader, session = Leader(), FetchSessionHandler()
     want = {(IDS[0], 0): asked(0, 5), (IDS[0], 1): asked(1, 6), (IDS[1], 0): asked(0, 7)}
     assert leader.wanted(session, dict(want)) == {(IDS[0], 0): 5, (IDS[0], 1): 6, (IDS[1], 0): 7}
     assert leader.sent == 3
@@ -55,7 +57,7 @@ def test_only_what_changed_is_said() -> None:
 
 
 def test_a_forgotten_session_begins_again() -> None:
-    leader, session = Leader(), FetcherSession()
+    leader, session = Leader(), FetchSessionHandler()
     want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
     assert leader.wanted(session, want)
     leader = Leader()
@@ -66,7 +68,7 @@ def test_a_forgotten_session_begins_again() -> None:
 
 
 def test_a_lost_answer_begins_a_new_session_and_closes_the_old() -> None:
-    leader, session = Leader(), FetcherSession()
+    leader, session = Leader(), FetchSessionHandler()
     want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
     assert leader.wanted(session, want)
     session.restart()
@@ -76,7 +78,7 @@ def test_a_lost_answer_begins_a_new_session_and_closes_the_old() -> None:
 
 
 def test_a_leader_without_room_is_told_everything_each_time() -> None:
-    leader, session = Leader(slots=0), FetcherSession()
+    leader, session = Leader(slots=0), FetchSessionHandler()
     want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
     for _ in range(3):
         assert leader.wanted(session, want) == {(IDS[0], 0): 5}
@@ -84,7 +86,7 @@ def test_a_leader_without_room_is_told_everything_each_time() -> None:
 
 
 def test_an_error_of_another_kind_keeps_the_id_to_close_it() -> None:
-    leader, session = Leader(), FetcherSession()
+    leader, session = Leader(), FetchSessionHandler()
     want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
     assert leader.wanted(session, want)
     session.fill(FetchRequest(), want)

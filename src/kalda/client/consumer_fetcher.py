@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.client.cluster import Cluster, version_within
+from kalda.client.cluster_client import ClusterClient, version_within
 from kalda.client.core.transactions_seen import aborted_batches
 from kalda.client.errors import refused
 from kalda.client.metadata import Leader
@@ -121,7 +121,7 @@ class _InFlight(NamedTuple):
         return list(dict.fromkeys(self.by_name.values()))
 
 
-class Fetcher:
+class ConsumerFetcher:
     """Reads slices; a context manager. Iterate for batches until every slice with an end is read.
 
     With slices without an end, iteration does not stop; `poll` then says when nothing came.
@@ -129,7 +129,7 @@ class Fetcher:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         slices: Iterable[Slice],
         *,
         read_committed: bool = False,
@@ -159,7 +159,7 @@ class Fetcher:
         self._ready: list[Fetched] = []
         self._resting = Deadline(0)
 
-    def __enter__(self) -> Fetcher:
+    def __enter__(self) -> ConsumerFetcher:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -37,7 +37,7 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsTopic,
     OffsetSpec,
 )
-from kalda.replication.fetcher_session import FetcherSession, Key
+from kalda.replication.fetch_session_handler import FetchSessionHandler, Key
 from kalda.replication.partition import Partition
 from kalda.storage.log import Log, UnexpectedAppendOffset
 
@@ -124,7 +124,7 @@ class ReplicaFetcher:
         self._broker_epoch = broker_epoch
         self._followed: dict[Key, Followed] = {}
         self._cold: set[Key] = set()
-        self._session = FetcherSession()
+        self._session = FetchSessionHandler()
         self._under_way: dict[Key, FetchRequestFetchPartition] | None = None
         self._backoff_ms = 0
         self._not_before_ms = 0

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kalda.base.ids import TopicPartition
-from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.partition import NO_LEADER, Partition
+from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
 
 Started = Callable[[ReplicaFetcher], None]
 

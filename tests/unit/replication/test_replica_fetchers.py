@@ -8,8 +8,8 @@ from typing import Any
 
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
-from kalda.replication.fetcher import FetcherConfig, ReplicaFetcher
-from kalda.replication.fetchers import ReplicaFetchers
+from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
+from kalda.replication.replica_fetchers import ReplicaFetchers
 
 
 def partition(index: int, leader_id: int = 1) -> Any:

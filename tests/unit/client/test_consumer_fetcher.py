@@ -9,8 +9,8 @@ from scripted_broker import ScriptedBroker
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition
-from kalda.client.cluster import Cluster
-from kalda.client.fetcher import Fetcher, OutOfRange, Slice
+from kalda.client.cluster_client import ClusterClient
+from kalda.client.consumer_fetcher import ConsumerFetcher, OutOfRange, Slice
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import (
     AbortedTransaction,
@@ -85,36 +85,36 @@ class Log:
         return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=topic.name, partitions=partitions)])
 
 
-def offsets(fetcher: Fetcher) -> list[tuple[int, int]]:
+def offsets(fetcher: ConsumerFetcher) -> list[tuple[int, int]]:
     with fetcher:
         return sorted((fetched.partition, record.offset) for fetched in fetcher for record in fetched.records())
 
 
 @pytest.mark.parametrize("batches_an_answer", [1, 2, 100])
-def test_exactly_the_slices_are_read(broker: ScriptedBroker, cluster: Cluster, batches_an_answer: int) -> None:
+def test_exactly_the_slices_are_read(broker: ScriptedBroker, cluster: ClusterClient, batches_an_answer: int) -> None:
     Log(broker).batches_an_answer = batches_an_answer
-    found = offsets(Fetcher(cluster, [Slice("logs", 0, 3, 12), Slice("logs", 1, 0, 20)]))
+    found = offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 3, 12), Slice("logs", 1, 0, 20)]))
     assert found == [*((0, offset) for offset in range(3, 12)), *((1, offset) for offset in range(20))]
 
 
-def test_batches_wholly_beyond_the_end_are_not_handed_out(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_batches_wholly_beyond_the_end_are_not_handed_out(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker).batches_an_answer = 4
-    with Fetcher(cluster, [Slice("logs", 0, 0, 7)]) as fetcher:
+    with ConsumerFetcher(cluster, [Slice("logs", 0, 0, 7)]) as fetcher:
         (fetched,) = fetcher
     assert len(fetched.buffer) == 2 * len(Log(broker).batch(0))
     assert (fetched.next_offset, fetched.start, fetched.end) == (10, 0, 7)
 
 
-def test_nothing_is_asked_for_an_empty_slice(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_nothing_is_asked_for_an_empty_slice(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker)
-    assert offsets(Fetcher(cluster, [Slice("logs", 0, 9, 9)])) == []
+    assert offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 9, 9)])) == []
     assert not broker.asked
 
 
-def test_a_batch_that_is_cut_off_is_fetched_again(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_batch_that_is_cut_off_is_fetched_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     log = Log(broker)
     log.batches_an_answer, log.cut = 3, 10
-    assert offsets(Fetcher(cluster, [Slice("logs", 0, 0, 10)])) == [(0, offset) for offset in range(10)]
+    assert offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 10)])) == [(0, offset) for offset in range(10)]
 
 
 @pytest.mark.parametrize(
@@ -123,43 +123,43 @@ def test_a_batch_that_is_cut_off_is_fetched_again(broker: ScriptedBroker, cluste
     ids=str,
 )
 def test_a_leader_that_moves_is_looked_up_again(
-    broker: ScriptedBroker, cluster: Cluster, failure: ErrorCode | None
+    broker: ScriptedBroker, cluster: ClusterClient, failure: ErrorCode | None
 ) -> None:
     log = Log(broker)
     log.failures = [ErrorCode.NONE, failure]
-    assert offsets(Fetcher(cluster, [Slice("logs", 0, 0, 20)])) == [(0, offset) for offset in range(20)]
+    assert offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 20)])) == [(0, offset) for offset in range(20)]
     assert len(broker.requests(ApiKey.METADATA)) >= 2
 
 
-def test_a_failure_that_will_not_pass_is_raised(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_a_failure_that_will_not_pass_is_raised(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker).failures = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
     with pytest.raises(ApiError, match="logs-0") as raised:
-        offsets(Fetcher(cluster, [Slice("logs", 0, 0, 20)]))
+        offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 20)]))
     assert raised.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
-def test_by_id_where_the_broker_told_one_and_else_by_name(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_by_id_where_the_broker_told_one_and_else_by_name(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker)
-    offsets(Fetcher(cluster, [Slice("logs", 0, 0, 5)]))
+    offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 5)]))
     broker.topic_id = ZERO_UUID
     cluster.forget(["logs"])
-    offsets(Fetcher(cluster, [Slice("logs", 0, 0, 5)]))
+    offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 5)]))
     versions = [version for key, version, _ in broker.asked if key is ApiKey.FETCH]
     assert versions[0] >= 13
     assert versions[-1] == 12
 
 
-def test_out_of_range_is_an_error_that_says_the_range(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_out_of_range_is_an_error_that_says_the_range(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker, start=10)
     with pytest.raises(ApiError, match="offset 3 is not there; it has 10 to 20") as raised:
-        offsets(Fetcher(cluster, [Slice("logs", 0, 3, 20)]))
+        offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 3, 20)]))
     assert raised.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_out_of_range_goes_on_at_an_end(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_out_of_range_goes_on_at_an_end(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker, start=10)
     resets: list[tuple[TopicPartition, int, int]] = []
-    fetcher = Fetcher(
+    fetcher = ConsumerFetcher(
         cluster,
         [Slice("logs", 0, 3, 20)],
         on_out_of_range=OutOfRange.EARLIEST,
@@ -171,13 +171,16 @@ def test_out_of_range_goes_on_at_an_end(broker: ScriptedBroker, cluster: Cluster
 
 def test_an_end_that_the_log_does_not_reach_is_complained_of(broker: ScriptedBroker) -> None:
     Log(broker)
-    with Cluster(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="nothing to read beyond 20"):
-        offsets(Fetcher(cluster, [Slice("logs", 0, 0, 99)], max_wait_ms=50))
+    with (
+        ClusterClient(broker.address, timeout_ms=300) as cluster,
+        pytest.raises(ApiError, match="nothing to read beyond 20"),
+    ):
+        offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 99)], max_wait_ms=50))
 
 
-def test_poll_says_when_nothing_came_and_at_end(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_poll_says_when_nothing_came_and_at_end(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     log = Log(broker, end=5)
-    with Fetcher(cluster, [Slice("logs", 0, 0)], max_wait_ms=10) as fetcher:
+    with ConsumerFetcher(cluster, [Slice("logs", 0, 0)], max_wait_ms=10) as fetcher:
         assert not fetcher.at_end
         assert fetcher.poll(5_000) is not None
         assert fetcher.at_end
@@ -188,9 +191,9 @@ def test_poll_says_when_nothing_came_and_at_end(broker: ScriptedBroker, cluster:
         assert (more.start, more.next_offset) == (5, 10)
 
 
-def test_aborted_batches_are_kept_from_the_reader(broker: ScriptedBroker, cluster: Cluster) -> None:
+def test_aborted_batches_are_kept_from_the_reader(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     log = Log(broker)
     log.aborted = [AbortedTransaction(producer_id=7, first_offset=5)]
-    found = offsets(Fetcher(cluster, [Slice("logs", 0, 0, 20)], read_committed=True))
+    found = offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 20)], read_committed=True))
     assert found == [(0, offset) for offset in range(20) if not 5 <= offset < 10]
     assert all(request.isolation_level == 1 for request in broker.requests(ApiKey.FETCH))
