@@ -5,7 +5,9 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 - `node.py`: one process: start, stop, listeners, identity
 - `quorum_side.py`: the metadata log, its loader, and with the controller role a controller
 - `broker_side.py`: with the broker role: the logs, coming up and going down
-- `services.py`: what a broker serves clients with, wired
+- `services.py`: what a broker serves clients with: the list of its modules
+- `modules/`: one file for each area that a broker serves, and the manual for a new one
+- `dynamic_configs.py`: the effective configuration, handed to all modules when it changes
 - `dispatch.py`: from a frame to an answer; ApiVersions
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers

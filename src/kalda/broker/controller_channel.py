@@ -63,8 +63,9 @@ class ControllerChannel:
         task.add_done_callback(self._tasks.discard)
         return pending
 
-    def on_quorum_moved(self) -> None:
-        """Told whenever another node may be the active controller."""
+    def on_controller_change(self) -> None:
+        """Called whenever another node may be the active controller. Requests that the former one has not answered are
+        sent to the new one."""
         address = self._address()
         if address is not None and address != self._connected_to:
             self._forget()

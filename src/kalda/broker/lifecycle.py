@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
@@ -54,28 +53,34 @@ class BrokerState(IntEnum):
     SHUTTING_DOWN = 7
 
 
-@dataclass(slots=True)
-class BrokerIdentity:
-    """What a broker tells of itself when it registers."""
+class BrokerIdentity(NamedTuple):
+    """What a broker registers as."""
 
     broker_id: int
     cluster_id: str
     incarnation_id: Uuid
+    """The id of this process: another one with the same broker id is refused while this one is alive."""
     listeners: list[BrokerRegistrationRequestListener]
     features: list[BrokerRegistrationRequestFeature]
     rack: str | None
     log_dirs: Callable[[], list[Uuid]]
+    """The ids of the directories that are online, at the moment of the call."""
     previous_broker_epoch: int = -1
+    """The epoch in the markers of the last clean stop; -1 where the last stop was not clean, or there was none."""
 
 
-@dataclass(slots=True)
 class Milestones:
-    """Settled one after another as the broker comes up and goes down."""
+    """Each completes once, in this order, and none fails. Those that the broker does not reach stay pending."""
 
-    registered: Pending[None] = field(default_factory=Pending)
-    caught_up: Pending[None] = field(default_factory=Pending)
-    unfenced: Pending[None] = field(default_factory=Pending)
-    may_shut_down: Pending[None] = field(default_factory=Pending)
+    __slots__ = ("caught_up", "may_shut_down", "registered", "unfenced")
+
+    def __init__(self) -> None:
+        self.registered: Pending[None] = Pending()
+        self.caught_up: Pending[None] = Pending()
+        """The broker has applied the metadata up to what was committed when it registered."""
+        self.unfenced: Pending[None] = Pending()
+        self.may_shut_down: Pending[None] = Pending()
+        """The controller has moved all leaderships away; or `close` was called, or there was nothing to move."""
 
 
 def _nothing_to_replay() -> None:

@@ -23,6 +23,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Timer, Timers
 from kalda.metadata.cluster import BrokerRegistration
+from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage
 from kalda.metadata.partition import PartitionRegistration
 from kalda.metadata.topics import TopicImage
@@ -43,6 +44,8 @@ AnswerKey = tuple[int, str, bytes]
 class MetadataCache:
     """The newest image, and the answers made from it."""
 
+    name = "MetadataCache"
+
     def __init__(self, timers: Timers) -> None:
         self.image: MetadataImage = EMPTY
         self._timers = timers
@@ -53,8 +56,15 @@ class MetadataCache:
         self._fenced: dict[int, Timer] = {}
         """Brokers that are listed though they are fenced, until the timer ends that."""
 
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: object) -> None:
+        """As a publisher: the new image is visible to all readers. It must be the first publisher of a broker."""
+        self.set_image(image)
+
+    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
+        """No response names the controller."""
+
     def set_image(self, image: MetadataImage) -> None:
-        """Show a newer image to all readers."""
+        """Replace the image, and drop the encoded responses of the old one."""
         before, self.image = self.image, image
         self._forget_answers()
         if image.cluster is not before.cluster:

@@ -75,14 +75,15 @@ class BrokerPeers:
         log.info("%s: the ISR should be %s, in leader epoch %d", topic_partition, proposal.isr, proposal.leader_epoch)
         self._isr_changes.propose(topic_id, topic_partition.partition, proposal, answered)
 
-    def watch(self, replicas: ReplicaManager) -> None:
-        """Look for followers that do not keep pace, from now on."""
+    def start_shrinking_isrs(self, replicas: ReplicaManager) -> None:
+        """Twice in each `replica.lag.time.max.ms`, propose ISRs without the followers that do not keep pace."""
+        interval_ms = max(1, self.lag_max_ms // 2)
 
-        def look() -> None:
-            self._timer = self._timers.call_later_ms(max(1, self.lag_max_ms // 2), look)
+        def shrink() -> None:
+            self._timer = self._timers.call_later_ms(interval_ms, shrink)
             replicas.shrink_isrs()
 
-        self._timer = self._timers.call_later_ms(max(1, self.lag_max_ms // 2), look)
+        self._timer = self._timers.call_later_ms(interval_ms, shrink)
 
     def close(self) -> None:
         """Propose nothing more."""

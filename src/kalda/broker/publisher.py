@@ -1,8 +1,8 @@
 """Turns metadata into what this broker does: the publisher between the image and the logs.
 
-In each update, in this order: the new image becomes visible; topic configs reach their logs; partitions that left go,
-those that came are opened and led or followed; coordinators win or lose their partitions. The first update also
-brings up the logs, so it runs when they have been recovered.
+In each update, in this order: topic configs reach their logs; partitions that left go, those that came are opened and
+led or followed; coordinators win or lose their partitions. The first update also brings up the logs, so it runs when
+they have been recovered. The new image is visible before, and dynamic configs of this broker have taken effect.
 
 An update may bring thousands of partitions: it goes on in turns, with everybody else's requests in between. New logs
 are made by jobs, as the file system may keep whoever asks it waiting. Updates stay in order. What has left is not
@@ -23,7 +23,6 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.partition import PartitionRegistration
@@ -67,26 +66,21 @@ class BrokerPublisher:
     def __init__(
         self,
         broker_id: int,
-        cache: MetadataCache,
         replicas: ReplicaManager,
         logs: LogManager,
         log_config: Callable[[str, MetadataImage], LogConfig],
-        on_configs: Callable[[MetadataDelta, MetadataImage], None],
         coordinators: Coordinators,
         now_ms: Callable[[], int],
         on_placed: Callable[[Uuid, int, Uuid], None],
         timers: Timers,
         jobs: Jobs,
     ) -> None:
-        """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs, and
-        those that changed features give a meaning to; `on_placed(topic_id, partition, directory)` is told of a log in
-        a directory that the metadata does not name."""
+        """`log_config(topic, image)` is a topic's effective config; `on_placed(topic_id, partition, directory)` is
+        called with a log in a directory that the metadata does not name."""
         self._broker_id = broker_id
-        self._cache = cache
         self._replicas = replicas
         self._logs = logs
         self._log_config = log_config
-        self._on_configs = on_configs
         self._coordinators = coordinators
         self._now_ms = now_ms
         self._on_placed = on_placed
@@ -103,7 +97,6 @@ class BrokerPublisher:
         """Begin to apply one delta; the first is applied whole."""
         if self._closed:
             return
-        self._cache.set_image(image)
         changes = None if delta.topics is None else delta.topics.local_changes(self._broker_id)
         if changes is not None:
             # At once: a topic of the same name may be there already, and what is meant for it must not go to the old.
@@ -180,8 +173,6 @@ class BrokerPublisher:
         self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage
     ) -> Iterator[Job[None] | None]:
         """Apply one delta, a partition a step; a job is to be done before the next step."""
-        if delta.configs is not None or delta.features is not None:
-            self._on_configs(delta, image)
         if delta.configs is not None:
             yield from self._update_log_configs(delta, image)
         if delta.topics is not None and changes is not None:

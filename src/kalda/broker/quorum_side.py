@@ -22,7 +22,6 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.broker.policies import ALTER_CONFIG, CREATE_TOPIC, Policies
 from kalda.broker.raft_driver import RaftDriver, Registration, SendRpc
 from kalda.broker.shell import Host
 from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
@@ -39,6 +38,7 @@ from kalda.raft.values import Endpoint, ReplicaKey
 from kalda.raft.voters import VoterSet
 
 if TYPE_CHECKING:
+    from kalda.broker.policies import Policies
     from kalda.broker.prober import Prober
     from kalda.controller.quorum_controller import QuorumController
     from kalda.controller.suspects import Probe
@@ -198,7 +198,9 @@ class QuorumSide:
         from kalda.controller.quorum_controller import ControllerConfig, QuorumController
 
         config = self._config
-        if config[CREATE_TOPIC] or config[ALTER_CONFIG]:
+        if config["create.topic.policy.class.name"] or config["alter.config.policy.class.name"]:
+            from kalda.broker.policies import Policies
+
             self._policies = Policies(config.properties)
         self._prober = Prober(self._host.is_refused, self._on_probed)
         balances = config["auto.leader.rebalance.enable"]

@@ -50,15 +50,15 @@ class ReplicaManager:
         fetch_max_bytes: int,
         topic_exists: Callable[[str, Uuid, int], bool],
         cluster: ReplicationPeers | None = None,
+        following: Following | None = None,
     ) -> None:
         """`topic_exists(name, id, partition)` asks the metadata, by whichever of name and id is there. Without a
-        `cluster` no partition has followers."""
+        `cluster` no partition has followers; without `following` none is copied from its leader."""
         self.broker_id = broker_id
         self.timers = timers
         self.jobs = jobs
         self.fetch_max_bytes = fetch_max_bytes
-        self.following: Following | None = None
-        """Set by whoever runs fetchers, before the first `apply`."""
+        self.following = following
         self._topic_exists = topic_exists
         self._cluster = cluster
         self._partitions: dict[tuple[str, int], Partition] = {}

@@ -10,7 +10,6 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
-from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.publisher import BrokerPublisher
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
@@ -126,11 +125,9 @@ class World:
         nothing: Any = lambda *_: None  # noqa: E731
         self.publisher = BrokerPublisher(
             1,
-            MetadataCache(self.timers),
             self.replicas,  # type: ignore[arg-type]
             self.logs,  # type: ignore[arg-type]
             lambda topic, image: LogConfig(),
-            nothing,
             SimpleNamespace(on_elected=nothing, on_resigned=nothing, on_topics_deleted=nothing),
             lambda: 0,
             lambda *placed: self.placed.append(placed),
