@@ -72,6 +72,7 @@ class BrokerSide:
             config, host, lambda topic: configs.log_config(topic, quorum.loader.image), self._on_dir_failed
         )
         self._load_jobs = self.logs.load_jobs()
+        """Open or recover the logs; `start` runs them while the broker registers and catches up."""
         who = identity(self._online_dir_ids, self.logs.previous_broker_epoch)
         self.lifecycle = BrokerLifecycle(
             who,
@@ -136,7 +137,7 @@ class BrokerSide:
         await wait_settled(lifecycle.milestones.unfenced)
 
     def _set_stray_logs_aside(self) -> None:
-        """Set logs aside of which the metadata place no replica on this broker. They are not deleted.
+        """Set the logs aside that belong to no replica of this broker by the metadata. They are not deleted.
 
         A log whose directory failed after it was opened has no replica either, and stays where it is.
         """
@@ -145,7 +146,7 @@ class BrokerSide:
                 continue
             topic_partition = stray.topic_partition
             if self.services.replicas.find(*topic_partition) is None:
-                log.warning("%s is not known to the cluster: its log is set aside", topic_partition)
+                log.warning("%s: the cluster has no such replica on this broker, the log is set aside", topic_partition)
                 self.logs.set_aside(topic_partition)
 
     async def _run_job(self, job: Job[T]) -> T:

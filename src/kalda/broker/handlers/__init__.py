@@ -1,4 +1,4 @@
-"""What a broker's listener answers, one file a domain. Which module answers what is said in `kalda.broker.modules`.
+"""What a broker's listener answers, one file a domain. The modules in `kalda.broker.modules` map APIs to these.
 
 A handler is `(context, request) -> response`, or a `Pending` of one where it must wait. It decides nothing itself: it
 asks the floor that knows, and says the result in the words of the API.

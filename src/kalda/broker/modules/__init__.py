@@ -5,13 +5,13 @@ metadata, dynamic configs and the end of the node.
 
 - `module`: `Module`, the manual for a new one; `BrokerContext`, what all modules may use
 - `connections`: limits of listeners and connections
-- `replication`: the partitions of this broker: Produce, Fetch, offsets; fetchers, proposed ISRs
+- `replication`: the replicas of this broker: Produce, Fetch, offsets; fetchers, proposed ISRs
 - `log_dirs`: where replicas are: directory assignments, moves, cordoned directories
 - `groups`: the group coordinator
-- `metadata`: what clients ask of the cluster: Metadata, FindCoordinator, quotas, SCRAM users
+- `metadata`: reads of the cluster's metadata: Metadata, FindCoordinator, quotas, SCRAM users
 - `forwarding`: what the active controller answers
 - `configs`: described and altered configs
 - `producers`: producer ids
-- `partitions`: opens, leads, follows and deletes partitions as the metadata say
+- `partitions`: opens, leads, follows and deletes partitions, as the metadata demands
 - `log_upkeep`: retention, checkpoints, flushes, compaction
 """

@@ -1,7 +1,7 @@
 """Configs of topics, brokers, groups and client metrics, described and altered.
 
-Serves DescribeConfigs, ListConfigResources, AlterConfigs, IncrementalAlterConfigs. What an alteration changes takes
-effect through `Module.on_config` and the module `partitions`, when the metadata bring it back.
+Serves DescribeConfigs, ListConfigResources, AlterConfigs, IncrementalAlterConfigs. An altered config takes effect when
+this broker replays its record: through `Module.on_config`, or for a topic through the module `partitions`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits of listeners and connections: dynamic configs change those that the node set when it opened its listeners."""
+"""Limits of listeners and connections. The node sets them when it opens its listeners; dynamic configs change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that only the active controller may answer: this broker forwards them, and the answers."""
+"""Requests that only the active controller answers: this broker forwards the request, and returns the response."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class ForwardingModule(Module):
         self.forwarding = Forwarding(context.channel)
 
     def handlers(self) -> Handlers:
-        """All APIs that are forwarded unseen."""
+        """The APIs that are forwarded without a check of this broker."""
         return dict.fromkeys(FORWARDED, self.forwarding.forward)

@@ -1,7 +1,7 @@
 """The group coordinator: consumer groups and their committed offsets, in `__consumer_offsets`.
 
-Serves the group APIs. The coordinator leads the groups of the partitions of its topic that this broker leads, of which
-the module `partitions` informs it through `shell`.
+Serves the group APIs. Each group belongs to one partition of the topic, and the leader of that partition coordinates
+it: the module `partitions` calls `shell` when this broker starts or stops to lead one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GroupsModule(Module):
         )
         self.shell = GroupCoordinatorShell(coordinator, replicas, clock, context.timers, context.jobs)
         self.topic_plans = {OFFSETS_TOPIC: _offsets_topic(config)}
-        """How the coordinator's topic is created, when the first client looks for its coordinator."""
+        """How `__consumer_offsets` is created, when the first client looks for its coordinator."""
         self._handlers = GroupHandlers(coordinator, clock, self.shell.arm)
 
     def handlers(self) -> Handlers:

@@ -1,7 +1,7 @@
 """In which log directories this broker's replicas are (KIP-113, KIP-858, KIP-1066).
 
-Serves DescribeLogDirs and AlterReplicaLogDirs. Reports to the controller the directory of each replica that the
-metadata place elsewhere, moves replicas between directories, and cordons directories.
+Serves DescribeLogDirs and AlterReplicaLogDirs. Reports the directory of a replica to the controller where the metadata
+names another one, moves replicas between directories, and cordons directories.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ class LogDirsModule(Module):
         self._lifecycle.set_cordoned_dirs(cordoned if is_supported else None)
 
     def _is_misplaced(self, topic_id: Uuid, partition: int, directory: Uuid) -> bool:
-        """Whether the metadata place this broker's replica in another directory than that one."""
+        """Whether the metadata names another directory than that one for this broker's replica."""
         topic = self._cache.topic_by_id(topic_id)
         registration = None if topic is None else topic.partitions.get(partition)
-        known = None if registration is None else registration.directory(self._node_id)
-        return known is not None and known != directory
+        assigned = None if registration is None else registration.directory(self._node_id)
+        return assigned is not None and assigned != directory
 
 
 def assigned_directory(
     image: MetadataImage, broker_id: int, topic_partition: TopicPartition, topic_id: Uuid | None
 ) -> Uuid | None:
-    """In which directory `image` places the broker's replica of that topic; None where it has none, or where another
-    topic has that name now."""
+    """The directory that `image` names for the broker's replica; None where the broker has none, or where another topic
+    has that name now."""
     topic = None if topic_id is None else image.topics.by_id.get(topic_id)
     if topic is None or topic.name != topic_partition.topic:
         return None

@@ -1,4 +1,4 @@
-"""What clients ask of the cluster's metadata.
+"""Reads of the cluster's metadata.
 
 Serves Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator; DescribeProducers, DescribeClientQuotas,
 DescribeUserScramCredentials. Creates topics that clients ask for and that do not exist.

@@ -1,4 +1,4 @@
-"""Makes the partitions of this broker what the metadata say: opened, led, followed, reconfigured, deleted.
+"""Opens, leads, follows, reconfigures and deletes partitions, as each image of the metadata demands.
 
 Serves no API: it is the publisher between the image and the replicas, their logs, and the coordinators.
 """
@@ -15,7 +15,8 @@ from kalda.replication.replica_manager import ReplicaManager
 
 
 class PartitionsModule(Module):
-    """Rests on the replicas, on the coordinators, and on the directory assignments that it reports logs to."""
+    """Rests on the replicas; on the coordinators, to which it hands their partitions; on the directory assignments, to
+    which it reports where logs are."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class PartitionsModule(Module):
         )
 
     def publishers(self) -> Sequence[Publisher]:
-        """After dynamic configs have taken effect, which are the defaults of the logs that are opened."""
+        """Runs after dynamic configs have taken effect: they are the defaults of the logs that it opens."""
         return (self._publisher,)
 
     async def close(self) -> None:

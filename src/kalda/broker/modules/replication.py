@@ -1,7 +1,7 @@
-"""The partitions of this broker, and all that reads and writes them.
+"""The replicas of this broker, and all that reads and writes them.
 
-Serves Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords. Fetches what this broker follows, and proposes
-ISRs of what it leads. Which partitions there are, the module `partitions` says.
+Serves Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords. Fetches the partitions that this broker
+follows, and proposes ISRs of those that it leads. The module `partitions` opens and deletes replicas.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ReplicationModule(Module):
         self._fetchers.resize(current["num.replica.fetchers"])
 
     def start(self) -> None:
-        """Check from now on which followers keep pace."""
+        """Shrink ISRs from now on, where followers do not keep pace."""
         self._peers.start_shrinking_isrs(self.replicas)
 
     async def close(self) -> None:
@@ -80,7 +80,8 @@ class ReplicationModule(Module):
 
 
 def _replica_selector(config: ServerConfig, cache: MetadataCache) -> Callable[[Partition, int, str], int] | None:
-    """What `replica.selector.class` names; of Kafka's classes only the rack-aware one is supported."""
+    """The selector that `replica.selector.class` names; None where it names none, or one other than Kafka's rack-aware
+    one, which is the only one that is supported. `select(partition, offset, rack)` returns a broker id."""
     name = config["replica.selector.class"]
     if not name:
         return None
