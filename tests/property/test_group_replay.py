@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kalda.base.errors import ErrorCode
-from kalda.coordinator.classic_group import ClassicGroup, GroupState
+from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 STATIC = {"c": "three", "d": "four"}
@@ -81,7 +81,7 @@ class GroupLife(RuleBasedStateMachine):
 
     @rule()
     def fail_over(self) -> None:
-        self.world.coordinator.on_resigned(0)
+        self.world.runtime.on_resigned(0)
         self.world.elect()
 
     @precondition(lambda self: hasattr(self, "world"))
@@ -115,11 +115,11 @@ class GroupLife(RuleBasedStateMachine):
         offsets, group = world.fetch(), world.group()
         # Between checkpoints a group's membership is not in the log; nor is it after one that could not be written.
         settled = group is not None and group.state in (GroupState.STABLE, GroupState.EMPTY) and not self.log_failed
-        before = group.snapshot() if settled else None
+        before = group.to_record() if settled else None
         world.elect()
         assert world.fetch() == offsets
         if settled:
-            assert world.group().snapshot() == before
+            assert world.group().to_record() == before
 
 
 TestGroupLife = GroupLife.TestCase

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.group_coordinator import GroupCoordinator
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+from kalda.coordinator.groups.shard import GroupShard
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.groups import (
     DescribeGroupsRequest,
@@ -57,6 +58,9 @@ class MemoryLog:
         self.high_watermarks: dict[int, int] = {}
         self.replicated = True
         self.failure: ErrorCode | None = None
+        """What every append fails with."""
+        self.read_failure: str | None = None
+        """Why every load fails."""
         self.appends = 0
         self.on_append: Any = None
 
@@ -119,32 +123,46 @@ class World:
         """A fresh coordinator loads the log: another broker, or this one after a restart."""
         self.epoch += 1
         self.coordinator = GroupCoordinator(self.config, self.log, self.topics, self._new_uuid, lambda: self.partitions)
-        self.log.on_append = self.coordinator.on_high_watermark
+        self.runtime = self.coordinator.runtime
+        self.log.on_append = self.runtime.on_high_watermark
         for partition in partitions or range(self.partitions):
-            high_watermark = self.log.high_watermarks.get(partition, 0)
-            self.coordinator.on_elected(partition, self.epoch, self.log.read_all(partition), high_watermark, self.now)
+            self.runtime.on_elected(partition, self.epoch, self.now)
+            self.load()
+
+    def load(self) -> None:
+        """Read the partitions that the coordinator is to load, whole."""
+        for load in self.runtime.take_loads():
+            high_watermark = self.log.high_watermarks.get(load.partition, 0)
+            if self.log.read_failure is not None:
+                load.fail(self.log.read_failure, self.now)
+            elif all(load.replay(batch, high_watermark, self.now) for batch in self.log.read_all(load.partition)):
+                load.finish(high_watermark, self.now)
 
     def replicate(self) -> None:
         """Everything appended so far is committed."""
         for partition, end in self.log.ends.items():
             self.log.high_watermarks[partition] = end
-            self.coordinator.on_high_watermark(partition, end)
+            self.runtime.on_high_watermark(partition, end)
 
     def pass_time(self, ms: int) -> None:
         """Let time go by, with every timer at its moment."""
         until = self.now + ms
         while True:
-            deadline = self.coordinator.next_deadline_ms()
+            deadline = self.runtime.next_deadline_ms()
             if deadline is None or deadline > until:
                 break
             self.now = max(self.now, deadline)
-            self.coordinator.poll(self.now)
+            self.runtime.poll(self.now)
+            self.load()
         self.now = until
-        self.coordinator.poll(self.now)
+        self.runtime.poll(self.now)
+        self.load()
+
+    def shard(self, group_id: str = "g") -> GroupShard:
+        return self.runtime.shard_for(group_id)
 
     def group(self, group_id: str = "g") -> Any:
-        shard = self.coordinator.shards[self.coordinator.partition_for(group_id)]
-        return shard.groups.get(group_id)
+        return self.shard(group_id).groups.get(group_id)
 
     def state(self, group_id: str = "g") -> str:
         group = self.group(group_id)

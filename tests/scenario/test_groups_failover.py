@@ -26,10 +26,10 @@ def test_members_and_offsets_outlive_their_coordinator() -> None:
     a, b = Client(world, "a"), Client(world, "b", instance="two")
     settle(world, a, b)
     a.commit({("orders", 0): 5})
-    before = world.group().snapshot()
+    before = world.group().to_record()
 
     world.elect()
-    assert world.group().snapshot() == before
+    assert world.group().to_record() == before
     assert world.state() == "Stable 1"
     assert (a.beat(), b.beat()) == ("NONE", "NONE")
     assert b.sync().value.assignment == b"b"
@@ -69,7 +69,7 @@ def test_what_was_not_replicated_is_gone() -> None:
     committing = a.commit({("orders", 0): 5})
     a.join()
     syncing = a.sync({a: b"x"})
-    world.coordinator.on_resigned(0)
+    world.runtime.on_resigned(0)
     assert committing.error == "NOT_COORDINATOR"
     assert syncing.error == "NOT_COORDINATOR"
     assert a.beat() == "NOT_COORDINATOR"
@@ -115,10 +115,10 @@ def test_parked_requests_are_told_to_look_for_the_new_coordinator() -> None:
     a, b = Client(world, "a"), Client(world, "b")
     settle(world, a)
     joining = b.join()
-    world.coordinator.on_resigned(0)
+    world.runtime.on_resigned(0)
     assert joining.error == "NOT_COORDINATOR"
     world.pass_time(3_600_000)
-    assert world.coordinator.next_deadline_ms() is None
+    assert world.runtime.next_deadline_ms() is None
 
 
 def test_an_assignment_that_cannot_be_written_sends_everybody_back() -> None:

@@ -148,10 +148,10 @@ def test_topic_ids_tell_incarnations_of_a_topic_apart(version: int, error: str) 
 
     assert fetch(new) == (-1, 0)
     assert fetch(old) == (-1, ErrorCode.UNKNOWN_TOPIC_ID)
-    world.coordinator.on_topics_deleted(["orders"], {"orders": new})
+    world.runtime.on_topics_deleted({"orders": new})
     world.topics.remove("orders")
     assert world.fetch() == {("orders", 0): 5}, "the offset was not that topic's"
-    world.coordinator.on_topics_deleted(["orders"], {"orders": old})
+    world.runtime.on_topics_deleted({"orders": old})
     assert world.fetch() == {}
 
 
@@ -191,7 +191,7 @@ def test_a_coordinator_that_is_not_one_says_so() -> None:
     request = OffsetFetchRequest(group_id="", topics=[OffsetFetchRequestTopic(name="orders", partition_indexes=[0])])
     old = world.coordinator.offset_fetch(Context(1), request, world.now)
     assert Answer(old, 1).errors == ["NOT_COORDINATOR"]
-    world.coordinator.begin_load(0, 9, world.now)
+    world.runtime.on_elected(0, 9, world.now)
     assert world.fetch(group="classic-group") == "COORDINATOR_LOAD_IN_PROGRESS"
     assert Client(world, group="classic-group").beat() == "NONE", "nobody can tell yet"
     world.partitions = 0
@@ -272,7 +272,7 @@ def test_more_offsets_go_than_a_batch_has_room_for(reason: str) -> None:
     if reason == "expired":
         world.pass_time(12_000)
     elif reason == "the topic is deleted":
-        world.coordinator.on_topics_deleted([name])
+        world.runtime.on_topics_deleted({name: world.topics.ids[name]})
     else:
         request = DeleteGroupsRequest(groups_names=["g"])
         answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)

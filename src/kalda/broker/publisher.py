@@ -22,7 +22,6 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
@@ -44,18 +43,19 @@ _CONFIGS_A_PARTITION = 8
 
 
 class Coordinators(Protocol):
-    """Who is told of partitions of internal topics."""
+    """What is called with the partitions that this broker leads; those of other topics than internal ones are passed
+    over there."""
 
     def on_elected(self, partition: Partition) -> None:
-        """This broker leads a partition of `__consumer_offsets` from now on."""
+        """This broker leads the partition from now on, in a new epoch."""
         ...
 
-    def on_resigned(self, index: int) -> None:
-        """It no longer does."""
+    def on_resigned(self, topic_partition: TopicPartition) -> None:
+        """This broker follows the partition, or has no replica of it any more."""
         ...
 
     def on_topics_deleted(self, topics: Mapping[str, Uuid]) -> None:
-        """Topics are gone, by name and id."""
+        """Topics were deleted, by name and id."""
         ...
 
 
@@ -210,12 +210,8 @@ class BrokerPublisher:
     def _leave(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """Serve no more what is to be deleted."""
         for topic_partition in topic_partitions:
-            self._resign(topic_partition)
+            self._coordinators.on_resigned(topic_partition)
             self._replicas.remove(topic_partition)
-
-    def _resign(self, topic_partition: TopicPartition) -> None:
-        if topic_partition.topic == OFFSETS_TOPIC:
-            self._coordinators.on_resigned(topic_partition.partition)
 
     def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[Job[None] | None]:
         partitions = chain(changes.leaders.items(), changes.followers.items())
@@ -242,16 +238,12 @@ class BrokerPublisher:
     ) -> Iterator[None]:
         for topic_partition, local in some.items():
             if topic_partition in changes.followers:
-                self._resign(topic_partition)
+                self._coordinators.on_resigned(topic_partition)
                 self._apply(topic_partition, local, image)
                 yield
                 continue
             partition = self._apply(topic_partition, local, image)
-            if (
-                partition is not None
-                and topic_partition.topic == OFFSETS_TOPIC
-                and topic_partition in changes.elected_leaders
-            ):
+            if partition is not None and topic_partition in changes.elected_leaders:
                 self._coordinators.on_elected(partition)
             yield
 

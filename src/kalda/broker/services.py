@@ -15,11 +15,10 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_changes, idle_topic_changes
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
-from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.assignments import DirectoryAssignments
-from kalda.broker.auto_topics import AutoTopics, TopicPlan
+from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
+from kalda.broker.coordinators import Coordinators
 from kalda.broker.dispatch import Dispatcher, Features
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.handlers.configs import ConfigHandlers
@@ -36,13 +35,12 @@ from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.peers import BrokerPeers, ReplicaFetcherManager
 from kalda.broker.publisher import BrokerPublisher
 from kalda.broker.shell import Host
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.group_coordinator import GroupCoordinator
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+from kalda.coordinator.internal_topics import GROUPS
 from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
-from kalda.records.compression import Compression
 from kalda.replication.dir_moves import DirMoves
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
@@ -55,7 +53,6 @@ log = logging.getLogger("kalda.broker")
 
 _UNLIMITED = 2**62
 _NAMED = 5
-_INTERNAL = {"cleanup.policy": "compact", "compression.type": "producer"}
 
 
 class TopicNames:
@@ -108,8 +105,9 @@ class Services:
         self._fetchers = self._make_fetchers(cluster_id, host, jobs, on_fatal)
         self.replicas.following = self._fetchers
         self._peers.watch(self.replicas)
-        coordinator = self._make_coordinator(host)
-        self.groups = GroupCoordinatorShell(coordinator, self.replicas, clock, timers, jobs)
+        self.coordinators = Coordinators(config, self.cache, self.replicas, clock, timers, jobs)
+        groups = self._make_group_coordinator(host)
+        group_shell = self.coordinators.add(GROUPS, groups.runtime)
         auto_topics = self._auto_topics(channel)
         self.configs = ConfigHandlers(config.node_id, config, self.cache)
         self._assignments = DirectoryAssignments(
@@ -120,7 +118,7 @@ class Services:
             self._data_handlers(host),
             OffsetHandlers(self.replicas),
             self._metadata_handlers(cluster_id, auto_topics),
-            GroupHandlers(coordinator, clock, self.groups.arm),
+            GroupHandlers(groups, clock, group_shell.arm),
             self.configs,
             DescribeHandlers(self.replicas, self.cache),
             LogDirHandlers(logs, self.moves, jobs),
@@ -135,7 +133,7 @@ class Services:
             logs,
             self.log_config,
             self._on_configs,
-            self.groups,
+            self.coordinators,
             clock.wall_ms,
             self._assignments.placed,
             timers,
@@ -175,19 +173,19 @@ class Services:
         _limit_moves(moves, config)
         return moves
 
-    def _make_coordinator(self, host: Host) -> GroupCoordinator:
+    def _make_group_coordinator(self, host: Host) -> GroupCoordinator:
         return GroupCoordinator(
             GroupCoordinatorConfig.from_properties(self._config.values),
-            GroupLog(self.replicas, Compression(self._config["offsets.topic.compression.codec"])),
+            self.coordinators.log(GROUPS),
             TopicNames(self.cache),
             host.new_uuid,
-            self._offsets_partitions,
+            lambda: self.coordinators.partition_count(GROUPS),
             host.clock.wall_ms,
         )
 
     def _metadata_handlers(self, cluster_id: str, auto_topics: AutoTopics) -> MetadataHandlers:
         limit = self._config["max.request.partition.size.limit"]
-        return MetadataHandlers(self.cache, cluster_id, auto_topics, coordinator_partition, limit)
+        return MetadataHandlers(self.cache, cluster_id, auto_topics, self.coordinators.topic_of, limit)
 
     def _data_handlers(self, host: Host) -> DataHandlers:
         sessions = FetchSessionCache(self._config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
@@ -195,13 +193,8 @@ class Services:
 
     def _auto_topics(self, channel: ControllerChannel) -> AutoTopics:
         config = self._config
-        offsets = TopicPlan(
-            config["offsets.topic.num.partitions"],
-            config["offsets.topic.replication.factor"],
-            {**_INTERNAL, "segment.bytes": str(config["offsets.topic.segment.bytes"])},
-        )
         return AutoTopics(
-            channel, config["auto.create.topics.enable"], {OFFSETS_TOPIC: offsets}, config["request.timeout.ms"]
+            channel, config["auto.create.topics.enable"], self.coordinators.plan, config["request.timeout.ms"]
         )
 
     def _read_replica_selector(self) -> Callable[[Partition, int, str], int] | None:
@@ -233,10 +226,6 @@ class Services:
         registration = None if topic is None else topic.partitions.get(partition)
         known = None if registration is None else registration.directory(self._config.node_id)
         return known is not None and known != directory
-
-    def _offsets_partitions(self) -> int:
-        topic = self.cache.topic(OFFSETS_TOPIC)
-        return 0 if topic is None else len(topic.partitions)
 
     # -- configs
 
@@ -284,7 +273,7 @@ class Services:
     async def close(self) -> None:
         """Stop what runs by itself; the logs are closed by their manager."""
         self.publisher.close()
-        self.groups.close()
+        self.coordinators.close()
         self.moves.close()
         self._assignments.close()
         self._peers.close()

@@ -11,14 +11,14 @@ a former one may never have been written, where it was deleted while nobody coor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeAlias
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.coordinator.classic_group import ClassicGroup, GroupState
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.records import NO_EXPIRY, CommittedOffset, GroupLogRecord, OffsetRecord
+from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.records import NO_EXPIRY, CommittedOffset, GroupLogRecord, OffsetRecord
 from kalda.protocol.messages.offsets import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -278,13 +278,13 @@ class Offsets:
         keys.update((key[1:], None) for key in self._producers_of if key[0] == group_id)
         return [OffsetRecord(group_id, topic, partition, None) for topic, partition in keys]
 
-    def tombstones_of_topics(self, names: Collection[str], ids: Mapping[str, Uuid]) -> list[GroupLogRecord]:
-        """All groups' offsets of deleted topics; where an id is given, only those committed without one or under it."""
+    def tombstones_of_topics(self, topics: Mapping[str, Uuid]) -> list[GroupLogRecord]:
+        """All groups' offsets of deleted topics, given by name and id: those committed without an id or under it."""
         keys: dict[PendingKey, None] = {}
         for group_id, offsets in self.by_group.items():
-            _collect(keys, ((group_id, *key, value) for key, value in offsets.items()), names, ids)
+            _collect(keys, ((group_id, *key, value) for key, value in offsets.items()), topics)
         for pending in self.by_producer.values():
-            _collect(keys, ((*key, value) for key, value in pending.items()), names, ids)
+            _collect(keys, ((*key, value) for key, value in pending.items()), topics)
         return [OffsetRecord(group_id, topic, partition, None) for group_id, topic, partition in keys]
 
     # -- expiration ----------------------------------------------------------------------------------------------
@@ -352,9 +352,8 @@ def _of_another_topic(committed: Uuid, asked: Uuid) -> bool:
 def _collect(
     keys: dict[PendingKey, None],
     found: Iterable[tuple[str, str, int, CommittedOffset]],
-    names: Collection[str],
-    ids: Mapping[str, Uuid],
+    topics: Mapping[str, Uuid],
 ) -> None:
     for group_id, topic, partition, value in found:
-        if topic in names and not _of_another_topic(value.topic_id, ids.get(topic, ZERO_UUID)):
+        if topic in topics and not _of_another_topic(value.topic_id, topics[topic]):
             keys[group_id, topic, partition] = None

@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.coordinator.classic_group import NO_ASSIGNMENT, ClassicGroup, GroupState, JoinWaiter, Member
-from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.errors import write_error
-from kalda.coordinator.records import GroupLogRecord, GroupRecord
+from kalda.coordinator.groups.classic_group import NO_ASSIGNMENT, ClassicGroup, GroupState, JoinWaiter, Member
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
+from kalda.protocol.messages.group_records import GroupMetadataValue
 from kalda.protocol.messages.groups import JoinGroupResponse, SyncGroupResponse
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class Rebalancer:
         self,
         config: GroupCoordinatorConfig,
         timers: CoordinatorTimer,
-        groups: Mapping[str, object],
+        groups: Mapping[str, ClassicGroup],
+        checkpoints: Mapping[str, GroupMetadataValue],
         write: Write,
         now_ms: Callable[[], int],
         wall_ms: Callable[[], int],
@@ -49,6 +51,7 @@ class Rebalancer:
         self._config = config
         self._timers = timers
         self._groups = groups
+        self._checkpoints = checkpoints
         self._write = write
         self._now_ms = now_ms
         self._wall_ms = wall_ms
@@ -104,7 +107,7 @@ class Rebalancer:
         group.start_next_generation(self._wall_ms())
         if group.is_empty:
             log.info("group %s: empty at generation %d", group.group_id, group.generation)
-            return self._write([GroupRecord(group.group_id, group.to_record({}))])
+            return self._write([GroupRecord(group.group_id, group.to_record())])
         log.info("group %s: generation %d has %d members", group.group_id, group.generation, len(group.members))
         for member in list(group.members.values()):
             group.answer_join(member, self.join_response(group, member.member_id))
@@ -153,6 +156,7 @@ class Rebalancer:
             # Another member may have joined while the write was under way; then that rebalance decides.
             if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != generation:
                 return
+            group.is_assignment_being_written = False
             if error is not None:
                 code = write_error(error.code)
                 for member in group.members.values():
@@ -160,11 +164,12 @@ class Rebalancer:
                 self._answer_syncs(group, code)
                 self.rebalance_or_complete_join(group, f"{code.name} while the assignment was written")
                 return
-            for member in group.members.values():
-                member.assignment = assignment.get(member.member_id, NO_ASSIGNMENT)
+            group.become_stable(self._checkpoints[group.group_id])
             self._answer_syncs(group, ErrorCode.NONE)
-            group.transition_to(GroupState.STABLE, self._wall_ms())
 
+        if group.is_assignment_being_written:
+            return  # the leader's first SyncGroup of this generation stands, and its commit answers this one too
+        group.is_assignment_being_written = True
         self._write([GroupRecord(group.group_id, group.to_record(assignment))]).then(written)
 
     def sync_received(self, group: ClassicGroup, member_id: str) -> None:
@@ -188,6 +193,7 @@ class Rebalancer:
 
     def _end_sync_barrier(self, group: ClassicGroup) -> None:
         group.pending_syncs.clear()
+        group.is_assignment_being_written = False
         self._disarm(group.sync_timer)
 
     def _arm_sync(self, group: ClassicGroup) -> None:
@@ -263,16 +269,28 @@ class Rebalancer:
         if len(group.members) > self._config.max_group_size:
             self.prepare(group, f"loaded with {len(group.members)} members, more than group.max.size")
 
-    def abandon(self, group: ClassicGroup) -> None:
-        """The partition moved away: everybody who waits must find the new coordinator."""
+    def end_now(self, group: ClassicGroup, code: ErrorCode) -> None:
+        """This node no longer coordinates the group: answer every member that waits with `code`."""
+        self._stop(group)
+        self._answer_waiting(group, code)
+
+    def end_soon(self, group: ClassicGroup, code: ErrorCode) -> None:
+        """A replayed record removes the group. Members that wait are answered with `code` by a timer, as soon as the
+        write that the record belongs to is complete: a replay must not call out."""
+        self._stop(group)
+        if any(member.awaiting_join or member.awaiting_sync for member in group.members.values()):
+            self._timers.arm(TimerTask(lambda _: self._answer_waiting(group, code)), self._now_ms())
+
+    def _stop(self, group: ClassicGroup) -> None:
         group.transition_to(GroupState.DEAD, self._wall_ms())
-        code = int(ErrorCode.NOT_COORDINATOR)
-        for timer in (group.join_timer, group.sync_timer, *group.pending_joins.values()):
+        sessions = (member.session_timer for member in group.members.values())
+        for timer in (group.join_timer, group.sync_timer, *group.pending_joins.values(), *sessions):
             self._disarm(timer)
+
+    def _answer_waiting(self, group: ClassicGroup, code: ErrorCode) -> None:
         for member in list(group.members.values()):
-            self._disarm(member.session_timer)
-            group.answer_join(member, JoinGroupResponse(member_id=member.member_id, error_code=code))
-            group.answer_sync(member, SyncGroupResponse(error_code=code))
+            group.answer_join(member, JoinGroupResponse(member_id=member.member_id, error_code=int(code)))
+            group.answer_sync(member, SyncGroupResponse(error_code=int(code)))
 
     # -- timers --------------------------------------------------------------------------------------------------
 

@@ -1,29 +1,40 @@
 """A classic group: members, generation, and which protocol they can agree on.
 
-Pure bookkeeping; it writes no record and arms no timer (`classic_protocol` does). Most of it is soft state: a
-generation exists from the end of the join barrier, while its record, a checkpoint of members and assignments, is
-written when the leader's assignment arrives. A coordinator that fails between them takes the group back to its last
-checkpoint, and the members join again.
+Pure bookkeeping; it writes no record and arms no timer (`classic_protocol` and `rebalance` do).
 
     Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──assignment committed──▶ Stable
       ▲                ▲     │                              │                                         │
       └── all left ────┼─────┘                              │                                         │
                        └────────── join, leave, expiry ─────┴─────────────────────────────────────────┘
-    any ──▶ Dead: the partition moved away
+    any ──▶ Dead: another node coordinates the group, or a record has removed or replaced it
 
-Invariants: `awaiting_joins` counts the members with a parked JoinGroup; `_supported` counts, by protocol name, the
-members that support it; `static_members` maps an instance id to the one member that holds it; a group with members
-has a leader among them. Members and votes keep insertion order, so that runs repeat.
+What a group holds is of two kinds, and each field is declared as one of them:
+
+- *replayed*: it is in the group's checkpoint, its latest GroupMetadata record. A rebalance changes it ahead of the
+  record, which is written when the rebalance ends. So a coordinator that fails in a rebalance takes the group back to
+  its checkpoint, and the members join again;
+- *rebuilt*: it is in no record. A group that is loaded starts without it, and members bring it with their requests.
+
+Invariants:
+- a group that is Stable or Empty holds exactly what is in its checkpoint: `to_record()` equals it. Two exceptions: a
+  simple group (offsets without members) has no checkpoint, and where the record of a group that became Empty could not
+  be appended, its checkpoint stays as it was until the next rebalance ends;
+- a group that is Dead has no armed timer, and parks no request;
+- `awaiting_joins` counts the members with a parked JoinGroup; `_supported` counts, by protocol name, the members that
+  support it; `static_members` maps an instance id to the one member that holds it; a group with members has a leader
+  among them.
+
+Members and votes keep insertion order, so that runs repeat.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.coordinator.subscription import subscribed_topics_of
+from kalda.coordinator.groups.subscription import subscribed_topics_of
 from kalda.coordinator.timers import TimerTask
 from kalda.protocol.messages.group_records import GroupMetadataValue, MemberMetadata
 from kalda.protocol.messages.groups import (
@@ -83,7 +94,7 @@ class JoinWaiter:
 
 
 class Member:
-    """One member, with the requests it has parked."""
+    """One member, with the requests that it has parked."""
 
     __slots__ = (
         "assignment",
@@ -112,18 +123,28 @@ class Member:
         protocols: Protocols,
         assignment: bytes = NO_ASSIGNMENT,
     ) -> None:
+        # Replayed.
         self.member_id = member_id
         self.instance_id = instance_id
+        """`group.instance.id` of a static member, None of a dynamic one."""
         self.client_id = client_id
         self.client_host = client_host
+        """As it is stored and shown: an address after a slash."""
         self.rebalance_timeout_ms = rebalance_timeout_ms
         self.session_timeout_ms = session_timeout_ms
         self.protocols = protocols
+        """The checkpoint has that of the group's protocol only; the others are rebuilt when the member joins again."""
         self.assignment = assignment
+        """What the leader gave the member in the latest generation whose assignment was committed."""
+        # Rebuilt.
         self.awaiting_join: JoinWaiter | None = None
+        """The JoinGroup that waits for the end of the join barrier."""
         self.awaiting_sync: Pending[SyncGroupResponse] | None = None
+        """The SyncGroup that waits for the commit of the assignment."""
         self.is_new = False
+        """From the member's first JoinGroup until it is answered; its session timer is the limit of that wait."""
         self.session_timer: TimerTask | None = None
+        """Armed while the member is in a group that lives: when it fires, the member is removed."""
 
     def metadata(self, protocol: str | None) -> bytes:
         """What the member sent for `protocol`, which must be one of its own."""
@@ -156,6 +177,7 @@ class ClassicGroup:
         "awaiting_joins",
         "generation",
         "group_id",
+        "is_assignment_being_written",
         "join_timer",
         "leader_id",
         "members",
@@ -184,38 +206,58 @@ class ClassicGroup:
         leader_id: str | None = None,
     ) -> None:
         self.group_id = group_id
-        self.state = state
-        self.previous_state = GroupState.DEAD
-        self.state_timestamp_ms = state_timestamp_ms
+        # Replayed.
         self.generation = generation
+        """Counts the join barriers that have ended."""
         self.protocol_type = protocol_type
+        """`consumer`, `connect` and so on; None of a group that has never had members."""
         self.protocol_name = protocol_name
+        """The assignor that all members of the generation support; None while the group is Empty."""
         self.leader_id = leader_id
+        """The member that assigns; None while there are no members."""
         self.members: dict[str, Member] = {}
+        """By member id, the oldest first. Joined or not: see `awaiting_joins`."""
         self.static_members: dict[str, str] = {}
+        """Member id by instance id."""
+        self.state_timestamp_ms = state_timestamp_ms
+        """When the group came into its state, by the wall clock; a Stable group keeps that of CompletingRebalance, when
+        its record was written. Retention of an Empty group's offsets counts from here."""
+        self.subscribed_topics: frozenset[str] | None = None
+        """Out of the members' metadata; None where the group has none, or it cannot be read."""
+        # Rebuilt.
+        self.state = state
+        """Stable or Empty when it is made of a checkpoint, by whether that has members."""
+        self.previous_state = GroupState.DEAD
+        """Which state came before. The join barrier of a group that was Empty ends by a delay, not by a count."""
         self.pending_joins: dict[str, TimerTask] = {}
-        """Ids handed out with MEMBER_ID_REQUIRED and not yet back, with the timers that forget them."""
+        """Member ids given out with MEMBER_ID_REQUIRED that have not joined, with the timers that drop them."""
         self.pending_syncs: dict[str, None] = {}
         """Members of this generation that have not sent SyncGroup; a dict for its order."""
+        self.is_assignment_being_written = False
+        """From the leader's SyncGroup until its record is committed, or a new rebalance begins."""
         self.awaiting_joins = 0
+        """How many members have a parked JoinGroup."""
         self.new_member_added = False
-        self.subscribed_topics: frozenset[str] | None = None
+        """Whether a member joined during the current part of the initial delay, which prolongs it."""
         self.join_timer: TimerTask | None = None
+        """Ends the join barrier."""
         self.sync_timer: TimerTask | None = None
+        """Removes the members in `pending_syncs`."""
         self._supported: dict[str, int] = {}
+        """How many members support a protocol, by its name."""
 
     # -- records -------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_record(cls, group_id: str, value: GroupMetadataValue) -> ClassicGroup:
-        """The group as its checkpoint left it: Stable with members, Empty without."""
+        """The group as a checkpoint has it: Stable with members, Empty without."""
         group = cls(
             group_id,
             GroupState.STABLE if value.members else GroupState.EMPTY,
             state_timestamp_ms=None if value.current_state_timestamp == -1 else value.current_state_timestamp,
             generation=value.generation,
             protocol_type=value.protocol_type or None,
-            protocol_name=value.protocol,
+            protocol_name=(value.protocol or "") if value.members else value.protocol,
             leader_id=value.leader,
         )
         for stored in value.members:
@@ -234,13 +276,13 @@ class ClassicGroup:
             if member.instance_id is not None:
                 group.static_members[member.instance_id] = member.member_id
             group._count_protocols(member, 1)
-        if group.leader_id is None and group.members:
-            group.leader_id = next(iter(group.members))
+        if group.leader_id not in group.members:
+            group.leader_id = next(iter(group.members), None)
         group.subscribed_topics = group._compute_subscribed_topics()
         return group
 
-    def to_record(self, assignments: dict[str, bytes]) -> GroupMetadataValue:
-        """A checkpoint of the group with `assignments` by member id."""
+    def to_record(self, assignments: Mapping[str, bytes] | None = None) -> GroupMetadataValue:
+        """A checkpoint of the group: with `assignments` by member id, or with those that the members have."""
         return GroupMetadataValue(
             protocol_type=self.protocol_type or "",
             generation=self.generation,
@@ -256,7 +298,7 @@ class ClassicGroup:
                     rebalance_timeout=member.rebalance_timeout_ms,
                     session_timeout=member.session_timeout_ms,
                     subscription=member.metadata(self.protocol_name),
-                    assignment=assignments[member.member_id],
+                    assignment=member.assignment if assignments is None else assignments[member.member_id],
                 )
                 for member in self.members.values()
             ],
@@ -270,6 +312,13 @@ class ClassicGroup:
         self.previous_state = self.state
         self.state = state
         self.state_timestamp_ms = now_ms
+
+    def become_stable(self, checkpoint: GroupMetadataValue) -> None:
+        """The generation's checkpoint, which has the assignments, is committed: the members get them."""
+        for stored in checkpoint.members:
+            self.members[stored.member_id].assignment = bytes(stored.assignment)
+        self.transition_to(GroupState.STABLE, checkpoint.current_state_timestamp)
+        assert self.to_record() == checkpoint, f"group {self.group_id} differs from its committed checkpoint"
 
     @property
     def can_rebalance(self) -> bool:
@@ -351,7 +400,7 @@ class ClassicGroup:
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> Member:
         """A static member restarted: the new id takes over place and assignment, the old one's requests are fenced."""
-        old = self.members.pop(old_id)
+        old = self.members[old_id]
         fenced = int(ErrorCode.FENCED_INSTANCE_ID)
         self.answer_join(old, JoinGroupResponse(member_id=old_id, protocol_name=None, error_code=fenced))
         self.answer_sync(old, SyncGroupResponse(error_code=fenced))
@@ -365,7 +414,7 @@ class ClassicGroup:
             protocols=old.protocols,
             assignment=old.assignment,
         )
-        self.members[new_id] = new
+        self.members = {each.member_id: each for each in (new if m is old else m for m in self.members.values())}
         if self.leader_id == old_id:
             self.leader_id = new_id
         self.static_members[instance_id] = new_id
@@ -507,24 +556,3 @@ class ClassicGroup:
         """As `check_deletable`, but a consumer group's unsubscribed topics may lose their offsets while it lives."""
         if self.state is GroupState.DEAD or not self.uses_consumer_protocol:
             self.check_deletable()
-
-    def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint keeps, for comparing a replayed group with a live one."""
-        return {
-            "generation": self.generation,
-            "protocol_type": self.protocol_type,
-            "protocol": self.protocol_name,
-            "leader": self.leader_id,
-            "members": {
-                member.member_id: (
-                    member.instance_id,
-                    member.client_id,
-                    member.client_host,
-                    member.rebalance_timeout_ms,
-                    member.session_timeout_ms,
-                    member.metadata(self.protocol_name),
-                    member.assignment,
-                )
-                for member in self.members.values()
-            },
-        }

@@ -16,7 +16,8 @@ from typing import Protocol
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
 from kalda.base.pending import Pending
-from kalda.coordinator.classic_group import (
+from kalda.coordinator.errors import write_error
+from kalda.coordinator.groups.classic_group import (
     NO_ASSIGNMENT,
     ClassicGroup,
     GroupState,
@@ -24,10 +25,9 @@ from kalda.coordinator.classic_group import (
     Member,
     Protocols,
 )
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.errors import write_error
-from kalda.coordinator.rebalance import Rebalancer, Write
-from kalda.coordinator.records import GroupRecord
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.rebalance import Rebalancer, Write
+from kalda.coordinator.groups.records import GroupRecord
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -63,7 +63,7 @@ class GroupRequestContext(Protocol):
 
 
 class ClassicProtocol:
-    """Handlers over the groups of one shard. `create` makes a group known once its first record is replayed."""
+    """Handlers over the groups of one shard."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class ClassicProtocol:
         groups: Mapping[str, ClassicGroup],
         rebalancer: Rebalancer,
         write: Write,
-        create: Callable[[str], ClassicGroup],
+        wall_ms: Callable[[], int],
         new_uuid: UuidSource,
     ) -> None:
         self._config = config
         self._groups = groups
         self._rebalancer = rebalancer
         self._write = write
-        self._create = create
+        self._wall_ms = wall_ms
         self._new_uuid = new_uuid
 
     # -- JoinGroup -----------------------------------------------------------------------------------------------
@@ -98,8 +98,8 @@ class ClassicProtocol:
 
     def _join_new_group(self, context: GroupRequestContext, request: JoinGroupRequest, waiter: JoinWaiter) -> None:
         """The group's first record makes it known; where it cannot be written there is no group to join."""
-        group = self._create(request.group_id)
-        record = GroupRecord(group.group_id, group.to_record({}))
+        group_id = request.group_id
+        empty = ClassicGroup(group_id, GroupState.EMPTY, state_timestamp_ms=self._wall_ms())
 
         def written(_: None, error: ApiError | None) -> None:
             if error is None or waiter.pending.done:
@@ -108,10 +108,11 @@ class ClassicProtocol:
                 if member.awaiting_join is waiter:
                     group.answer_join(member, refusal("", write_error(error.code)))
 
-        outcome = self._write([record])
+        outcome = self._write([GroupRecord(group_id, empty.to_record())])
         if outcome.error is not None:
             refuse_join(waiter, request.member_id, write_error(outcome.error.code))
             return
+        group = self._groups[group_id]
         self._join_group(context, request, group, waiter)
         outcome.then(written)
 
@@ -268,8 +269,7 @@ class ClassicProtocol:
             group.update(member, *before, None)
             self._rebalancer.touch(group, group.replace_static(instance_id, new_id, old_id))
 
-        assignments = {each.member_id: each.assignment for each in group.members.values()}
-        self._write([GroupRecord(group.group_id, group.to_record(assignments))]).then(written)
+        self._write([GroupRecord(group.group_id, group.to_record())]).then(written)
 
     def _restarted(
         self, context: GroupRequestContext, group: ClassicGroup, member_id: str, old_leader: str | None
