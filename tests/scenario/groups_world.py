@@ -15,6 +15,7 @@ from kalda.base.pending import Pending
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.groups.shard import GroupShard
+from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.groups import (
     DescribeGroupsRequest,
@@ -119,19 +120,33 @@ class World:
         self.epoch = 0
         self.elect()
 
+    def _fresh(self) -> GroupCoordinator:
+        return GroupCoordinator(self.config, self.log, self.topics, self._new_uuid, lambda: self.partitions)
+
     def elect(self, partitions: range | None = None) -> None:
         """A fresh coordinator loads the log: another broker, or this one after a restart."""
         self.epoch += 1
-        self.coordinator = GroupCoordinator(self.config, self.log, self.topics, self._new_uuid, lambda: self.partitions)
+        self.coordinator = self._fresh()
         self.runtime = self.coordinator.runtime
         self.log.on_append = self.runtime.on_high_watermark
         for partition in partitions or range(self.partitions):
             self.runtime.on_elected(partition, self.epoch, self.now)
             self.load()
 
+    def loaded_anew(self) -> GroupShard:
+        """Partition 0 as another coordinator would load it now; this one goes on."""
+        runtime = self._fresh().runtime
+        runtime.on_elected(0, self.epoch, self.now)
+        self._read(runtime)
+        (shard,) = runtime.active_shards()
+        return shard
+
     def load(self) -> None:
         """Read the partitions that the coordinator is to load, whole."""
-        for load in self.runtime.take_loads():
+        self._read(self.runtime)
+
+    def _read(self, runtime: CoordinatorRuntime[GroupShard]) -> None:
+        for load in runtime.take_loads():
             high_watermark = self.log.high_watermarks.get(load.partition, 0)
             if self.log.read_failure is not None:
                 load.fail(self.log.read_failure, self.now)

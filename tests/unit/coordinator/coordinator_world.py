@@ -24,6 +24,8 @@ class CountingShard:
         self.partition = partition
         self.sums: TimelineDict[int, int] = TimelineDict(partition.registry)
         """By producer id; -1 has what counts."""
+        self.replayed: list[tuple[int, int]] = []
+        """(offset, number) in the order of their replay."""
         self.events: list[str] = []
         self.deleted: list[str] = []
 
@@ -45,6 +47,7 @@ class CountingShard:
         return int(value)
 
     def replay(self, record: int, offset: int, producer_id: int) -> None:
+        self.replayed.append((offset, record))
         self.sums[producer_id] = self.sums.get(producer_id, 0) + record
 
     def on_transaction_end(self, producer_id: int, *, committed: bool) -> None:

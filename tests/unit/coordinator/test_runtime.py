@@ -51,10 +51,15 @@ def test_a_write_is_answered_when_it_is_committed() -> None:
 
 
 def test_a_high_watermark_inside_an_append_waits_for_the_replay() -> None:
+    """An append commits the write before it, whose answer brings another write: that one comes after the append's."""
     world = World()
-    write = world.shard.partition.write([1])
-    assert write.done
-    assert world.shard.committed_total() == 1
+    world.log.replicated = False
+    partition = world.shard.partition
+    partition.write([1]).then(lambda *_: partition.write([3]))
+    world.log.replicated = True
+    assert partition.write([2]).done
+    assert world.shard.replayed == [(0, 1), (1, 2), (2, 3)]
+    assert world.shard.committed_total() == 6
 
 
 def test_an_answer_may_bring_the_next_write() -> None:
