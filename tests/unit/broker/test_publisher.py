@@ -124,6 +124,9 @@ class World:
     def __init__(self) -> None:
         self.timers, self.replicas, self.logs = FakeTimers(), FakeReplicas(), FakeLogs()
         nothing: Any = lambda *_: None  # noqa: E731
+        self.led: list[TopicPartition] = []
+        """Partitions that coordinators were called with, elected and not resigned."""
+        self.deleted: dict[str, Uuid] = {}
         self.publisher = BrokerPublisher(
             1,
             MetadataCache(self.timers),
@@ -131,7 +134,11 @@ class World:
             self.logs,  # type: ignore[arg-type]
             lambda topic, image: LogConfig(),
             nothing,
-            SimpleNamespace(on_elected=nothing, on_resigned=nothing, on_topics_deleted=nothing),
+            SimpleNamespace(
+                on_elected=lambda partition: self.led.append(partition.topic_partition),
+                on_resigned=lambda topic_partition: topic_partition in self.led and self.led.remove(topic_partition),
+                on_topics_deleted=self.deleted.update,
+            ),
             lambda: 0,
             lambda *placed: self.placed.append(placed),
             self.timers,
@@ -301,6 +308,18 @@ def test_a_replica_whose_disk_was_replaced_is_made_anew_where_nobody_counts_on_i
     world.update(*topic(OLD, 1, Uuid(b"gone" * 4), isr, **fields))
     assert world.logs.logs == ({TopicPartition("t", 0): OLD} if is_made else {})
     assert world.placed == ([(OLD, 0, HOME)] if is_made else [])
+
+
+def test_coordinators_are_called_with_every_partition_that_is_led_and_lost(world: World) -> None:
+    """Of every topic: which of them have a coordinator is for the table of coordinators."""
+    world.update(*topic(OLD, 3))
+    assert world.led == [TopicPartition("t", index) for index in range(3)]
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, leader=2, isr=[2]))
+    assert world.led == [TopicPartition("t", 1), TopicPartition("t", 2)]
+    world.update(PartitionChangeRecord(partition_id=1, topic_id=OLD, isr=[1, 2]))
+    assert len(world.led) == 2, "the leader epoch is the same"
+    world.update(RemoveTopicRecord(topic_id=OLD))
+    assert (world.led, world.deleted) == ([], {"t": OLD})
 
 
 def test_nothing_is_opened_after_the_end(world: World) -> None:
