@@ -72,8 +72,8 @@ _BEFORE: dict[GroupState, frozenset[GroupState]] = {
 }
 
 
-def worded(response: JoinGroupResponse, version: int) -> JoinGroupResponse:
-    """No protocol is an empty name before version 7 and null from then on."""
+def in_version(response: JoinGroupResponse, version: int) -> JoinGroupResponse:
+    """Without a protocol, its name is empty before version 7 and null from then on."""
     if not response.protocol_name:
         response.protocol_name = None if version >= _NULL_PROTOCOL_FROM else ""
     return response
@@ -89,8 +89,8 @@ class JoinWaiter:
         self.version = version
 
     def answer(self, response: JoinGroupResponse) -> None:
-        """Complete it, in the words of its version."""
-        self.pending.complete(worded(response, self.version))
+        """Complete it, as its version has it."""
+        self.pending.complete(in_version(response, self.version))
 
 
 class Member:
@@ -154,7 +154,7 @@ class Member:
         raise AssertionError(f"member {self.member_id} does not support protocol {protocol}")
 
     def satisfies_heartbeat(self) -> bool:
-        """A member with a parked request is alive; a new one must still be answered before its join times out."""
+        """A member with a parked request cannot send heartbeats. The wait of a new member is limited all the same."""
         return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
 
     def describe(self, protocol: str | None) -> DescribedGroupMember:
@@ -307,7 +307,7 @@ class ClassicGroup:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def transition_to(self, state: GroupState, now_ms: int) -> None:
-        """Move to `state`; a move that the diagram above does not have is a broken invariant."""
+        """Change to `state`; a change that the diagram above does not have is a broken invariant."""
         assert self.state in _BEFORE[state], f"group {self.group_id} cannot go from {self.state} to {state}"
         self.previous_state = self.state
         self.state = state
@@ -333,7 +333,7 @@ class ClassicGroup:
         return self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
     def start_next_generation(self, now_ms: int) -> None:
-        """End the join barrier: the members that are left make a generation, or the group is empty."""
+        """End the join barrier: the present members make the next generation, or the group is Empty."""
         assert self.awaiting_joins <= len(self.members)
         self.generation += 1
         if self.members:
@@ -349,7 +349,7 @@ class ClassicGroup:
     # -- members -------------------------------------------------------------------------------------------------
 
     def add(self, member: Member, protocol_type: str, waiter: JoinWaiter) -> None:
-        """Take in a member whose JoinGroup is parked. It is the leader if it is the first."""
+        """Add a member whose JoinGroup is parked. The first member is the leader."""
         assert member.member_id not in self.members
         if member.instance_id is not None:
             assert member.instance_id not in self.static_members
@@ -366,7 +366,7 @@ class ClassicGroup:
         self.pending_joins.pop(member.member_id, None)
 
     def remove(self, member_id: str) -> None:
-        """Forget a member, pending or full; the oldest of the others leads if it led."""
+        """Remove a member, pending or full. If it was the leader, the oldest of the others is."""
         member = self.members.pop(member_id, None)
         if member is not None:
             self._count_protocols(member, -1)
@@ -387,19 +387,20 @@ class ClassicGroup:
         session_timeout_ms: int,
         waiter: JoinWaiter | None,
     ) -> None:
-        """A member joins again: its newest protocols, timeouts and parked request count."""
+        """A member joins again: its protocols, timeouts and parked request replace the former ones."""
         self._count_protocols(member, -1)
         member.protocols = protocols
         self._count_protocols(member, 1)
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
-        # A request parked before is a retry's forerunner: its client has given it up.
+        # The client has sent this request again, and no longer waits for the one parked before.
         self.answer_join(member, JoinGroupResponse(error_code=int(ErrorCode.REBALANCE_IN_PROGRESS)))
         member.awaiting_join = waiter
         self.awaiting_joins += waiter is not None
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> Member:
-        """A static member restarted: the new id takes over place and assignment, the old one's requests are fenced."""
+        """A static member restarted: the new id gets the old one's place and assignment, the old one's requests are
+        fenced."""
         old = self.members[old_id]
         fenced = int(ErrorCode.FENCED_INSTANCE_ID)
         self.answer_join(old, JoinGroupResponse(member_id=old_id, protocol_name=None, error_code=fenced))
@@ -443,7 +444,7 @@ class ClassicGroup:
         return len(self.members) == self.awaiting_joins and not self.pending_joins
 
     def elect_joined_leader(self) -> bool:
-        """Keep a leader that has joined, or choose the oldest member that has; False where nobody has."""
+        """Keep a leader that has joined, or choose the oldest member that has; False where none has."""
         if self.leader_id is None:
             return False
         if self.members[self.leader_id].awaiting_join is not None:
@@ -455,11 +456,11 @@ class ClassicGroup:
         return False
 
     def rebalance_timeout_ms(self) -> int:
-        """How long the group waits for its slowest member."""
+        """The longest of the members' rebalance timeouts."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def member_list(self) -> list[JoinGroupResponseMember]:
-        """What the leader gets, to assign from."""
+        """The members as the leader gets them, to assign partitions to."""
         return [
             JoinGroupResponseMember(
                 member_id=member.member_id,
@@ -472,7 +473,8 @@ class ClassicGroup:
     # -- protocols -----------------------------------------------------------------------------------------------
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
-        """Whether a member with these protocols fits: an empty group takes any, else one must suit all members."""
+        """Whether a member with these protocols may join: an empty group takes any; otherwise all members must support
+        one of them."""
         if self.is_empty:
             return bool(protocol_type and protocols)
         count = len(self.members)
@@ -481,7 +483,8 @@ class ClassicGroup:
         )
 
     def select_protocol(self) -> str:
-        """The protocol most members vote for; each votes for its first that all support. First voted wins a tie."""
+        """The protocol with the most votes. Each member votes for the first of its protocols that all members support;
+        of protocols with as many votes, that which was voted for first is selected."""
         count = len(self.members)
         candidates = {name for name, supporters in self._supported.items() if supporters == count}
         votes: dict[str, int] = {}
@@ -495,7 +498,8 @@ class ClassicGroup:
             self._supported[name] = self._supported.get(name, 0) + by
 
     def _compute_subscribed_topics(self) -> frozenset[str] | None:
-        """Topics that consumers subscribe to; None where the group does not speak the consumer protocol readably."""
+        """Topics that consumers subscribe to; None where the group's protocol is not that of consumers, or their
+        metadata cannot be read."""
         if not self.uses_consumer_protocol:
             return None
         if not self.members:
@@ -505,7 +509,7 @@ class ClassicGroup:
         return subscribed_topics_of(member.metadata(self.protocol_name) for member in self.members.values())
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether `topic`'s offsets are in use. Where subscriptions cannot be read, all of a consumer group's are."""
+        """Whether members subscribe to `topic`; always true of a consumer group whose subscriptions cannot be read."""
         if self.subscribed_topics is None:
             return self.uses_consumer_protocol
         return topic in self.subscribed_topics
@@ -513,7 +517,7 @@ class ClassicGroup:
     # -- checks --------------------------------------------------------------------------------------------------
 
     def check_member(self, member_id: str, instance_id: str | None) -> None:
-        """Raises UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another member now holds the instance id."""
+        """Raises UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another member holds the instance id."""
         if instance_id is not None:
             holder = self.static_members.get(instance_id)
             if holder is None:
@@ -526,11 +530,11 @@ class ClassicGroup:
     def check_offset_commit(
         self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
     ) -> None:
-        """Whether this caller may commit offsets now; raises the error that says why not.
+        """Raises the error that says why this caller may not commit offsets now.
 
         A caller without member and generation (an admin client, or a consumer that assigns its partitions itself) may
-        commit only while nobody is in the group. Transactional commits may also be anonymous: old producers send no
-        membership.
+        commit only while the group has no members. Transactional commits may also have neither: old producers do not
+        send them.
         """
         if self.state is GroupState.DEAD:
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -553,6 +557,7 @@ class ClassicGroup:
             raise ApiError(ErrorCode.NON_EMPTY_GROUP)
 
     def check_offset_delete(self) -> None:
-        """As `check_deletable`, but a consumer group's unsubscribed topics may lose their offsets while it lives."""
+        """As `check_deletable`; but offsets of a consumer group may be deleted while it has members, those of topics
+        that it does not subscribe to."""
         if self.state is GroupState.DEAD or not self.uses_consumer_protocol:
             self.check_deletable()

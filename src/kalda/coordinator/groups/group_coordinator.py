@@ -17,7 +17,7 @@ from kalda.base.pending import Pending
 from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
 from kalda.coordinator.errors import write_error
-from kalda.coordinator.groups.classic_group import GROUP_TYPE, GroupState, worded
+from kalda.coordinator.groups.classic_group import GROUP_TYPE, GroupState, in_version
 from kalda.coordinator.groups.classic_protocol import GroupRequestContext, refusal
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.offset_fetch import fetch_failed, group_requests, to_response
@@ -93,7 +93,7 @@ class GroupCoordinator:
     def join_group(
         self, context: GroupRequestContext, request: JoinGroupRequest, now_ms: int
     ) -> JoinGroupResponse | Pending[JoinGroupResponse]:
-        """JoinGroup: answered at the end of the join barrier, at once with an error or where none is under way."""
+        """JoinGroup: answered at the end of the join barrier; at once with an error, or if no rebalance is needed."""
         self.runtime.advance(now_ms)
         config = self.config
         try:
@@ -103,7 +103,7 @@ class GroupCoordinator:
             if request.group_id in shard.foreign_groups:
                 raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         except ApiError as error:
-            return worded(refusal(request.member_id, error.code), context.api_version)
+            return in_version(refusal(request.member_id, error.code), context.api_version)
         answer = shard.classic.join(context, request)
         self.runtime.fire_due()
         return now_or_later(answer)
@@ -121,7 +121,8 @@ class GroupCoordinator:
         return now_or_later(answer) if isinstance(answer, Pending) else answer
 
     def heartbeat(self, context: GroupRequestContext, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
-        """Heartbeat: always answered at once. While the group is loaded nobody can tell, so the member is content."""
+        """Heartbeat: always answered at once. While its partition is being loaded, without an error: the member may be
+        in the group, and must not leave it."""
         self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id)
@@ -134,7 +135,7 @@ class GroupCoordinator:
     def leave_group(
         self, context: GroupRequestContext, request: LeaveGroupRequest, now_ms: int
     ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
-        """LeaveGroup: answered at once, or with the commit of the now empty group."""
+        """LeaveGroup: answered at once; where the group becomes empty, when its record is committed."""
         self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id)
@@ -149,14 +150,14 @@ class GroupCoordinator:
     def describe_groups(
         self, context: GroupRequestContext, request: DescribeGroupsRequest, now_ms: int
     ) -> DescribeGroupsResponse:
-        """DescribeGroups. Authorized operations are for whoever knows the ACLs to fill in."""
+        """DescribeGroups. The caller fills in the authorized operations."""
         self.runtime.advance(now_ms)
         return DescribeGroupsResponse(
             groups=[self._describe(group_id, context.api_version) for group_id in request.groups]
         )
 
     def _describe(self, group_id: str, version: int) -> DescribeGroupsResponseDescribedGroup:
-        """An absent group is Dead; from version 6 on also GROUP_ID_NOT_FOUND (KIP-1043)."""
+        """A group that does not exist is Dead; from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""
         try:
             group = self._shard_of(group_id, may_be_empty=True).group(group_id)
         except ApiError as error:
@@ -178,7 +179,7 @@ class GroupCoordinator:
         )
 
     def list_groups(self, context: GroupRequestContext, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
-        """ListGroups, of all partitions that this node coordinates; filters do not look at letter case."""
+        """ListGroups, of all partitions that this node coordinates; filters ignore case."""
         self.runtime.advance(now_ms)
         states = {state.strip().lower() for state in request.states_filter}
         types = {group_type.strip().lower() for group_type in request.types_filter}
@@ -203,7 +204,7 @@ class GroupCoordinator:
     def delete_groups(
         self, context: GroupRequestContext, request: DeleteGroupsRequest, now_ms: int
     ) -> DeleteGroupsResponse | Pending[DeleteGroupsResponse]:
-        """DeleteGroups: empty groups go, with their offsets."""
+        """DeleteGroups: empty groups are deleted, with their offsets."""
         self.runtime.advance(now_ms)
         results = {group_id: DeletableGroupResult(group_id=group_id) for group_id in request.groups_names}
         by_shard: dict[int, tuple[GroupShard, list[str], list[GroupLogRecord]]] = {}
@@ -239,7 +240,7 @@ class GroupCoordinator:
     def offset_commit(
         self, context: GroupRequestContext, request: OffsetCommitRequest, now_ms: int
     ) -> OffsetCommitResponse | Pending[OffsetCommitResponse]:
-        """OffsetCommit: answered with the commit of the records; with partition errors only, at once."""
+        """OffsetCommit: answered when the records are committed; at once where there are only errors."""
         self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id, may_be_empty=True)
@@ -275,8 +276,9 @@ class GroupCoordinator:
     def offset_fetch(
         self, context: GroupRequestContext, request: OffsetFetchRequest, now_ms: int
     ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
-        """OffsetFetch: committed offsets at once; with require_stable, after the writes that are under way, and without
-        it too while those are the predecessor's, who may have answered them."""
+        """OffsetFetch: committed offsets, at once. With require_stable the answer waits for the writes before it. It
+        does so without, while some of these are the former leader's: it may have answered them, so they must not seem
+        undone."""
         self.runtime.advance(now_ms)
         version = context.api_version
         groups = group_requests(request, version)
@@ -303,7 +305,7 @@ class GroupCoordinator:
     def offset_delete(
         self, context: GroupRequestContext, request: OffsetDeleteRequest, now_ms: int
     ) -> OffsetDeleteResponse | Pending[OffsetDeleteResponse]:
-        """OffsetDelete (KIP-496): answered with the commit of the tombstones."""
+        """OffsetDelete (KIP-496): answered when the tombstones are committed."""
         self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id)
@@ -322,7 +324,7 @@ class GroupCoordinator:
     # -- shards --------------------------------------------------------------------------------------------------
 
     def _shard_of(self, group_id: str, *, may_be_empty: bool = False) -> GroupShard:
-        """The loaded shard of a group. The empty id is that of old clients which only store offsets (KIP-289)."""
+        """The loaded shard of a group. Old clients that only store offsets use the empty id (KIP-289)."""
         if not group_id and not may_be_empty:
             raise ApiError(ErrorCode.INVALID_GROUP_ID)
         return self.runtime.shard_for(group_id)
