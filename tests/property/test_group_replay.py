@@ -1,6 +1,6 @@
 """Whatever members do, a coordinator that loads the log holds what the live one holds.
 
-Random members of two groups join, sync, commit, leave, vanish and come back over a log whose replication lags, stalls
+Random members of two groups join, sync, commit, leave, stop and restart over a log whose replication lags, stalls
 and fails. After every step invariants of the live groups hold, and another coordinator that loads the log has the same
 checkpoints, and the same groups where they are Stable or Empty.
 """

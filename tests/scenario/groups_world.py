@@ -1,4 +1,4 @@
-"""A coordinator in virtual time over a log in memory, and members who speak to it in one line each.
+"""A coordinator in virtual time over a log in memory, and members whose requests take one line each.
 
 `World` holds the log of `__consumer_offsets` (bytes of batches, as on disk), its high watermark, the topics and the
 clock. A new coordinator can be elected over the same log at any moment.
@@ -219,11 +219,11 @@ class World:
         self, topics: dict[str, list[int]] | None = None, *, group: str = "g", stable: bool = False, version: int = 9
     ) -> dict[tuple[str, int], int] | str:
         """Offsets by topic and partition; the error's name where there is one."""
-        asked = None
+        requested = None
         if topics is not None:
-            asked = [OffsetFetchRequestTopics(name=name, partition_indexes=list(at)) for name, at in topics.items()]
+            requested = [OffsetFetchRequestTopics(name=name, partition_indexes=list(at)) for name, at in topics.items()]
         request = OffsetFetchRequest(
-            groups=[OffsetFetchRequestGroup(group_id=group, topics=asked)], require_stable=stable
+            groups=[OffsetFetchRequestGroup(group_id=group, topics=requested)], require_stable=stable
         )
         answer = Answer(self.coordinator.offset_fetch(Context(version), request, self.now), version)
         found = answer.value.groups[0]
@@ -241,7 +241,7 @@ class World:
 
 
 class Answer:
-    """A response, now or later. Every one is encoded in its version, so that none holds what cannot be said."""
+    """A response, now or later. Each is encoded in its version, so that none has a value that the version lacks."""
 
     def __init__(self, outcome: Any, version: int) -> None:
         self._outcome = outcome
@@ -281,7 +281,7 @@ def subscription(*topics: str, user_data: bytes = b"") -> bytes:
 
 
 class Client:
-    """A consumer of group `g` that remembers what it was told."""
+    """A consumer of group `g`, with the member id and generation that it got last."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class Client:
         self.member_id, self.generation = "", -1
 
     def join(self, *, retry: bool = True) -> Answer:
-        """JoinGroup; with `retry`, again with the id that the first answer asks to be used."""
+        """JoinGroup; with `retry`, again with the id of MEMBER_ID_REQUIRED."""
         request = JoinGroupRequest(
             group_id=self.group_id,
             session_timeout_ms=self.session_ms,
@@ -317,15 +317,15 @@ class Client:
         outcome = self.world.coordinator.join_group(Context(self.version, self.name), request, self.world.now)
         answer = Answer(outcome, self.version)
         if isinstance(outcome, Pending):
-            outcome.then(lambda value, _: self._told(value))
+            outcome.then(lambda value, _: self._joined(value))
         elif outcome.error_code == ErrorCode.MEMBER_ID_REQUIRED and retry:
             self.member_id = answer.value.member_id
             return self.join()
         else:
-            self._told(outcome)
+            self._joined(outcome)
         return answer
 
-    def _told(self, response: Any) -> None:
+    def _joined(self, response: Any) -> None:
         if response is not None and not response.error_code:
             self.member_id, self.generation = response.member_id, response.generation_id
 

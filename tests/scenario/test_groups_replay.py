@@ -63,7 +63,7 @@ def test_a_record_that_removes_a_live_group_answers_its_parked_syncs(
     assert [each.error for each in syncing] == [error] * 2
     assert timers_of(group) == []
     world.replicate()
-    assert group.state is GroupState.DEAD, "the assignment that was being written has nobody to go to"
+    assert group.state is GroupState.DEAD, "the assignment that was being written is given to no member"
 
 
 def test_a_parked_request_of_a_removed_group_is_answered_though_leadership_is_lost() -> None:

@@ -81,7 +81,7 @@ class AutoTopics:
             return
         for result in response.topics:
             if result.error_code == ErrorCode.NONE:
-                log.info("created topic %s, which a client asked for", result.name)
+                log.info("created topic %s, which a client has requested", result.name)
             elif result.error_code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 log.warning(
                     "automatic creation of %s failed: %s %s",

@@ -1,8 +1,8 @@
 """This broker's coordinators, by the internal topic that each keeps its state in.
 
-Whatever concerns coordinators of every kind goes by this table: the publisher calls it with elected partitions,
-FindCoordinator finds the topic of a key type in it, and a missing internal topic is created as its row says. A
-coordinator that was not added is not served.
+One table for coordinators of every kind: the publisher calls it with elected partitions, FindCoordinator finds the
+topic of a key type in it, and a missing internal topic is created by its row. A coordinator that was not added is not
+served.
 """
 
 from __future__ import annotations

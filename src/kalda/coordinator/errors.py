@@ -1,7 +1,7 @@
 """The error that a client of a coordinator gets when its write fails.
 
 The log's errors are about partitions, leaders and batches. A client of a coordinator can act on errors that are about
-coordinators: try again, or look for the coordinator again.
+coordinators: it retries, or sends FindCoordinator again.
 """
 
 from __future__ import annotations

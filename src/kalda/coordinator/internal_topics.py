@@ -1,7 +1,7 @@
 """Which internal topic belongs to which coordinator: one row a kind.
 
-A row says what a broker must know of a coordinator besides its requests: which keys of FindCoordinator it answers for,
-and how its topic is made. A row takes effect where a broker has a coordinator for it (`kalda.broker.coordinators`).
+A row has what a broker needs for a coordinator besides the handlers of its requests: the key type of FindCoordinator,
+and how the topic is created. It takes effect where a broker adds a coordinator for it (`kalda.broker.coordinators`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from kalda.protocol.messages.groups import CoordinatorType
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """A coordinator's topic. Fields that end in `_key` name a broker config."""
+    """A coordinator's topic. Fields that end in `_key` or `_keys` name broker configs."""
 
     name: str
     key_type: CoordinatorType
-    """That of the FindCoordinator requests which this topic's leaders are the answer to."""
+    """FindCoordinator requests of this type are answered with the leader of a partition of this topic."""
     partitions_key: str
     replication_factor_key: str
     topic_configs: Mapping[str, str]
-    """Configs that the topic is made with, whatever the broker's are."""
+    """Configs that the topic is created with, whatever the broker's are."""
     topic_config_keys: Mapping[str, str]
-    """Configs that the topic is made with, each with the broker config that has its value."""
+    """Configs that the topic is created with, each with the broker config that has its value."""
     compression_key: str | None = None
-    """The codec of batches that the coordinator appends; they are not compressed where it is None."""
+    """Has the codec of batches that the coordinator appends; they are not compressed where it is None."""
 
     def configs(self, broker_configs: Mapping[str, Any]) -> dict[str, str]:
-        """The configs that the topic is made with."""
+        """The configs that the topic is created with."""
         return {
             **self.topic_configs,
             **{name: str(broker_configs[key]) for name, key in self.topic_config_keys.items()},

@@ -1,16 +1,16 @@
 """One attempt to load a partition: its batches, from the log's start to its end, replayed into a new shard.
 
-Whoever can read the log brings the batches in slices (`replay`), then says that it has brought them all (`finish`) or
-that it cannot read on (`fail`). The load ends exactly once, and reports it; a call after the end does nothing, so a
-slice that arrives late is never replayed into a newer shard.
+The reader of the log passes the batches in slices (`replay`), then calls `finish` at the log's end, or `fail` where it
+cannot read on. The load ends exactly once, and reports it; a call after the end does nothing, so a slice that arrives
+late is never replayed into a newer shard.
 
-What cannot be read is treated by how much of the log it puts in doubt:
+What cannot be decoded is handled by how much of the log it puts in doubt:
 
 - a record whose type or version is unknown was written by a later release: it is skipped, as Kafka skips it;
-- a record whose key or value is malformed is skipped too, with a warning: its batch is what was written, as the CRC
-  proves, and one bad record must not make a partition unloadable for ever;
-- a batch whose CRC is wrong, that cannot be parsed, or that does not follow the one before it fails the load: which
-  records are missing cannot be said, so nothing may be built on the rest.
+- a record whose key or value is malformed is skipped too, with a warning: the CRC proves that its batch is as it
+  was written, and one bad record must not make a partition unloadable for ever;
+- a batch whose CRC is wrong, that cannot be parsed, or that does not follow the one before it fails the load: any
+  number of records may be missing, so the state of the others would be wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kalda.records.control import ControlType, read_control_type
 
 log = logging.getLogger(__name__)
 
-_FOLD_EVERY = 10_000
+_COMMIT_EVERY = 10_000
 """Records between two commits of the timeline, which otherwise keeps the old values of all that the load changes."""
 
 _SKIPS_LOGGED = 100
@@ -52,7 +52,7 @@ class Load(Generic[Rec]):
         self._name = f"{topic}-{partition.index}"
         self._loaded = partition
         self._on_end = on_end
-        self._since_fold = 0
+        self._since_commit = 0
         """Records replayed since the timeline was last committed."""
         self._skipped = 0
 
@@ -120,9 +120,9 @@ class Load(Generic[Rec]):
             span = header.next_offset - header.base_offset
             loaded.runtime.offsets.on_append(header.base_offset, span, header.next_offset)
             return
-        self._since_fold += len(records)
-        if self._since_fold >= _FOLD_EVERY:
-            self._fold()
+        self._since_commit += len(records)
+        if self._since_commit >= _COMMIT_EVERY:
+            self._commit_timeline()
 
     def _replay_record(self, record: Record, producer_id: int) -> None:
         shard = self._loaded.shard
@@ -154,11 +154,11 @@ class Load(Generic[Rec]):
 
     # -- the timeline --------------------------------------------------------------------------------------------
 
-    def _fold(self) -> None:
-        self._since_fold = 0
+    def _commit_timeline(self) -> None:
+        self._since_commit = 0
         if self._loaded.load_end:
             self._loaded.runtime.on_commit(self._loaded.load_end)
 
     def _claim(self) -> None:
-        self._fold()
+        self._commit_timeline()
         self._loaded.runtime.claim(self.leader_epoch, self._loaded.load_end)

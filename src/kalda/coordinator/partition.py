@@ -25,13 +25,13 @@ from kalda.statemachine.timeline import LATEST, SnapshotRegistry
 R = TypeVar("R")
 NO_PRODUCER = -1
 _RECORDS_A_PART = 1_000
-"""So many tombstones fit into a batch of max.message.bytes, with the longest names of topics."""
+"""As many tombstones fit into a batch of max.message.bytes, even with the longest names of topics."""
 
 Append = Callable[[list[tuple[bytes, bytes | None]]], int]
 
 
 class CoordinatorPartition(Generic[Rec]):
-    """What a shard writes with, and reads committed state by."""
+    """One partition that this node leads, and what its shard writes with."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class CoordinatorPartition(Generic[Rec]):
         self.load_end = 0
         """The offset after the last batch that was loaded; later ones were appended by this node."""
         self.high_watermark = 0
-        """The highest that is known: it may be ahead of what the runtime has committed while a write is under way."""
+        """The highest that was reported. During a write it may be ahead of what the runtime has committed."""
         self.registry = SnapshotRegistry()
         """Of every timeline collection of the shard."""
         self.runtime: ReplicatedRuntime[Rec] = ReplicatedRuntime(

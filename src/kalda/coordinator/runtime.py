@@ -2,8 +2,8 @@
 
 The runtime loads a partition when this node becomes its leader, gives it up when another node does, finds the shard of
 a key, runs timers, and bounds the time that a write waits. It has no clock and reads no log. Every call brings
-`now_ms`; `poll` runs what has become due. Its driver asks for the loads that are to be read (`take_loads`) and for the
-next deadline (`next_deadline_ms`) after each call that may have changed them.
+`now_ms`; `poll` runs what has become due. Its driver takes the loads that are to be read (`take_loads`) and sets a
+timer for the next deadline (`next_deadline_ms`) after each call that may have changed them.
 
 States of a partition, and the error for requests in the meantime, as in Kafka's `CoordinatorRuntime`:
 
@@ -12,9 +12,9 @@ States of a partition, and the error for requests in the meantime, as in Kafka's
                fail ▼   │ retry timer, 1 s to 60 s
                    FAILED: NOT_COORDINATOR
 
-A failed load is not LOAD_IN_PROGRESS: members whose heartbeats are answered as during a load would take a coordinator
-for alive that may never be loaded. Kafka leaves the partition in FAILED until its leader changes; here the load is
-tried again, because a disk or a shortage of memory may recover where the leader stays.
+A failed load is not LOAD_IN_PROGRESS: heartbeats are answered without an error during a load, so members would wait for
+a partition that may never be loaded. Kafka leaves the partition in FAILED until its leader changes; here the load is
+tried again, since a disk may recover while the leader stays the same.
 
 Re-entrancy. A synchronous object that calls out may be called back before its call returns (see `kalda.base.turn`). The
 runtime calls out where it appends to the log, and where it answers a `Pending`, whose callbacks may bring the next
@@ -59,7 +59,7 @@ class CoordinatorLog(Protocol):
 
 
 class PartitionState(Enum):
-    """How far a led partition is."""
+    """How far the load of a led partition is."""
 
     LOADING = "loading"
     FAILED = "failed"
@@ -145,7 +145,7 @@ class CoordinatorRuntime(Generic[S]):
             led.partition.on_high_watermark(offset)
 
     def on_topics_deleted(self, topics: Mapping[str, Uuid]) -> None:
-        """Topics of the cluster were deleted, by name and id. Partitions that are being loaded hear nothing of it."""
+        """Topics of the cluster were deleted, by name and id. Shards that are being loaded are not called."""
         for shard in list(self.active_shards()):
             shard.on_topics_deleted(topics)
 

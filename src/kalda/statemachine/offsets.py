@@ -112,7 +112,7 @@ class OffsetControl:
         then, except in an open transaction, which may be aborted."""
         assert not self.active, "a leader may have to revert what it wrote"
         if self._transaction_start.value == NO_TRANSACTION:
-            self.registry.forget()
+            self.registry.drop_all()
 
     def begin_load_snapshot(self) -> None:
         """A snapshot of the log is about to be replayed: empty every collection."""

@@ -116,7 +116,7 @@ class SnapshotRegistry:
         if not self._epochs:
             self.newest = None
 
-    def forget(self) -> None:
+    def drop_all(self) -> None:
         """Drop every snapshot; the collections stay as they are. Until the next snapshot, writes save nothing."""
         for touched in self._touched:
             for collection in touched:

@@ -35,7 +35,7 @@ class DiskLog:
         """Whether a read is refused at once, because the log is offline."""
         self.failure: OSError | None = None
         self.failed_reads: list[OSError] = []
-        """What the log was told of reads that have failed."""
+        """Failures of reads that were reported to the log."""
 
     def cold_read(self, offset: int) -> Any:
         if self.refuses:

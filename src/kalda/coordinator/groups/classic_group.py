@@ -144,7 +144,7 @@ class Member:
         self.is_new = False
         """From the member's first JoinGroup until it is answered; its session timer is the limit of that wait."""
         self.session_timer: TimerTask | None = None
-        """Armed while the member is in a group that lives: when it fires, the member is removed."""
+        """Removes the member when it fires. Armed as long as the group is not Dead."""
 
     def metadata(self, protocol: str | None) -> bytes:
         """What the member sent for `protocol`, which must be one of its own."""
@@ -530,7 +530,7 @@ class ClassicGroup:
     def check_offset_commit(
         self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
     ) -> None:
-        """Raises the error that says why this caller may not commit offsets now.
+        """Raises the error where this caller may not commit offsets now.
 
         A caller without member and generation (an admin client, or a consumer that assigns its partitions itself) may
         commit only while the group has no members. Transactional commits may also have neither: old producers do not

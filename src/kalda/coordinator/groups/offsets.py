@@ -109,9 +109,9 @@ class Offsets:
         if pending is None:
             return
         for key, value in pending.items():
-            rest = self._producers_of[key] - {producer_id}
-            if rest:
-                self._producers_of[key] = rest
+            others = self._producers_of[key] - {producer_id}
+            if others:
+                self._producers_of[key] = others
             else:
                 del self._producers_of[key]
             if committed:
@@ -351,7 +351,7 @@ def _some_offset(index: int, value: CommittedOffset) -> OffsetFetchResponseParti
 
 
 def _of_another_topic(committed: Uuid, requested: Uuid) -> bool:
-    """Whether the topics are different ones; not where one of the ids is not known."""
+    """Whether the ids are of different topics; False where one of them is missing."""
     return ZERO_UUID not in (committed, requested) and committed != requested
 
 

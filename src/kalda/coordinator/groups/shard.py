@@ -7,7 +7,7 @@ the log or has just been appended.
 A classic group itself (`ClassicGroup`) is made from its checkpoint, when the partition is loaded or when its first
 record is replayed. From then on requests change it: in a rebalance it runs ahead of its checkpoint, and it comes back
 to it, as a new checkpoint, when it is Stable or Empty again. A record that removes the group, or gives its id to a
-group of another type, ends it: whoever waits is answered, and its timers are disarmed.
+group of another type, ends it: its parked requests are answered, and its timers disarmed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class GroupShard:
         log.debug("partition %d of __consumer_offsets has %d groups", self.partition.index, len(self.groups))
 
     def on_unloaded(self) -> None:
-        """Another node leads: whoever waits is sent to look for the coordinator again."""
+        """Another node leads: parked requests are answered with NOT_COORDINATOR."""
         self._timers.disarm(self._expiration)
         for group in list(self.groups.values()):
             self.rebalancer.end_now(group, ErrorCode.NOT_COORDINATOR)
@@ -133,7 +133,7 @@ class GroupShard:
             self.groups[group_id] = ClassicGroup(group_id, GroupState.EMPTY, state_timestamp_ms=self._clock.wall_ms())
 
     def _replay_group(self, record: GroupRecord) -> None:
-        """A group that lives here has written this record itself, and holds what is in it. Any other is made of it."""
+        """A live group has just written this record, and equals it. Otherwise a group is made of the record."""
         group_id, value = record.group_id, record.value
         if value is None:
             self._remove(group_id, ErrorCode.UNKNOWN_MEMBER_ID)
@@ -159,8 +159,9 @@ class GroupShard:
             self.foreign_groups[record.group_id] = record.group_type
 
     def _remove(self, group_id: str, code: ErrorCode) -> None:
-        """The classic group of that id is no more. `code` is for its waiting members: one that may come back with its
-        id to whatever has replaced the group, or none."""
+        """The classic group of that id is removed. `code` is for its parked requests: UNKNOWN_MEMBER_ID makes a client
+        join without its member id, REBALANCE_IN_PROGRESS with it, since the group that replaces this one may have the
+        member."""
         self.checkpoints.pop(group_id, None)
         group = self.groups.pop(group_id, None)
         if group is not None and self.partition.is_active:

@@ -74,7 +74,7 @@ def test_a_tombstone_ends_pending_offsets_too() -> None:
     assert fetched(offsets) == (-1, "NONE")
 
 
-def test_a_marker_of_a_stranger_means_nothing() -> None:
+def test_a_marker_of_an_unknown_producer_changes_nothing() -> None:
     offsets = fresh()
     offsets.replay_marker(99, committed=True)
     assert fetched(offsets) == (-1, "NONE")
