@@ -6,9 +6,9 @@ late is never replayed into a newer shard.
 
 What cannot be decoded is handled by how much of the log it puts in doubt:
 
-- a record whose type or version is unknown was written by a later release: it is skipped, as Kafka skips it;
-- a record whose key or value is malformed is skipped too, with a warning: the CRC proves that its batch is as it
-  was written, and one bad record must not make a partition unloadable for ever;
+- a record of an unknown type or version was written by a later release: it is skipped, as Kafka skips unknown types;
+- a record whose key or value is malformed is skipped too, with a warning. It would fail the load in Kafka. But the CRC
+  proves that its batch is as it was written, and one bad record must not make a partition unloadable for ever;
 - a batch whose CRC is wrong, that cannot be parsed, or that does not follow the one before it fails the load: any
   number of records may be missing, so the state of the others would be wrong.
 """
