@@ -21,8 +21,9 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `assignments.py`: tells the controller in which log directories replicas are
 - `publisher.py`: metadata into partitions that are opened, led, followed, deleted
 - `metadata_cache.py`: the newest image, and the responses made from it
-- `auto_topics.py`: topics that come into being when somebody asks for them
-- `coordinator_shell.py`: the group coordinator's log and timer
+- `auto_topics.py`: topics that are created by the first request that names them
+- `coordinators.py`: the table of this broker's coordinators, by internal topic
+- `coordinator_shell.py`: a coordinator's log, timer and loads
 - `log_keeper.py`: the log manager from the node's configuration, and its background work
 - `dir_locks.py`: the locks on a node's directories
 - `config_providers.py`: secrets that `server.properties` refers to

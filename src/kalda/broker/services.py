@@ -12,6 +12,7 @@ from kalda.broker.dispatch import Dispatcher, Features, Handler
 from kalda.broker.dynamic_configs import DynamicConfigPublisher
 from kalda.broker.modules.configs import ConfigsModule
 from kalda.broker.modules.connections import ConnectionsModule
+from kalda.broker.modules.coordinators import CoordinatorsModule
 from kalda.broker.modules.forwarding import ForwardingModule
 from kalda.broker.modules.groups import GroupsModule
 from kalda.broker.modules.log_dirs import LogDirsModule
@@ -33,18 +34,20 @@ class Services:
         replication = ReplicationModule(context)
         self.replicas = replicas = replication.replicas
         log_dirs = LogDirsModule(context, replicas)
-        groups = GroupsModule(context, replicas)
+        shared = CoordinatorsModule(context, replicas)
+        coordinators = shared.coordinators
         forwarding = ForwardingModule(context)
         self.modules: tuple[Module, ...] = (
             ConnectionsModule(context),
             replication,
             log_dirs,
-            groups,
-            MetadataModule(context, replicas, groups.topic_plans),
+            shared,
+            GroupsModule(context, coordinators),
+            MetadataModule(context, replicas, coordinators),
             forwarding,
             ConfigsModule(context, forwarding.forwarding),
             ProducersModule(context),
-            PartitionsModule(context, replicas, groups.shell, log_dirs.assignments),
+            PartitionsModule(context, replicas, coordinators, log_dirs.assignments),
             LogUpkeepModule(context),
         )
         """Each after all that it rests on; started in this order, closed in reverse.

@@ -7,6 +7,7 @@ metadata, dynamic configs and the end of the node.
 - `connections`: limits of listeners and connections
 - `replication`: the replicas of this broker: Produce, Fetch, offsets; fetchers, proposed ISRs
 - `log_dirs`: where replicas are: directory assignments, moves, cordoned directories
+- `coordinators`: the table of coordinators, which the modules of their kinds add to
 - `groups`: the group coordinator
 - `metadata`: reads of the cluster's metadata: Metadata, FindCoordinator, quotas, SCRAM users
 - `forwarding`: what the active controller answers

@@ -1,56 +1,40 @@
 """The group coordinator: consumer groups and their committed offsets, in `__consumer_offsets`.
 
 Serves the group APIs. Each group belongs to one partition of the topic, and the leader of that partition coordinates
-it: the module `partitions` calls `shell` when this broker starts or stops to lead one.
+it: the module `partitions` calls the table of coordinators when this broker starts or stops to lead one.
 """
 
 from __future__ import annotations
 
-from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid
-from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.broker.auto_topics import TopicPlan
-from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
+from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Handlers, Module
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.group_coordinator import GroupCoordinator
-from kalda.records.compression import Compression
-from kalda.replication.replica_manager import ReplicaManager
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+from kalda.coordinator.internal_topics import GROUPS
 
 
 class GroupsModule(Module):
-    """Rests on the replicas."""
+    """Rests on the table of coordinators, to which it adds its own."""
 
-    def __init__(self, context: BrokerContext, replicas: ReplicaManager) -> None:
-        config, clock = context.config, context.host.clock
-        self._cache = context.cache
+    def __init__(self, context: BrokerContext, coordinators: Coordinators) -> None:
+        clock = context.host.clock
         coordinator = GroupCoordinator(
-            GroupCoordinatorConfig.from_properties(config.values),
-            GroupLog(replicas, Compression(config["offsets.topic.compression.codec"])),
+            GroupCoordinatorConfig.from_properties(context.config.values),
+            coordinators.log(GROUPS),
             TopicNames(context.cache),
             context.host.new_uuid,
-            self._offsets_partitions,
+            lambda: coordinators.partition_count(GROUPS),
             clock.wall_ms,
         )
-        self.shell = GroupCoordinatorShell(coordinator, replicas, clock, context.timers, context.jobs)
-        self.topic_plans = {OFFSETS_TOPIC: _offsets_topic(config)}
-        """How `__consumer_offsets` is created, when the first client looks for its coordinator."""
-        self._handlers = GroupHandlers(coordinator, clock, self.shell.arm)
+        shell = coordinators.add(GROUPS, coordinator.runtime)
+        self._handlers = GroupHandlers(coordinator, clock, shell.arm)
 
     def handlers(self) -> Handlers:
         """The group APIs."""
         return self._handlers.table()
-
-    async def close(self) -> None:
-        """Stop the timer."""
-        self.shell.close()
-
-    def _offsets_partitions(self) -> int:
-        """The number of partitions of `__consumer_offsets`; 0 before it is created."""
-        topic = self._cache.topic(OFFSETS_TOPIC)
-        return 0 if topic is None else len(topic.partitions)
 
 
 class TopicNames:
@@ -71,15 +55,3 @@ class TopicNames:
         """Whether the topic exists and has that partition."""
         topic = self._cache.topic(name)
         return topic is not None and partition in topic.partitions
-
-
-def _offsets_topic(config: ServerConfig) -> TopicPlan:
-    return TopicPlan(
-        config["offsets.topic.num.partitions"],
-        config["offsets.topic.replication.factor"],
-        {
-            "cleanup.policy": "compact",
-            "compression.type": "producer",
-            "segment.bytes": str(config["offsets.topic.segment.bytes"]),
-        },
-    )

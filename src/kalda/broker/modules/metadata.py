@@ -6,29 +6,28 @@ DescribeUserScramCredentials. Creates topics that clients ask for and that do no
 
 from __future__ import annotations
 
-from kalda.broker.auto_topics import AutoTopics, TopicPlan
+from kalda.broker.auto_topics import AutoTopics
+from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.modules.module import BrokerContext, Handlers, Module
-from kalda.coordinator.routing import coordinator_partition
 from kalda.protocol.apis import ApiKey
 from kalda.replication.replica_manager import ReplicaManager
 
 
 class MetadataModule(Module):
-    """Rests on the replicas, and on the coordinators for the plans of their topics."""
+    """Rests on the replicas, and on the table of coordinators: which there are, and how their topics are created."""
 
-    def __init__(self, context: BrokerContext, replicas: ReplicaManager, topic_plans: dict[str, TopicPlan]) -> None:
-        """`topic_plans` are the internal topics that clients may cause to be created, by name."""
+    def __init__(self, context: BrokerContext, replicas: ReplicaManager, coordinators: Coordinators) -> None:
         config = context.config
         auto_topics = AutoTopics(
-            context.channel, config["auto.create.topics.enable"], topic_plans, config["request.timeout.ms"]
+            context.channel, config["auto.create.topics.enable"], coordinators.plan, config["request.timeout.ms"]
         )
         self._metadata = MetadataHandlers(
             context.cache,
             context.cluster_id,
             auto_topics,
-            coordinator_partition,
+            coordinators.topic_of,
             config["max.request.partition.size.limit"],
         )
         self._describe = DescribeHandlers(replicas, context.cache)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kalda.broker.assignments import DirectoryAssignments
+from kalda.broker.coordinators import Coordinators
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.publisher import BrokerPublisher, Coordinators
+from kalda.broker.publisher import BrokerPublisher
 from kalda.metadata.manifest import Publisher
 from kalda.replication.replica_manager import ReplicaManager
 

@@ -6,9 +6,9 @@ from groups_world import MemoryTopics
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.offsets import Offsets
-from kalda.coordinator.records import CommittedOffset, OffsetRecord
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.offsets import Offsets
+from kalda.coordinator.groups.records import CommittedOffset, OffsetRecord
 from kalda.protocol.messages.offsets import OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from kalda.statemachine.timeline import SnapshotRegistry
 
@@ -68,13 +68,13 @@ def test_a_tombstone_ends_pending_offsets_too() -> None:
     offsets = fresh()
     offsets.replay(commit(5), 1, 7)
     assert offsets.tombstones_of_group("g") == [OffsetRecord("g", "t", 0, None)]
-    assert offsets.tombstones_of_topics({"t"}, {}) == [OffsetRecord("g", "t", 0, None)]
+    assert offsets.tombstones_of_topics({"t": ZERO_UUID}) == [OffsetRecord("g", "t", 0, None)]
     offsets.replay(OffsetRecord("g", "t", 0, None), 2, -1)
     offsets.replay_marker(7, committed=True)
     assert fetched(offsets) == (-1, "NONE")
 
 
-def test_a_marker_of_a_stranger_means_nothing() -> None:
+def test_a_marker_of_an_unknown_producer_changes_nothing() -> None:
     offsets = fresh()
     offsets.replay_marker(99, committed=True)
     assert fetched(offsets) == (-1, "NONE")

@@ -1,4 +1,4 @@
-"""What the broker's configuration says to the group coordinator."""
+"""The broker configs of the group coordinator."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class GroupCoordinatorConfig:
     offsets_retention_ms: int = 10_080 * _MINUTE_MS  # offsets.retention.minutes
     retention_check_interval_ms: int = 600_000  # offsets.retention.check.interval.ms
     new_member_join_timeout_ms: int = 5 * _MINUTE_MS
-    """A new member whose JoinGroup waits longer than this is dropped: it may be gone without anybody noticing,
-    since a connection with a parked request is not read. Not configurable, as in Kafka."""
+    """A new member whose JoinGroup waits longer than this is removed: its client may have closed the connection, which
+    nothing reports while the request is parked. Not configurable, as in Kafka."""
 
     @classmethod
     def from_properties(cls, values: Mapping[str, Any]) -> GroupCoordinatorConfig:

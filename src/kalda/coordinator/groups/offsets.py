@@ -1,24 +1,24 @@
 """Committed offsets: the replayed state, and the requests on it.
 
-Offsets live by group, then by topic and partition. Those of open transactions wait by producer until the marker that
-ends the transaction: a commit moves them over, unless a later record has committed the partition meanwhile; an abort
-drops them. State changes only in `replay` and `replay_marker`; every handler computes records from it.
+Offsets are kept by group, then by topic and partition. Those of open transactions are kept by producer until the marker
+that ends the transaction: a commit adds them to the group's, unless a later record has committed the partition
+meanwhile; an abort drops them. State changes only in `replay` and `replay_marker`; every handler computes records.
 
-An offset that carries a topic id belongs to that incarnation of the topic: a fetch with another id does not see it,
-and the deletion of another incarnation does not remove it. A fetch by name means the topic of today: the tombstones of
-a former one may never have been written, where it was deleted while nobody coordinated the group.
+An offset with a topic id belongs to the topic of that id: a fetch with another id does not find it, and the deletion of
+another topic of the same name does not remove it. A fetch by name means the topic that has the name now: the tombstones
+of a former topic were not written where it was deleted while the partition of the group had no coordinator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeAlias
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.coordinator.classic_group import ClassicGroup, GroupState
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.records import NO_EXPIRY, CommittedOffset, GroupLogRecord, OffsetRecord
+from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.records import NO_EXPIRY, CommittedOffset, GroupLogRecord, OffsetRecord
 from kalda.protocol.messages.offsets import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -45,7 +45,7 @@ PendingKey: TypeAlias = tuple[str, str, int]
 
 
 class Topics(Protocol):
-    """What the coordinator asks of the cluster's metadata."""
+    """What the coordinator reads of the cluster's metadata."""
 
     def name_of(self, topic_id: Uuid) -> str | None: ...
 
@@ -62,9 +62,12 @@ class Offsets:
         self._config = config
         self._topics = topics
         self.by_group: TimelineDict[str, GroupOffsets] = TimelineDict(registry)
+        """Committed offsets, by group, then by topic and partition. No group has an empty dict here."""
         self.by_producer: TimelineDict[int, TimelineDict[PendingKey, CommittedOffset]] = TimelineDict(registry)
+        """Offsets of open transactions, by producer id, then by group, topic and partition."""
         self._producers_of: TimelineDict[PendingKey, frozenset[int]] = TimelineDict(registry)
-        """By group, topic and partition: the producers with an open transaction that commits it."""
+        """By group, topic and partition: the producers with an open transaction that commits it. The inverse of
+        `by_producer`."""
 
     # -- replay --------------------------------------------------------------------------------------------------
 
@@ -101,20 +104,20 @@ class Offsets:
             self.by_producer[producer_id].pop(key, None)
 
     def replay_marker(self, producer_id: int, *, committed: bool) -> None:
-        """The producer's transaction ended. A marker without pending offsets is one of some other partition's use."""
+        """The producer's transaction has ended. It may have no offsets here: then nothing changes."""
         pending = self.by_producer.pop(producer_id, None)
         if pending is None:
             return
         for key, value in pending.items():
-            rest = self._producers_of[key] - {producer_id}
-            if rest:
-                self._producers_of[key] = rest
+            others = self._producers_of[key] - {producer_id}
+            if others:
+                self._producers_of[key] = others
             else:
                 del self._producers_of[key]
             if committed:
                 offsets = self._group_offsets(key[0])
                 present = offsets.get(key[1:])
-                # Whichever record came last counts, not whichever transaction ended last.
+                # The last record counts, not the transaction that ended last.
                 if present is None or value.record_offset > present.record_offset:
                     offsets[key[1:]] = value
 
@@ -123,6 +126,7 @@ class Offsets:
         return bool(self._producers_of) and (group_id, topic, partition) in self._producers_of
 
     def has_open_transactions(self, group_id: str) -> bool:
+        """Whether an open transaction commits offsets of the group."""
         return any(key[0] == group_id for key in self._producers_of)
 
     # -- OffsetCommit --------------------------------------------------------------------------------------------
@@ -130,14 +134,14 @@ class Offsets:
     def commit(
         self, request: OffsetCommitRequest, version: int, wall_ms: int
     ) -> tuple[list[GroupLogRecord], OffsetCommitResponse]:
-        """Records for what may be committed, and the response: by partition, what is wrong with the others."""
+        """Records for the partitions that may be committed, and the response, with an error for each of the others."""
         retention_ms = request.retention_time_ms
         expire_ms = NO_EXPIRY if retention_ms == _NO_RETENTION_TIME else wall_ms + retention_ms
         records: list[GroupLogRecord] = []
         topics: list[OffsetCommitResponseTopic] = []
         for topic in request.topics:
             name = self._resolve(topic.name, topic.topic_id, version)
-            # Whoever commits by name means the topic of today: a later one of that name begins without offsets.
+            # A commit by name means the topic that has the name now: a later topic of that name begins without offsets.
             topic_id = topic.topic_id if version >= TOPIC_IDS_FROM else self._topics.id_of(topic.name) or ZERO_UUID
             results: list[OffsetCommitResponsePartition] = []
             for partition in topic.partitions:
@@ -167,7 +171,7 @@ class Offsets:
         return name if version < TOPIC_IDS_FROM else self._topics.name_of(topic_id)
 
     def _is_too_large(self, metadata: str) -> bool:
-        """offset.metadata.max.bytes; like Kafka, in UTF-16 units of the string and not in bytes."""
+        """offset.metadata.max.bytes; as in Kafka it limits the UTF-16 units of the string, not its bytes."""
         limit = self._config.offset_metadata_max_bytes
         return len(metadata) * 2 > limit and len(metadata.encode("utf-16-le", "surrogatepass")) // 2 > limit
 
@@ -176,7 +180,8 @@ class Offsets:
     def fetch(
         self, request: OffsetFetchRequestGroup, version: int, epoch: int = LATEST, *, require_stable: bool
     ) -> OffsetFetchResponseGroup:
-        """The offsets asked for, or all where none are named. What was never committed is offset -1 without an error.
+        """The offsets requested, or all of the group where no topics are. One that was never committed is -1, without
+        an error.
 
         `epoch` is the snapshot to read at. With `require_stable`, an offset that an open transaction is about to
         replace is UNSTABLE_OFFSET_COMMIT.
@@ -237,7 +242,7 @@ class Offsets:
         for name, topic in topics.items():
             if topic.topic_id == ZERO_UUID:
                 topic.topic_id = self._topics.id_of(name) or ZERO_UUID
-        # A topic without an id cannot be said in these versions.
+        # These versions have topic ids only.
         return [topic for topic in topics.values() if topic.topic_id != ZERO_UUID]
 
     # -- deletion ------------------------------------------------------------------------------------------------
@@ -245,7 +250,7 @@ class Offsets:
     def delete(
         self, group: ClassicGroup | None, request: OffsetDeleteRequest
     ) -> tuple[list[GroupLogRecord], OffsetDeleteResponse]:
-        """Tombstones for what is named and committed; a topic that live members subscribe to keeps its offsets."""
+        """Tombstones for the offsets requested; a topic that members subscribe to keeps its offsets."""
         records: list[GroupLogRecord] = []
         response = OffsetDeleteResponse()
         offsets = self.by_group.get(request.group_id)
@@ -273,27 +278,28 @@ class Offsets:
         return records, response
 
     def tombstones_of_group(self, group_id: str) -> list[GroupLogRecord]:
-        """Everything that the group has committed, or is about to."""
+        """Tombstones for every offset of the group, committed or in an open transaction."""
         keys: dict[TopicPartitionKey, None] = dict.fromkeys(self.by_group.get(group_id) or ())
         keys.update((key[1:], None) for key in self._producers_of if key[0] == group_id)
         return [OffsetRecord(group_id, topic, partition, None) for topic, partition in keys]
 
-    def tombstones_of_topics(self, names: Collection[str], ids: Mapping[str, Uuid]) -> list[GroupLogRecord]:
-        """All groups' offsets of deleted topics; where an id is given, only those committed without one or under it."""
+    def tombstones_of_topics(self, topics: Mapping[str, Uuid]) -> list[GroupLogRecord]:
+        """All groups' offsets of deleted topics, given by name and id: those committed without an id or under it."""
         keys: dict[PendingKey, None] = {}
         for group_id, offsets in self.by_group.items():
-            _collect(keys, ((group_id, *key, value) for key, value in offsets.items()), names, ids)
+            _collect(keys, ((group_id, *key, value) for key, value in offsets.items()), topics)
         for pending in self.by_producer.values():
-            _collect(keys, ((*key, value) for key, value in pending.items()), names, ids)
+            _collect(keys, ((*key, value) for key, value in pending.items()), topics)
         return [OffsetRecord(group_id, topic, partition, None) for group_id, topic, partition in keys]
 
     # -- expiration ----------------------------------------------------------------------------------------------
 
     def expire(self, group: ClassicGroup, wall_ms: int, records: list[GroupLogRecord]) -> bool:
-        """Add tombstones for the group's expired offsets; True where nothing of it is left to keep the group for.
+        """Add tombstones for the group's expired offsets to `records`; True where none will be left.
 
-        Retention counts from when the group became empty (KIP-211), or, where it has no members by design or they
-        are consumers of other topics, from each commit. A client's own retention time (versions 2 to 4) goes first.
+        Retention counts from when the group became Empty (KIP-211); of a simple group, and of topics that a Stable
+        consumer group does not subscribe to, from each commit. A client's own retention time (OffsetCommit versions 2
+        to 4) replaces `offsets.retention.minutes`, and counts from the commit.
         """
         offsets = self.by_group.get(group.group_id)
         if offsets is None:
@@ -323,8 +329,7 @@ class Offsets:
 
 
 def fail_commit(response: OffsetCommitResponse, code: ErrorCode) -> OffsetCommitResponse:
-    """`response` with this error for every partition that would have been committed. Those that do not exist are not
-    the group's business: what is wrong with them stays."""
+    """`response` with this error for every partition that exists; those that do not keep their error."""
     for topic in response.topics:
         for partition in topic.partitions:
             if partition.error_code in (ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE):
@@ -345,16 +350,16 @@ def _some_offset(index: int, value: CommittedOffset) -> OffsetFetchResponseParti
     )
 
 
-def _of_another_topic(committed: Uuid, asked: Uuid) -> bool:
-    return ZERO_UUID not in (committed, asked) and committed != asked
+def _of_another_topic(committed: Uuid, requested: Uuid) -> bool:
+    """Whether the ids are of different topics; False where one of them is missing."""
+    return ZERO_UUID not in (committed, requested) and committed != requested
 
 
 def _collect(
     keys: dict[PendingKey, None],
     found: Iterable[tuple[str, str, int, CommittedOffset]],
-    names: Collection[str],
-    ids: Mapping[str, Uuid],
+    topics: Mapping[str, Uuid],
 ) -> None:
     for group_id, topic, partition, value in found:
-        if topic in names and not _of_another_topic(value.topic_id, ids.get(topic, ZERO_UUID)):
+        if topic in topics and not _of_another_topic(value.topic_id, topics[topic]):
             keys[group_id, topic, partition] = None

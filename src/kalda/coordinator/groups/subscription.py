@@ -1,9 +1,9 @@
 """Which topics a group's consumers subscribe to, out of their opaque metadata.
 
-The coordinator reads the consumer protocol for one purpose: offsets of a topic in use do not expire. Every version of
-the subscription starts as version 0 does, so only that prefix is read, and metadata of a version from the future, or
-with user data of any kind, is as good as any other. Metadata that cannot be read makes the topics unknown; it never
-fails the group, since a client may name its protocol as it likes.
+The coordinator reads the consumer protocol for one purpose: offsets of a topic that is subscribed to do not expire.
+Every version of the subscription starts as version 0 does, so only that prefix is read, whatever the version and the
+user data behind it. Where metadata cannot be read the topics are unknown; the group goes on, since a client may use any
+metadata under any protocol name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def subscribed_topics_of(metadata: Iterable[bytes]) -> frozenset[str] | None:
 
 
 def _topics_in(subscription: bytes) -> list[str] | None:
-    """Layout: int16 version, int32 count, then as many int16-length strings; what follows is not looked at."""
+    """Layout: int16 version, int32 count, then as many int16-length strings; what follows is not read."""
     if len(subscription) < 6 or subscription[0] & 0x80:
         return None
     count = int.from_bytes(subscription[2:6], "big", signed=True)

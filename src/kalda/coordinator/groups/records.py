@@ -1,7 +1,7 @@
-"""The records of `__consumer_offsets` as the coordinator speaks of them, and their bytes.
+"""The records of `__consumer_offsets` that the coordinator reads and writes, and their bytes.
 
-Three kinds matter here: an offset commit, a classic group's checkpoint, and anything else, which is another group
-type's or a later release's and is carried past without being looked at. A record without a value is a tombstone.
+There are three kinds: an offset commit, a classic group's checkpoint, and a record of another group type, of which
+only the key is decoded. A record without a value is a tombstone.
 
 Value versions are those that Apache Kafka 4.3 writes, so that it can take the log over: an offset commit is version
 4 (the topic id is its tagged field), or 1 where the client set a retention time, since only that version has an
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias, cast
 
+from kalda.base.errors import InvalidRequest
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.messages.group_records import (
     ConsumerGroupMetadataKey,
@@ -26,7 +27,6 @@ from kalda.protocol.messages.group_records import (
 )
 from kalda.protocol.notation import Buffer, RecordBody
 from kalda.protocol.record_framing import (
-    UnknownRecordType,
     decode_coordinator_key,
     decode_coordinator_value,
     encode_coordinator_record,
@@ -45,15 +45,19 @@ NO_LEADER_EPOCH = -1
 
 
 class CommittedOffset(NamedTuple):
-    """What was committed for a partition; `record_offset` is where in the log, once it is there."""
+    """What was committed for a partition."""
 
     offset: int
     leader_epoch: int
+    """Of the last record consumed, `NO_LEADER_EPOCH` where the client gave none."""
     metadata: str
     commit_timestamp_ms: int
     expire_timestamp_ms: int
+    """By the client's own retention time (versions 2 to 4 of OffsetCommit), `NO_EXPIRY` without one."""
     topic_id: Uuid
+    """Zero where the record that was read has none."""
     record_offset: int = -1
+    """That of the record in `__consumer_offsets`, -1 before it is replayed."""
 
 
 class OffsetRecord(NamedTuple):
@@ -73,15 +77,15 @@ class GroupRecord(NamedTuple):
 
 
 class ForeignRecord(NamedTuple):
-    """A record of another group type, or of a release later than this one.
+    """A record of another group type.
 
-    `group_type` is set on the record that says that such a group exists, or with no value that it no longer does.
+    `group_type` is set on the record by which such a group exists, or with no value exists no longer; None on others.
     """
 
     key: bytes
     value: bytes | None
-    group_id: str = ""
-    group_type: str | None = None
+    group_id: str
+    group_type: str | None
 
 
 GroupLogRecord: TypeAlias = OffsetRecord | GroupRecord | ForeignRecord
@@ -113,28 +117,34 @@ def encode_record(record: GroupLogRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode_record(key: Buffer, value: Buffer | None) -> GroupLogRecord:
-    """The record that these bytes hold. Raises `InvalidRequest` where they hold none."""
-    group_id, group_type = "", None
-    try:
-        decoded_key = decode_coordinator_key("group_records", key)
-        if isinstance(decoded_key, OffsetCommitKey | LegacyOffsetCommitKey):
-            return OffsetRecord(
-                decoded_key.group,
-                decoded_key.topic,
-                decoded_key.partition,
-                None if value is None else _decode_offset(decoded_key.RECORD_TYPE, value),
-            )
-        if isinstance(decoded_key, GroupMetadataKey):
-            return GroupRecord(
-                decoded_key.group,
-                None
-                if value is None
-                else cast(GroupMetadataValue, decode_coordinator_value("group_records", 2, value).record),
-            )
-        group_id, group_type = getattr(decoded_key, "group_id", ""), _GROUP_TYPES.get(type(decoded_key))
-    except UnknownRecordType:
-        pass
-    return ForeignRecord(bytes(key), None if value is None else bytes(value), group_id, group_type)
+    """The record that these bytes hold. Raises `UnknownRecordType` for a type or version of a later release, and
+    `InvalidRequest` where the bytes, or what they hold, are malformed."""
+    decoded_key = decode_coordinator_key("group_records", key)
+    if isinstance(decoded_key, OffsetCommitKey | LegacyOffsetCommitKey):
+        return OffsetRecord(
+            decoded_key.group,
+            decoded_key.topic,
+            decoded_key.partition,
+            None if value is None else _decode_offset(decoded_key.RECORD_TYPE, value),
+        )
+    if isinstance(decoded_key, GroupMetadataKey):
+        return GroupRecord(decoded_key.group, None if value is None else _decode_group(value))
+    return ForeignRecord(
+        bytes(key),
+        None if value is None else bytes(value),
+        getattr(decoded_key, "group_id", ""),
+        _GROUP_TYPES.get(type(decoded_key)),
+    )
+
+
+def _decode_group(value: Buffer) -> GroupMetadataValue:
+    """A group cannot be made of a checkpoint whose members are not distinct."""
+    group = cast(GroupMetadataValue, decode_coordinator_value("group_records", 2, value).record)
+    members = group.members
+    instances = [member.group_instance_id for member in members if member.group_instance_id is not None]
+    if len({member.member_id for member in members}) < len(members) or len(set(instances)) < len(instances):
+        raise InvalidRequest("a group has two members of one id")
+    return group
 
 
 def _decode_offset(record_type: int, value: Buffer) -> CommittedOffset:

@@ -1,14 +1,14 @@
 """The rebalance of a classic group: the join barrier, the sync barrier, and the timers around them.
 
     prepare ──▶ join barrier ──▶ complete_join ──▶ sync barrier ──▶ assignment committed ──▶ Stable
-                 │ all joined, or the join timer         │ sync timer: who sent no SyncGroup is removed
-                 └ an empty group first waits group.initial.rebalance.delay.ms, again for each batch of newcomers
+                 │ all joined, or the join timer         │ sync timer: members without SyncGroup are removed
+                 └ an empty group first waits group.initial.rebalance.delay.ms, again after each new member
 
-Four kinds of timers, all in one heap: a pending member's (an id was handed out and did not come back), a member's
+Four kinds of timers, all in one heap: a pending member's (an id was given out and has not joined), a member's
 session, the group's join timer, the group's sync timer.
 
-Whatever writes returns the `Pending` of its write, None where it wrote nothing. An append that fails leaves the group
-where its soft state is: the next rebalance writes a checkpoint again.
+A method that may write returns the `Pending` of its write, and None where it wrote nothing. Where the append fails, the
+group stays in the state that it has reached; the next rebalance writes a checkpoint again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.coordinator.classic_group import NO_ASSIGNMENT, ClassicGroup, GroupState, JoinWaiter, Member
-from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.errors import write_error
-from kalda.coordinator.records import GroupLogRecord, GroupRecord
+from kalda.coordinator.groups.classic_group import NO_ASSIGNMENT, ClassicGroup, GroupState, JoinWaiter, Member
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
+from kalda.protocol.messages.group_records import GroupMetadataValue
 from kalda.protocol.messages.groups import JoinGroupResponse, SyncGroupResponse
 
 log = logging.getLogger(__name__)
@@ -31,24 +32,25 @@ Write = Callable[[Sequence[GroupLogRecord]], Pending[None]]
 
 
 class Rebalancer:
-    """Drives the groups of one shard through their rebalances.
-
-    `now_ms()` is the time of the event being handled, `wall_ms()` what is stored as a state's timestamp; `groups` are
-    the groups that exist, by id: a timer of a group that no longer does fires without effect.
-    """
+    """Drives the groups of one shard through their rebalances."""
 
     def __init__(
         self,
         config: GroupCoordinatorConfig,
         timers: CoordinatorTimer,
-        groups: Mapping[str, object],
+        groups: Mapping[str, ClassicGroup],
+        checkpoints: Mapping[str, GroupMetadataValue],
         write: Write,
         now_ms: Callable[[], int],
         wall_ms: Callable[[], int],
     ) -> None:
+        """`groups` are the shard's, by id; a timer of a group that is not among them fires without effect.
+        `checkpoints` are those replayed. `now_ms()` is the time of the event being handled, `wall_ms()` what is stored
+        as a state's timestamp."""
         self._config = config
         self._timers = timers
         self._groups = groups
+        self._checkpoints = checkpoints
         self._write = write
         self._now_ms = now_ms
         self._wall_ms = wall_ms
@@ -56,33 +58,32 @@ class Rebalancer:
     # -- entering ------------------------------------------------------------------------------------------------
 
     def rebalance_or_complete_join(self, group: ClassicGroup, reason: str) -> Pending[None] | None:
-        """Something about the membership changed: start a rebalance, or see whether the running one can end."""
+        """The membership has changed: start a rebalance, or end the join barrier of the one under way if it can end."""
         if group.can_rebalance:
             return self.prepare(group, reason)
         return self.maybe_complete_join(group)
 
     def prepare(self, group: ClassicGroup, reason: str) -> Pending[None] | None:
         """Open the join barrier; members that wait for an assignment must join again."""
-        if group.state is GroupState.COMPLETING_REBALANCE:
+        log.info("group %s: rebalance after generation %d: %s", group.group_id, group.generation, reason)
+        former = group.state
+        self._end_sync_barrier(group)
+        group.transition_to(GroupState.PREPARING_REBALANCE, self._wall_ms())
+        if former is GroupState.EMPTY:
+            delay_ms = self._config.initial_rebalance_delay_ms
+            self._arm_initial(group, delay_ms, max(group.rebalance_timeout_ms() - delay_ms, 0))
+            return None
+        if former is GroupState.COMPLETING_REBALANCE:
             for member in group.members.values():
                 member.assignment = NO_ASSIGNMENT
             self._answer_syncs(group, ErrorCode.REBALANCE_IN_PROGRESS)
-        self._end_sync_barrier(group)
-        initial = group.is_empty
-        if initial:
-            delay_ms = self._config.initial_rebalance_delay_ms
-            self._arm_initial(group, delay_ms, max(group.rebalance_timeout_ms() - delay_ms, 0))
-        group.transition_to(GroupState.PREPARING_REBALANCE, self._wall_ms())
-        log.info("group %s: rebalance after generation %d: %s", group.group_id, group.generation, reason)
-        if initial:
-            return None
         if group.all_members_joined():
             return self.complete_join(group)
         self._arm_join(group)
         return None
 
     def maybe_complete_join(self, group: ClassicGroup) -> Pending[None] | None:
-        """End the join barrier where everybody is there; not the initial one, which ends by its delay."""
+        """End the join barrier if all members have joined; an initial one ends by its delay only."""
         if group.state is not GroupState.PREPARING_REBALANCE or group.previous_state is GroupState.EMPTY:
             return None
         return self.complete_join(group) if group.all_members_joined() else None
@@ -90,7 +91,7 @@ class Rebalancer:
     # -- the join barrier ----------------------------------------------------------------------------------------
 
     def complete_join(self, group: ClassicGroup) -> Pending[None] | None:
-        """End the join barrier: who is dynamic and has not joined is out; the others are the next generation."""
+        """End the join barrier without the dynamic members that have not joined; the others are the next generation."""
         self._disarm(group.join_timer)
         for member in [m for m in group.members.values() if m.awaiting_join is None and m.instance_id is None]:
             group.remove(member.member_id)
@@ -98,13 +99,13 @@ class Rebalancer:
         if group.state is GroupState.DEAD:
             return None
         if group.members and not group.elect_joined_leader():
-            # Only static members are left and none has joined: wait until their sessions end, or they come back.
+            # Only static members are left and none has joined: wait until one joins, or their sessions end.
             self._arm_join(group)
             return None
         group.start_next_generation(self._wall_ms())
         if group.is_empty:
             log.info("group %s: empty at generation %d", group.group_id, group.generation)
-            return self._write([GroupRecord(group.group_id, group.to_record({}))])
+            return self._write([GroupRecord(group.group_id, group.to_record())])
         log.info("group %s: generation %d has %d members", group.group_id, group.generation, len(group.members))
         for member in list(group.members.values()):
             group.answer_join(member, self.join_response(group, member.member_id))
@@ -115,7 +116,7 @@ class Rebalancer:
         return None
 
     def join_response(self, group: ClassicGroup, member_id: str) -> JoinGroupResponse:
-        """The present generation, as `member_id` is told of it: with everybody's metadata if it leads."""
+        """The answer to a member's JoinGroup in the present generation; the leader's has all members' metadata."""
         return JoinGroupResponse(
             member_id=member_id,
             generation_id=group.generation,
@@ -127,7 +128,7 @@ class Rebalancer:
 
     def _arm_join(self, group: ClassicGroup) -> None:
         group.join_timer = self._rearm(
-            group.join_timer, lambda _: self._if_alive(group, self.complete_join), group.rebalance_timeout_ms()
+            group.join_timer, lambda _: self._if_current(group, self.complete_join), group.rebalance_timeout_ms()
         )
 
     def _arm_initial(self, group: ClassicGroup, delay_ms: int, remaining_ms: int) -> None:
@@ -146,13 +147,14 @@ class Rebalancer:
     # -- the sync barrier ----------------------------------------------------------------------------------------
 
     def commit_assignment(self, group: ClassicGroup, assignment: dict[str, bytes]) -> None:
-        """The leader has assigned: checkpoint the group, and let everybody have it once that is committed."""
+        """The leader has assigned: write a checkpoint, and answer the members' SyncGroups when it is committed."""
         generation = group.generation
 
         def written(_: None, error: ApiError | None) -> None:
-            # Another member may have joined while the write was under way; then that rebalance decides.
+            # A member may have joined or left during the write: then the rebalance that this has started goes on.
             if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != generation:
                 return
+            group.is_assignment_being_written = False
             if error is not None:
                 code = write_error(error.code)
                 for member in group.members.values():
@@ -160,34 +162,36 @@ class Rebalancer:
                 self._answer_syncs(group, code)
                 self.rebalance_or_complete_join(group, f"{code.name} while the assignment was written")
                 return
-            for member in group.members.values():
-                member.assignment = assignment.get(member.member_id, NO_ASSIGNMENT)
+            group.become_stable(self._checkpoints[group.group_id])
             self._answer_syncs(group, ErrorCode.NONE)
-            group.transition_to(GroupState.STABLE, self._wall_ms())
 
+        if group.is_assignment_being_written:
+            return  # the first assignment of this generation stands, and its commit answers this SyncGroup too
+        group.is_assignment_being_written = True
         self._write([GroupRecord(group.group_id, group.to_record(assignment))]).then(written)
 
     def sync_received(self, group: ClassicGroup, member_id: str) -> None:
-        """This member has sent its SyncGroup; the sync timer rests once all have."""
+        """This member has sent its SyncGroup; the sync timer is disarmed once all have."""
         group.pending_syncs.pop(member_id, None)
         if not group.pending_syncs:
             self._disarm(group.sync_timer)
 
     def _answer_syncs(self, group: ClassicGroup, code: ErrorCode) -> None:
-        fine = code is ErrorCode.NONE
+        is_assigned = code is ErrorCode.NONE
         for member in list(group.members.values()):
             response = SyncGroupResponse(
                 error_code=int(code),
-                protocol_type=group.protocol_type if fine else None,
-                protocol_name=group.protocol_name if fine else None,
+                protocol_type=group.protocol_type if is_assigned else None,
+                protocol_name=group.protocol_name if is_assigned else None,
                 assignment=member.assignment,
             )
             if group.answer_sync(member, response):
-                # A session that ended while the member was parked was let pass, so it must be started anew.
+                # The session timer may have fired without effect while the SyncGroup was parked.
                 self.touch(group, member)
 
     def _end_sync_barrier(self, group: ClassicGroup) -> None:
         group.pending_syncs.clear()
+        group.is_assignment_being_written = False
         self._disarm(group.sync_timer)
 
     def _arm_sync(self, group: ClassicGroup) -> None:
@@ -208,31 +212,31 @@ class Rebalancer:
     # -- sessions ------------------------------------------------------------------------------------------------
 
     def touch(self, group: ClassicGroup, member: Member, timeout_ms: int | None = None) -> None:
-        """The member is alive: its session ends `timeout_ms`, or its session timeout, from now."""
+        """The member has sent a request: its session ends in `timeout_ms`, or in its session timeout."""
         timer = member.session_timer
         if timer is None:
             timer = member.session_timer = TimerTask(lambda _: self._session_ended(group, member))
         self._timers.arm(timer, self._now_ms() + (member.session_timeout_ms if timeout_ms is None else timeout_ms))
 
     def add_pending(self, group: ClassicGroup, member_id: str, timeout_ms: int) -> None:
-        """An id was handed out: whoever got it must join with it within `timeout_ms`."""
+        """A member id was given out: a member must join with it within `timeout_ms`."""
 
         def elapsed(_: int) -> None:
             if self._groups.get(group.group_id) is group and member_id in group.pending_joins:
-                log.info("group %s: pending member %s did not come back", group.group_id, member_id)
-                self._forget_pending(group, member_id)
+                log.info("group %s: pending member %s did not join in time", group.group_id, member_id)
+                self._remove_pending(group, member_id)
 
         assert member_id not in group.members
         group.pending_joins[member_id] = timer = TimerTask(elapsed)
         self._timers.arm(timer, self._now_ms() + timeout_ms)
 
-    def _forget_pending(self, group: ClassicGroup, member_id: str) -> None:
+    def _remove_pending(self, group: ClassicGroup, member_id: str) -> None:
         group.remove(member_id)
         if group.state is GroupState.PREPARING_REBALANCE and group.all_members_joined():
             self.complete_join(group)
 
     def drop_pending(self, group: ClassicGroup, member_id: str) -> None:
-        """A pending member says that it will not come. Whether the join barrier ends now is the caller's question."""
+        """A pending member leaves. The caller ends the join barrier where that is due."""
         self._disarm(group.pending_joins.get(member_id))
         group.remove(member_id)
 
@@ -249,7 +253,7 @@ class Rebalancer:
             self.complete_join(group)
 
     def expel(self, group: ClassicGroup, member: Member) -> None:
-        """Remove a member; its parked JoinGroup is told that it is unknown, so that it starts afresh if it lives."""
+        """Remove a member. Its parked JoinGroup gets UNKNOWN_MEMBER_ID: a living client joins again without an id."""
         self._disarm(member.session_timer)
         group.answer_join(member, JoinGroupResponse(error_code=int(ErrorCode.UNKNOWN_MEMBER_ID)))
         group.remove(member.member_id)
@@ -257,26 +261,38 @@ class Rebalancer:
     # -- load and unload -----------------------------------------------------------------------------------------
 
     def adopt(self, group: ClassicGroup) -> None:
-        """A group came out of the log: its members' sessions start now, and it must not be over capacity."""
+        """A group was made of its checkpoint: its members' sessions start now. One that is over capacity rebalances."""
         for member in group.members.values():
             self.touch(group, member)
         if len(group.members) > self._config.max_group_size:
             self.prepare(group, f"loaded with {len(group.members)} members, more than group.max.size")
 
-    def abandon(self, group: ClassicGroup) -> None:
-        """The partition moved away: everybody who waits must find the new coordinator."""
+    def end_now(self, group: ClassicGroup, code: ErrorCode) -> None:
+        """This node no longer coordinates the group: answer every member that waits with `code`."""
+        self._stop(group)
+        self._answer_waiting(group, code)
+
+    def end_soon(self, group: ClassicGroup, code: ErrorCode) -> None:
+        """A replayed record removes the group. Members that wait are answered with `code` by a timer, as soon as the
+        write that the record belongs to is complete: a replay must not call out."""
+        self._stop(group)
+        if any(member.awaiting_join or member.awaiting_sync for member in group.members.values()):
+            self._timers.arm(TimerTask(lambda _: self._answer_waiting(group, code)), self._now_ms())
+
+    def _stop(self, group: ClassicGroup) -> None:
         group.transition_to(GroupState.DEAD, self._wall_ms())
-        code = int(ErrorCode.NOT_COORDINATOR)
-        for timer in (group.join_timer, group.sync_timer, *group.pending_joins.values()):
+        sessions = (member.session_timer for member in group.members.values())
+        for timer in (group.join_timer, group.sync_timer, *group.pending_joins.values(), *sessions):
             self._disarm(timer)
+
+    def _answer_waiting(self, group: ClassicGroup, code: ErrorCode) -> None:
         for member in list(group.members.values()):
-            self._disarm(member.session_timer)
-            group.answer_join(member, JoinGroupResponse(member_id=member.member_id, error_code=code))
-            group.answer_sync(member, SyncGroupResponse(error_code=code))
+            group.answer_join(member, JoinGroupResponse(member_id=member.member_id, error_code=int(code)))
+            group.answer_sync(member, SyncGroupResponse(error_code=int(code)))
 
     # -- timers --------------------------------------------------------------------------------------------------
 
-    def _if_alive(self, group: ClassicGroup, act: Callable[[ClassicGroup], object]) -> None:
+    def _if_current(self, group: ClassicGroup, act: Callable[[ClassicGroup], object]) -> None:
         if self._groups.get(group.group_id) is group:
             act(group)
 
@@ -294,7 +310,7 @@ class Rebalancer:
     def admit(
         self, group: ClassicGroup, member: Member, protocol_type: str, waiter: JoinWaiter, reason: str
     ) -> Pending[None] | None:
-        """Add a new member whose JoinGroup is parked, and rebalance for it."""
+        """Add a new member whose JoinGroup is parked, and rebalance."""
         member.is_new = True
         if group.state is GroupState.PREPARING_REBALANCE and group.previous_state is GroupState.EMPTY:
             group.new_member_added = True

@@ -1,29 +1,40 @@
 """A classic group: members, generation, and which protocol they can agree on.
 
-Pure bookkeeping; it writes no record and arms no timer (`classic_protocol` does). Most of it is soft state: a
-generation exists from the end of the join barrier, while its record, a checkpoint of members and assignments, is
-written when the leader's assignment arrives. A coordinator that fails between them takes the group back to its last
-checkpoint, and the members join again.
+Pure bookkeeping; it writes no record and arms no timer (`classic_protocol` and `rebalance` do).
 
     Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──assignment committed──▶ Stable
       ▲                ▲     │                              │                                         │
       └── all left ────┼─────┘                              │                                         │
                        └────────── join, leave, expiry ─────┴─────────────────────────────────────────┘
-    any ──▶ Dead: the partition moved away
+    any ──▶ Dead: another node coordinates the group, or a record has removed or replaced it
 
-Invariants: `awaiting_joins` counts the members with a parked JoinGroup; `_supported` counts, by protocol name, the
-members that support it; `static_members` maps an instance id to the one member that holds it; a group with members
-has a leader among them. Members and votes keep insertion order, so that runs repeat.
+What a group holds is of two kinds, and each field is declared as one of them:
+
+- *replayed*: it is in the group's checkpoint, its latest GroupMetadata record. A rebalance changes it ahead of the
+  record, which is written when the rebalance ends. So a coordinator that fails in a rebalance takes the group back to
+  its checkpoint, and the members join again;
+- *rebuilt*: it is in no record. A group that is loaded starts without it, and members bring it with their requests.
+
+Invariants:
+- a group that is Stable or Empty holds exactly what is in its checkpoint: `to_record()` equals it. Two exceptions: a
+  simple group (offsets without members) has no checkpoint, and where the record of a group that became Empty could not
+  be appended, its checkpoint stays as it was until the next rebalance ends;
+- a group that is Dead has no armed timer, and parks no request;
+- `awaiting_joins` counts the members with a parked JoinGroup; `_supported` counts, by protocol name, the members that
+  support it; `static_members` maps an instance id to the one member that holds it; a group with members has a leader
+  among them.
+
+Members and votes keep insertion order, so that runs repeat.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.coordinator.subscription import subscribed_topics_of
+from kalda.coordinator.groups.subscription import subscribed_topics_of
 from kalda.coordinator.timers import TimerTask
 from kalda.protocol.messages.group_records import GroupMetadataValue, MemberMetadata
 from kalda.protocol.messages.groups import (
@@ -61,8 +72,8 @@ _BEFORE: dict[GroupState, frozenset[GroupState]] = {
 }
 
 
-def worded(response: JoinGroupResponse, version: int) -> JoinGroupResponse:
-    """No protocol is an empty name before version 7 and null from then on."""
+def in_version(response: JoinGroupResponse, version: int) -> JoinGroupResponse:
+    """Without a protocol, its name is empty before version 7 and null from then on."""
     if not response.protocol_name:
         response.protocol_name = None if version >= _NULL_PROTOCOL_FROM else ""
     return response
@@ -78,12 +89,12 @@ class JoinWaiter:
         self.version = version
 
     def answer(self, response: JoinGroupResponse) -> None:
-        """Complete it, in the words of its version."""
-        self.pending.complete(worded(response, self.version))
+        """Complete it, as its version has it."""
+        self.pending.complete(in_version(response, self.version))
 
 
 class Member:
-    """One member, with the requests it has parked."""
+    """One member, with the requests that it has parked."""
 
     __slots__ = (
         "assignment",
@@ -112,18 +123,28 @@ class Member:
         protocols: Protocols,
         assignment: bytes = NO_ASSIGNMENT,
     ) -> None:
+        # Replayed.
         self.member_id = member_id
         self.instance_id = instance_id
+        """`group.instance.id` of a static member, None of a dynamic one."""
         self.client_id = client_id
         self.client_host = client_host
+        """As it is stored and shown: an address after a slash."""
         self.rebalance_timeout_ms = rebalance_timeout_ms
         self.session_timeout_ms = session_timeout_ms
         self.protocols = protocols
+        """The checkpoint has that of the group's protocol only; the others are rebuilt when the member joins again."""
         self.assignment = assignment
+        """What the leader gave the member in the latest generation whose assignment was committed."""
+        # Rebuilt.
         self.awaiting_join: JoinWaiter | None = None
+        """The JoinGroup that waits for the end of the join barrier."""
         self.awaiting_sync: Pending[SyncGroupResponse] | None = None
+        """The SyncGroup that waits for the commit of the assignment."""
         self.is_new = False
+        """From the member's first JoinGroup until it is answered; its session timer is the limit of that wait."""
         self.session_timer: TimerTask | None = None
+        """Removes the member when it fires. Armed as long as the group is not Dead."""
 
     def metadata(self, protocol: str | None) -> bytes:
         """What the member sent for `protocol`, which must be one of its own."""
@@ -133,7 +154,7 @@ class Member:
         raise AssertionError(f"member {self.member_id} does not support protocol {protocol}")
 
     def satisfies_heartbeat(self) -> bool:
-        """A member with a parked request is alive; a new one must still be answered before its join times out."""
+        """A member with a parked request cannot send heartbeats. The wait of a new member is limited all the same."""
         return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
 
     def describe(self, protocol: str | None) -> DescribedGroupMember:
@@ -156,6 +177,7 @@ class ClassicGroup:
         "awaiting_joins",
         "generation",
         "group_id",
+        "is_assignment_being_written",
         "join_timer",
         "leader_id",
         "members",
@@ -184,38 +206,58 @@ class ClassicGroup:
         leader_id: str | None = None,
     ) -> None:
         self.group_id = group_id
-        self.state = state
-        self.previous_state = GroupState.DEAD
-        self.state_timestamp_ms = state_timestamp_ms
+        # Replayed.
         self.generation = generation
+        """Counts the join barriers that have ended."""
         self.protocol_type = protocol_type
+        """`consumer`, `connect` and so on; None of a group that has never had members."""
         self.protocol_name = protocol_name
+        """The assignor that all members of the generation support; None while the group is Empty."""
         self.leader_id = leader_id
+        """The member that assigns; None while there are no members."""
         self.members: dict[str, Member] = {}
+        """By member id, the oldest first. Joined or not: see `awaiting_joins`."""
         self.static_members: dict[str, str] = {}
+        """Member id by instance id."""
+        self.state_timestamp_ms = state_timestamp_ms
+        """When the group came into its state, by the wall clock; a Stable group keeps that of CompletingRebalance, when
+        its record was written. Retention of an Empty group's offsets counts from here."""
+        self.subscribed_topics: frozenset[str] | None = None
+        """Out of the members' metadata; None where the group has none, or it cannot be read."""
+        # Rebuilt.
+        self.state = state
+        """Stable or Empty when it is made of a checkpoint, by whether that has members."""
+        self.previous_state = GroupState.DEAD
+        """Which state came before. The join barrier of a group that was Empty ends by a delay, not by a count."""
         self.pending_joins: dict[str, TimerTask] = {}
-        """Ids handed out with MEMBER_ID_REQUIRED and not yet back, with the timers that forget them."""
+        """Member ids given out with MEMBER_ID_REQUIRED that have not joined, with the timers that drop them."""
         self.pending_syncs: dict[str, None] = {}
         """Members of this generation that have not sent SyncGroup; a dict for its order."""
+        self.is_assignment_being_written = False
+        """From the leader's SyncGroup until its record is committed, or a new rebalance begins."""
         self.awaiting_joins = 0
+        """How many members have a parked JoinGroup."""
         self.new_member_added = False
-        self.subscribed_topics: frozenset[str] | None = None
+        """Whether a member joined during the current part of the initial delay, which prolongs it."""
         self.join_timer: TimerTask | None = None
+        """Ends the join barrier."""
         self.sync_timer: TimerTask | None = None
+        """Removes the members in `pending_syncs`."""
         self._supported: dict[str, int] = {}
+        """How many members support a protocol, by its name."""
 
     # -- records -------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_record(cls, group_id: str, value: GroupMetadataValue) -> ClassicGroup:
-        """The group as its checkpoint left it: Stable with members, Empty without."""
+        """The group as a checkpoint has it: Stable with members, Empty without."""
         group = cls(
             group_id,
             GroupState.STABLE if value.members else GroupState.EMPTY,
             state_timestamp_ms=None if value.current_state_timestamp == -1 else value.current_state_timestamp,
             generation=value.generation,
             protocol_type=value.protocol_type or None,
-            protocol_name=value.protocol,
+            protocol_name=(value.protocol or "") if value.members else value.protocol,
             leader_id=value.leader,
         )
         for stored in value.members:
@@ -234,13 +276,13 @@ class ClassicGroup:
             if member.instance_id is not None:
                 group.static_members[member.instance_id] = member.member_id
             group._count_protocols(member, 1)
-        if group.leader_id is None and group.members:
-            group.leader_id = next(iter(group.members))
+        if group.leader_id not in group.members:
+            group.leader_id = next(iter(group.members), None)
         group.subscribed_topics = group._compute_subscribed_topics()
         return group
 
-    def to_record(self, assignments: dict[str, bytes]) -> GroupMetadataValue:
-        """A checkpoint of the group with `assignments` by member id."""
+    def to_record(self, assignments: Mapping[str, bytes] | None = None) -> GroupMetadataValue:
+        """A checkpoint of the group: with `assignments` by member id, or with those that the members have."""
         return GroupMetadataValue(
             protocol_type=self.protocol_type or "",
             generation=self.generation,
@@ -256,7 +298,7 @@ class ClassicGroup:
                     rebalance_timeout=member.rebalance_timeout_ms,
                     session_timeout=member.session_timeout_ms,
                     subscription=member.metadata(self.protocol_name),
-                    assignment=assignments[member.member_id],
+                    assignment=member.assignment if assignments is None else assignments[member.member_id],
                 )
                 for member in self.members.values()
             ],
@@ -265,11 +307,18 @@ class ClassicGroup:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def transition_to(self, state: GroupState, now_ms: int) -> None:
-        """Move to `state`; a move that the diagram above does not have is a broken invariant."""
+        """Change to `state`; a change that the diagram above does not have is a broken invariant."""
         assert self.state in _BEFORE[state], f"group {self.group_id} cannot go from {self.state} to {state}"
         self.previous_state = self.state
         self.state = state
         self.state_timestamp_ms = now_ms
+
+    def become_stable(self, checkpoint: GroupMetadataValue) -> None:
+        """The generation's checkpoint, which has the assignments, is committed: the members get them."""
+        for stored in checkpoint.members:
+            self.members[stored.member_id].assignment = bytes(stored.assignment)
+        self.transition_to(GroupState.STABLE, checkpoint.current_state_timestamp)
+        assert self.to_record() == checkpoint, f"group {self.group_id} differs from its committed checkpoint"
 
     @property
     def can_rebalance(self) -> bool:
@@ -284,7 +333,7 @@ class ClassicGroup:
         return self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
     def start_next_generation(self, now_ms: int) -> None:
-        """End the join barrier: the members that are left make a generation, or the group is empty."""
+        """End the join barrier: the present members make the next generation, or the group is Empty."""
         assert self.awaiting_joins <= len(self.members)
         self.generation += 1
         if self.members:
@@ -300,7 +349,7 @@ class ClassicGroup:
     # -- members -------------------------------------------------------------------------------------------------
 
     def add(self, member: Member, protocol_type: str, waiter: JoinWaiter) -> None:
-        """Take in a member whose JoinGroup is parked. It is the leader if it is the first."""
+        """Add a member whose JoinGroup is parked. The first member is the leader."""
         assert member.member_id not in self.members
         if member.instance_id is not None:
             assert member.instance_id not in self.static_members
@@ -317,7 +366,7 @@ class ClassicGroup:
         self.pending_joins.pop(member.member_id, None)
 
     def remove(self, member_id: str) -> None:
-        """Forget a member, pending or full; the oldest of the others leads if it led."""
+        """Remove a member, pending or full. If it was the leader, the oldest of the others is."""
         member = self.members.pop(member_id, None)
         if member is not None:
             self._count_protocols(member, -1)
@@ -338,20 +387,21 @@ class ClassicGroup:
         session_timeout_ms: int,
         waiter: JoinWaiter | None,
     ) -> None:
-        """A member joins again: its newest protocols, timeouts and parked request count."""
+        """A member joins again: its protocols, timeouts and parked request replace the former ones."""
         self._count_protocols(member, -1)
         member.protocols = protocols
         self._count_protocols(member, 1)
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
-        # A request parked before is a retry's forerunner: its client has given it up.
+        # The client has sent this request again, and no longer waits for the one parked before.
         self.answer_join(member, JoinGroupResponse(error_code=int(ErrorCode.REBALANCE_IN_PROGRESS)))
         member.awaiting_join = waiter
         self.awaiting_joins += waiter is not None
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> Member:
-        """A static member restarted: the new id takes over place and assignment, the old one's requests are fenced."""
-        old = self.members.pop(old_id)
+        """A static member restarted: the new id gets the old one's place and assignment, the old one's requests are
+        fenced."""
+        old = self.members[old_id]
         fenced = int(ErrorCode.FENCED_INSTANCE_ID)
         self.answer_join(old, JoinGroupResponse(member_id=old_id, protocol_name=None, error_code=fenced))
         self.answer_sync(old, SyncGroupResponse(error_code=fenced))
@@ -365,7 +415,7 @@ class ClassicGroup:
             protocols=old.protocols,
             assignment=old.assignment,
         )
-        self.members[new_id] = new
+        self.members = {each.member_id: each for each in (new if m is old else m for m in self.members.values())}
         if self.leader_id == old_id:
             self.leader_id = new_id
         self.static_members[instance_id] = new_id
@@ -394,7 +444,7 @@ class ClassicGroup:
         return len(self.members) == self.awaiting_joins and not self.pending_joins
 
     def elect_joined_leader(self) -> bool:
-        """Keep a leader that has joined, or choose the oldest member that has; False where nobody has."""
+        """Keep a leader that has joined, or choose the oldest member that has; False where none has."""
         if self.leader_id is None:
             return False
         if self.members[self.leader_id].awaiting_join is not None:
@@ -406,11 +456,11 @@ class ClassicGroup:
         return False
 
     def rebalance_timeout_ms(self) -> int:
-        """How long the group waits for its slowest member."""
+        """The longest of the members' rebalance timeouts."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def member_list(self) -> list[JoinGroupResponseMember]:
-        """What the leader gets, to assign from."""
+        """The members as the leader gets them, to assign partitions to."""
         return [
             JoinGroupResponseMember(
                 member_id=member.member_id,
@@ -423,7 +473,8 @@ class ClassicGroup:
     # -- protocols -----------------------------------------------------------------------------------------------
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
-        """Whether a member with these protocols fits: an empty group takes any, else one must suit all members."""
+        """Whether a member with these protocols may join: an empty group takes any; otherwise all members must support
+        one of them."""
         if self.is_empty:
             return bool(protocol_type and protocols)
         count = len(self.members)
@@ -432,7 +483,8 @@ class ClassicGroup:
         )
 
     def select_protocol(self) -> str:
-        """The protocol most members vote for; each votes for its first that all support. First voted wins a tie."""
+        """The protocol with the most votes. Each member votes for the first of its protocols that all members support;
+        of protocols with as many votes, that which was voted for first is selected."""
         count = len(self.members)
         candidates = {name for name, supporters in self._supported.items() if supporters == count}
         votes: dict[str, int] = {}
@@ -446,7 +498,8 @@ class ClassicGroup:
             self._supported[name] = self._supported.get(name, 0) + by
 
     def _compute_subscribed_topics(self) -> frozenset[str] | None:
-        """Topics that consumers subscribe to; None where the group does not speak the consumer protocol readably."""
+        """Topics that consumers subscribe to; None where the group's protocol is not that of consumers, or their
+        metadata cannot be read."""
         if not self.uses_consumer_protocol:
             return None
         if not self.members:
@@ -456,7 +509,7 @@ class ClassicGroup:
         return subscribed_topics_of(member.metadata(self.protocol_name) for member in self.members.values())
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether `topic`'s offsets are in use. Where subscriptions cannot be read, all of a consumer group's are."""
+        """Whether members subscribe to `topic`; always true of a consumer group whose subscriptions cannot be read."""
         if self.subscribed_topics is None:
             return self.uses_consumer_protocol
         return topic in self.subscribed_topics
@@ -464,7 +517,7 @@ class ClassicGroup:
     # -- checks --------------------------------------------------------------------------------------------------
 
     def check_member(self, member_id: str, instance_id: str | None) -> None:
-        """Raises UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another member now holds the instance id."""
+        """Raises UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another member holds the instance id."""
         if instance_id is not None:
             holder = self.static_members.get(instance_id)
             if holder is None:
@@ -477,11 +530,11 @@ class ClassicGroup:
     def check_offset_commit(
         self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
     ) -> None:
-        """Whether this caller may commit offsets now; raises the error that says why not.
+        """Raises the error where this caller may not commit offsets now.
 
         A caller without member and generation (an admin client, or a consumer that assigns its partitions itself) may
-        commit only while nobody is in the group. Transactional commits may also be anonymous: old producers send no
-        membership.
+        commit only while the group has no members. Transactional commits may also have neither: old producers do not
+        send them.
         """
         if self.state is GroupState.DEAD:
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -504,27 +557,7 @@ class ClassicGroup:
             raise ApiError(ErrorCode.NON_EMPTY_GROUP)
 
     def check_offset_delete(self) -> None:
-        """As `check_deletable`, but a consumer group's unsubscribed topics may lose their offsets while it lives."""
+        """As `check_deletable`; but offsets of a consumer group may be deleted while it has members, those of topics
+        that it does not subscribe to."""
         if self.state is GroupState.DEAD or not self.uses_consumer_protocol:
             self.check_deletable()
-
-    def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint keeps, for comparing a replayed group with a live one."""
-        return {
-            "generation": self.generation,
-            "protocol_type": self.protocol_type,
-            "protocol": self.protocol_name,
-            "leader": self.leader_id,
-            "members": {
-                member.member_id: (
-                    member.instance_id,
-                    member.client_id,
-                    member.client_host,
-                    member.rebalance_timeout_ms,
-                    member.session_timeout_ms,
-                    member.metadata(self.protocol_name),
-                    member.assignment,
-                )
-                for member in self.members.values()
-            },
-        }

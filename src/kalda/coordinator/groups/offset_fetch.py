@@ -1,6 +1,6 @@
 """The shapes of OffsetFetch: one group before version 8, several from then on.
 
-Before version 2 there is no error of the whole answer: each partition carries it.
+Before version 2 a response has no error code of its own: each partition has it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def group_requests(request: OffsetFetchRequest, version: int) -> list[OffsetFetc
 
 
 def fetch_failed(request: OffsetFetchRequestGroup, code: ErrorCode) -> OffsetFetchResponseGroup:
-    """A group whose offsets cannot be told. Consumers before 3.9 give up on anything but NOT_COORDINATOR here."""
+    """A group whose offsets cannot be read now. Consumers before 3.9 retry after NOT_COORDINATOR only."""
     translated = write_error(code)
     if translated is ErrorCode.COORDINATOR_NOT_AVAILABLE and code is not translated:
         translated = ErrorCode.NOT_COORDINATOR

@@ -1,10 +1,11 @@
 """The requests of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
 Version notes:
-- JoinGroup 4+ (KIP-394): a dynamic member without an id is given one and told to join again with it, so that a join
-  whose answer was lost leaves no ghost member behind. 5+ (KIP-345): static members. 7+: protocol type in the answer,
-  protocol name nullable. 9+ (KIP-814): a static leader that restarts into a stable group is told to skip assigning.
-- SyncGroup 5+ (KIP-559): protocol type and name must be there, and must be the group's.
+- JoinGroup 4+ (KIP-394): a dynamic member without an id gets one with MEMBER_ID_REQUIRED and joins again with it, so
+  that a join whose answer was lost leaves no member behind. 5+ (KIP-345): static members. 7+: protocol type in the
+  answer, protocol name nullable. 9+ (KIP-814): a static leader that restarts into a stable group gets
+  `skip_assignment`.
+- SyncGroup 5+ (KIP-559): protocol type and name are required, and must be the group's.
 - LeaveGroup 3+ (KIP-345): several members at once, also by instance id alone (an admin's removal).
 """
 
@@ -16,7 +17,8 @@ from typing import Protocol
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
 from kalda.base.pending import Pending
-from kalda.coordinator.classic_group import (
+from kalda.coordinator.errors import write_error
+from kalda.coordinator.groups.classic_group import (
     NO_ASSIGNMENT,
     ClassicGroup,
     GroupState,
@@ -24,10 +26,9 @@ from kalda.coordinator.classic_group import (
     Member,
     Protocols,
 )
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.errors import write_error
-from kalda.coordinator.rebalance import Rebalancer, Write
-from kalda.coordinator.records import GroupRecord
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.rebalance import Rebalancer, Write
+from kalda.coordinator.groups.records import GroupRecord
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -48,7 +49,7 @@ _SEVERAL_LEAVE_FROM = 3
 
 
 class GroupRequestContext(Protocol):
-    """What the coordinator must know of a request besides its body."""
+    """What a request has besides its body."""
 
     @property
     def api_version(self) -> int: ...
@@ -58,12 +59,12 @@ class GroupRequestContext(Protocol):
 
     @property
     def client_host(self) -> str:
-        """The peer's address as text, without a port; it is stored and shown with a slash before it."""
+        """The peer's address as text, without a port; members store and show it with a slash before it."""
         ...
 
 
 class ClassicProtocol:
-    """Handlers over the groups of one shard. `create` makes a group known once its first record is replayed."""
+    """Handlers over the groups of one shard."""
 
     def __init__(
         self,
@@ -71,20 +72,21 @@ class ClassicProtocol:
         groups: Mapping[str, ClassicGroup],
         rebalancer: Rebalancer,
         write: Write,
-        create: Callable[[str], ClassicGroup],
+        wall_ms: Callable[[], int],
         new_uuid: UuidSource,
     ) -> None:
+        """`groups` are the shard's, by id; the replay of what is written adds and removes them."""
         self._config = config
         self._groups = groups
         self._rebalancer = rebalancer
         self._write = write
-        self._create = create
+        self._wall_ms = wall_ms
         self._new_uuid = new_uuid
 
     # -- JoinGroup -----------------------------------------------------------------------------------------------
 
     def join(self, context: GroupRequestContext, request: JoinGroupRequest) -> Pending[JoinGroupResponse]:
-        """The answer comes at the end of the join barrier, at once where there is nothing to wait for."""
+        """Answered at the end of the join barrier, at once where none is under way or the member is refused."""
         pending: Pending[JoinGroupResponse] = Pending()
         waiter = JoinWaiter(pending, context.api_version)
         group = self._groups.get(request.group_id)
@@ -97,9 +99,9 @@ class ClassicProtocol:
         return pending
 
     def _join_new_group(self, context: GroupRequestContext, request: JoinGroupRequest, waiter: JoinWaiter) -> None:
-        """The group's first record makes it known; where it cannot be written there is no group to join."""
-        group = self._create(request.group_id)
-        record = GroupRecord(group.group_id, group.to_record({}))
+        """The replay of its first record makes the group; where that cannot be written there is no group to join."""
+        group_id = request.group_id
+        empty = ClassicGroup(group_id, GroupState.EMPTY, state_timestamp_ms=self._wall_ms())
 
         def written(_: None, error: ApiError | None) -> None:
             if error is None or waiter.pending.done:
@@ -108,10 +110,11 @@ class ClassicProtocol:
                 if member.awaiting_join is waiter:
                     group.answer_join(member, refusal("", write_error(error.code)))
 
-        outcome = self._write([record])
+        outcome = self._write([GroupRecord(group_id, empty.to_record())])
         if outcome.error is not None:
             refuse_join(waiter, request.member_id, write_error(outcome.error.code))
             return
+        group = self._groups[group_id]
         self._join_group(context, request, group, waiter)
         outcome.then(written)
 
@@ -131,7 +134,7 @@ class ClassicProtocol:
             self._join_new_member(context, request, group, protocols, waiter)
         elif member_id in group.pending_joins:
             if request.group_instance_id is not None:
-                # Only dynamic members are ever asked to come back with an id.
+                # Only dynamic members get MEMBER_ID_REQUIRED.
                 refuse_join(waiter, member_id, ErrorCode.UNKNOWN_SERVER_ERROR)
             else:
                 self._admit(context, request, group, member_id, protocols, waiter)
@@ -139,8 +142,8 @@ class ClassicProtocol:
             self._join_known_member(context, request, group, protocols, waiter)
 
     def _accepts(self, group: ClassicGroup, member_id: str) -> bool:
-        """group.max.size. While members join, those that already wait count: the size may be over a lowered limit, and
-        so the last to come back are the ones turned away."""
+        """group.max.size. During a join barrier the members that have joined count: where the limit was lowered below
+        the size, those that join last are refused."""
         limit = self._config.max_group_size
         member = group.members.get(member_id)
         if group.state in (GroupState.EMPTY, GroupState.DEAD):
@@ -213,10 +216,10 @@ class ClassicProtocol:
         if state is GroupState.EMPTY:
             refuse_join(waiter, member_id, ErrorCode.UNKNOWN_MEMBER_ID)
             return
-        # The same metadata again: the first answer was lost, or a follower asks where it stands. A leader of a stable
-        # group means it: it rejoins where something besides its metadata calls for a new assignment.
-        settled = state is GroupState.COMPLETING_REBALANCE or (state is GroupState.STABLE and not leads)
-        if settled and member.protocols == protocols:
+        # With the same metadata a member repeats a request whose answer was lost, and needs no rebalance. The leader of
+        # a stable group does: it joins again where something besides its metadata calls for a new assignment.
+        may_repeat = state is GroupState.COMPLETING_REBALANCE or (state is GroupState.STABLE and not leads)
+        if may_repeat and member.protocols == protocols:
             waiter.answer(self._rebalancer.join_response(group, member_id))
             return
         group.update(member, protocols, _rebalance_timeout_ms(context, request), request.session_timeout_ms, waiter)
@@ -234,8 +237,8 @@ class ClassicProtocol:
         protocols: Protocols,
         waiter: JoinWaiter,
     ) -> None:
-        """A static member without its id has restarted. In a stable group whose protocol stays the same it takes its
-        old assignment, and nobody else notices (KIP-345)."""
+        """A static member without its member id has restarted. In a stable group whose protocol stays the same it gets
+        its old assignment without a rebalance (KIP-345)."""
         assert request.group_instance_id is not None
         assert group.state not in (GroupState.EMPTY, GroupState.DEAD), "a group in this state has no static members"
         instance_id, old_leader = request.group_instance_id, group.leader_id
@@ -245,14 +248,14 @@ class ClassicProtocol:
         self._rebalancer.touch(group, member)
         group.update(member, protocols, _rebalance_timeout_ms(context, request), request.session_timeout_ms, waiter)
         if group.state is GroupState.COMPLETING_REBALANCE:
-            # The leader may have the old id in its hands already: its assignment would not fit.
+            # The leader may have received the old member id: its assignment would not have the new one.
             self._rebalancer.prepare(group, f"static member {instance_id} restarted while assignments were awaited")
             return
         if group.state is GroupState.PREPARING_REBALANCE:
             self._rebalancer.maybe_complete_join(group)
             return
         if group.select_protocol() != group.protocol_name:
-            self._rebalancer.rebalance_or_complete_join(group, f"static member {instance_id} came with other protocols")
+            self._rebalancer.rebalance_or_complete_join(group, f"other protocols of static member {instance_id}")
             return
 
         def written(_: None, error: ApiError | None) -> None:
@@ -268,13 +271,12 @@ class ClassicProtocol:
             group.update(member, *before, None)
             self._rebalancer.touch(group, group.replace_static(instance_id, new_id, old_id))
 
-        assignments = {each.member_id: each.assignment for each in group.members.values()}
-        self._write([GroupRecord(group.group_id, group.to_record(assignments))]).then(written)
+        self._write([GroupRecord(group.group_id, group.to_record())]).then(written)
 
     def _restarted(
         self, context: GroupRequestContext, group: ClassicGroup, member_id: str, old_leader: str | None
     ) -> JoinGroupResponse:
-        """A client that cannot skip assigning is told that the old id leads, so that it does not assign."""
+        """A client without `skip_assignment` gets the old id as leader, so that it does not assign."""
         response = self._rebalancer.join_response(group, member_id)
         if context.api_version >= _SKIP_ASSIGNMENT_FROM:
             response.skip_assignment = group.leader_id == member_id
@@ -291,7 +293,7 @@ class ClassicProtocol:
     def sync(
         self, context: GroupRequestContext, request: SyncGroupRequest
     ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
-        """A follower waits for the leader's assignment; the leader brings it, and waits for its commit."""
+        """A follower waits for the leader's assignment; the leader sends it, and waits for its commit."""
         if context.api_version >= _PROTOCOL_NAMES_FROM and (
             request.protocol_type is None or request.protocol_name is None
         ):
@@ -338,7 +340,7 @@ class ClassicProtocol:
     # -- Heartbeat -----------------------------------------------------------------------------------------------
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
-        """Keeps the session; in a rebalance it also tells the member to join."""
+        """Prolongs the session; REBALANCE_IN_PROGRESS makes the member join."""
         group = self._groups.get(request.group_id)
         if group is None:
             return HeartbeatResponse(error_code=int(ErrorCode.UNKNOWN_MEMBER_ID))
@@ -362,7 +364,7 @@ class ClassicProtocol:
     def leave(
         self, context: GroupRequestContext, request: LeaveGroupRequest
     ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
-        """Each member gets its own verdict; those that are out are out at once, and the rest rebalance."""
+        """Each member gets its own error code. Those that leave are removed at once, and the others rebalance."""
         leaving = request.members
         if context.api_version < _SEVERAL_LEAVE_FROM:
             leaving = [MemberIdentity(member_id=request.member_id)]
@@ -410,21 +412,22 @@ class ClassicProtocol:
 
 
 def refusal(member_id: str, code: ErrorCode) -> JoinGroupResponse:
-    """A JoinGroup answer that says only what is wrong."""
+    """A JoinGroup answer with an error and nothing else."""
     return JoinGroupResponse(member_id=member_id, error_code=int(code))
 
 
 def refuse_join(waiter: JoinWaiter, member_id: str, code: ErrorCode) -> None:
+    """Answer a JoinGroup with an error."""
     waiter.answer(refusal(member_id, code))
 
 
 def _rebalance_timeout_ms(context: GroupRequestContext, request: JoinGroupRequest) -> int:
-    """Version 0 has no rebalance timeout: the session timeout serves for both."""
+    """Version 0 has no rebalance timeout: the session timeout is used for both."""
     return request.session_timeout_ms if context.api_version == 0 else request.rebalance_timeout_ms
 
 
-def _differs(asked: str | None, held: str | None) -> bool:
-    return asked is not None and held is not None and asked != held
+def _differs(requested: str | None, held: str | None) -> bool:
+    return requested is not None and held is not None and requested != held
 
 
 def _left(leaving: MemberIdentity, code: int) -> MemberResponse:
@@ -432,7 +435,7 @@ def _left(leaving: MemberIdentity, code: int) -> MemberResponse:
 
 
 def _leave_response(context: GroupRequestContext, results: list[MemberResponse]) -> LeaveGroupResponse:
-    """Old versions have one member, and its error is the answer's."""
+    """Versions before 3 have one member, and its error is the response's."""
     if context.api_version >= _SEVERAL_LEAVE_FROM:
         return LeaveGroupResponse(members=results)
     return LeaveGroupResponse(error_code=results[0].error_code)

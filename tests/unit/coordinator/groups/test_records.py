@@ -11,21 +11,22 @@ import pytest
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.coordinator.records import (
+from kalda.coordinator.groups.records import (
     GROUP_VALUE_VERSION,
     OFFSET_VALUE_VERSION,
     OFFSET_VALUE_VERSION_WITH_EXPIRY,
     CommittedOffset,
-    ForeignRecord,
     GroupRecord,
     OffsetRecord,
     decode_record,
     encode_record,
 )
+from kalda.protocol.messages.group_records import GroupMetadataValue, MemberMetadata
+from kalda.protocol.record_framing import UnknownRecordType
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "coordinator"
+GOLDEN = Path(__file__).parents[3] / "golden" / "coordinator"
 CASES: list[dict[str, Any]] = json.loads((GOLDEN / "vectors.json").read_text())["records"]
 
 
@@ -69,14 +70,22 @@ def test_whole_logs_are_written_again_as_the_same_bytes(partition: int) -> None:
     assert OffsetRecord in kinds
 
 
-def test_later_types_and_versions_are_carried_past() -> None:
-    unknown_type = decode_record(b"\x00\x63abc", b"\x00\x00")
-    assert unknown_type == ForeignRecord(b"\x00\x63abc", b"\x00\x00")
+def test_later_types_and_versions_are_unknown() -> None:
     key, _ = encode_record(GroupRecord("g", None))
-    assert decode_record(key, b"\x00\x63...") == ForeignRecord(key, b"\x00\x63...")
+    for later in ((b"\x00\x63abc", b"\x00\x00"), (key, b"\x00\x63...")):
+        with pytest.raises(UnknownRecordType):
+            decode_record(*later)
 
 
-def test_nonsense_is_refused() -> None:
-    for key in (b"", b"\x00", b"\x00\x01\x00\xff"):
-        with pytest.raises(InvalidRequest):
-            decode_record(key, None)
+@pytest.mark.parametrize("key", [b"", b"\x00", b"\x00\x01\x00\xff"])
+def test_malformed_keys_are_refused(key: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_record(key, None)
+
+
+@pytest.mark.parametrize("ids", [[("a", None), ("a", None)], [("a", "one"), ("b", "one")]])
+def test_checkpoints_with_members_of_one_id_are_refused(ids: list[tuple[str, str | None]]) -> None:
+    members = [MemberMetadata(member_id=member, group_instance_id=instance) for member, instance in ids]
+    value = GroupMetadataValue(protocol_type="consumer", generation=1, protocol="range", members=members)
+    with pytest.raises(InvalidRequest):
+        decode_record(*encode_record(GroupRecord("g", value)))

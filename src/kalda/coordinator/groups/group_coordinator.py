@@ -4,31 +4,28 @@ Each method takes a decoded request and gives the response, or a `Pending` of it
 place where each API has them; none is raised. Requests that name several groups are spread over their shards, and
 answered when all have answered.
 
-The coordinator has no clock. Every call brings `now_ms`, and `poll` runs what has become due and says when to call it
-again. After any other call `next_deadline_ms` may be earlier than what `poll` said last.
+The coordinator has no clock. Every call brings `now_ms`; after it the runtime's `next_deadline_ms` may be earlier.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import Uuid, UuidSource
+from kalda.base.ids import UuidSource
 from kalda.base.pending import Pending
+from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
-from kalda.coordinator.classic_group import GROUP_TYPE, GroupState, worded
-from kalda.coordinator.classic_protocol import GroupRequestContext, refusal
-from kalda.coordinator.config import GroupCoordinatorConfig
 from kalda.coordinator.errors import write_error
-from kalda.coordinator.offset_fetch import fetch_failed, group_requests, to_response
-from kalda.coordinator.offsets import Topics, fail_commit
-from kalda.coordinator.records import GroupLogRecord, GroupRecord
-from kalda.coordinator.routing import coordinator_partition
-from kalda.coordinator.shard import GroupShard
-from kalda.coordinator.timers import CoordinatorTimer
+from kalda.coordinator.groups.classic_group import GROUP_TYPE, GroupState, in_version
+from kalda.coordinator.groups.classic_protocol import GroupRequestContext, refusal
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.offset_fetch import fetch_failed, group_requests, to_response
+from kalda.coordinator.groups.offsets import Topics, fail_commit
+from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
+from kalda.coordinator.groups.shard import GroupShard
+from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -60,25 +57,13 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
 )
-from kalda.protocol.notation import Buffer
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _NOT_FOUND_FROM = 6
 _GROUP_NOT_FOUND_ON_COMMIT_FROM = 9
 
 
-class CoordinatorLog(Protocol):
-    """The partitions of `__consumer_offsets` that this node leads."""
-
-    def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
-        """Append one batch of (key, value) as the leader; the offset after the last. Raises `ApiError`."""
-        ...
-
-
 class GroupCoordinator:
-    """One broker's group coordinator."""
+    """One broker's group coordinator: requests on the shards of its runtime."""
 
     def __init__(
         self,
@@ -92,130 +77,24 @@ class GroupCoordinator:
         """`partition_count` is that of `__consumer_offsets`, 0 while there is none. Timers go by the `now_ms` of each
         call; timestamps that are stored by `wall_ms`, or by `now_ms` too where it is None."""
         self.config = config
-        self._log = log
-        self._topics = topics
-        self._new_uuid = new_uuid
-        self._partition_count = partition_count
-        self._wall_ms = wall_ms
-        self._now_ms = 0
-        self._timers = CoordinatorTimer()
-        self.shards: dict[int, GroupShard] = {}
-        self._waiting: deque[tuple[int, Pending[Any]]] = deque()
-        """Writes that wait for their commit, with the time at which their callers wait no longer."""
 
-    # -- partitions ----------------------------------------------------------------------------------------------
+        def make_shard(
+            partition: CoordinatorPartition[GroupLogRecord], runtime: CoordinatorRuntime[GroupShard]
+        ) -> GroupShard:
+            return GroupShard(partition, config, runtime.timers, runtime, topics, new_uuid)
 
-    def on_elected(
-        self, partition: int, leader_epoch: int, batches: Iterable[Buffer], high_watermark: int, now_ms: int
-    ) -> None:
-        """This node leads the partition: load it from `batches`, everything up to the log's end.
-
-        In slices, for a log that is too long for one turn: `begin_load`, `load` again and again, `finish_load`.
-        """
-        self.begin_load(partition, leader_epoch, now_ms)
-        for buffer in batches:
-            self.load(partition, buffer, high_watermark, now_ms)
-        self.finish_load(partition, high_watermark, now_ms)
-
-    def begin_load(self, partition: int, leader_epoch: int, now_ms: int) -> None:
-        """From now on requests for the partition are told COORDINATOR_LOAD_IN_PROGRESS. An older term's state goes."""
-        self._advance(now_ms)
-        self.on_resigned(partition)
-        self.shards[partition] = GroupShard(
-            partition,
-            leader_epoch,
-            self.config,
-            lambda records: self._log.append(partition, list(records), self.wall_ms()),
-            self._timers,
-            self,
-            self._topics,
-            self._new_uuid,
+        self.runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
+            OFFSETS_TOPIC, make_shard, log, partition_count, config.commit_timeout_ms, wall_ms
         )
-
-    def load(self, partition: int, buffer: Buffer, high_watermark: int, now_ms: int) -> None:
-        """Replay some batches. Those of a partition that was lost meanwhile, or cannot be read, are passed over."""
-        self._advance(now_ms)
-        shard = self.shards.get(partition)
-        if shard is None:
-            return
-        try:
-            shard.load(buffer, high_watermark)
-        except ApiError as error:
-            log.error("partition %d of __consumer_offsets cannot be loaded: %s", partition, error)
-            self.on_resigned(partition)
-
-    def finish_load(self, partition: int, high_watermark: int, now_ms: int) -> None:
-        """All batches are there: serve."""
-        self._advance(now_ms)
-        shard = self.shards.get(partition)
-        if shard is not None:
-            shard.finish_loading(high_watermark)
-
-    def on_resigned(self, partition: int) -> None:
-        """This node no longer leads the partition: everything that waits is told NOT_COORDINATOR."""
-        shard = self.shards.pop(partition, None)
-        if shard is not None:
-            shard.close()
-
-    def on_high_watermark(self, partition: int, offset: int) -> None:
-        """The partition is committed up to `offset`, exclusively."""
-        shard = self.shards.get(partition)
-        if shard is not None:
-            shard.on_high_watermark(offset)
-
-    def on_topics_deleted(self, names: Iterable[str], ids: Mapping[str, Uuid] | None = None) -> None:
-        """Offsets of deleted topics go. With `ids` (by name), those of another topic of the same name stay."""
-        deleted = frozenset(names)
-        for shard in list(self.shards.values()):
-            if shard.loading or not deleted:
-                continue
-            records = shard.offsets.tombstones_of_topics(deleted, ids or {})
-            if records and (error := shard.erase(records).error) is not None:
-                log.warning("partition %d: offsets of deleted topics stay: %s", shard.partition, error)
-
-    # -- time ----------------------------------------------------------------------------------------------------
-
-    def now_ms(self) -> int:
-        """The time of the latest call."""
-        return self._now_ms
-
-    def wall_ms(self) -> int:
-        """What a record written now is stamped with."""
-        return self._now_ms if self._wall_ms is None else self._wall_ms()
-
-    def next_deadline_ms(self) -> int | None:
-        """When `poll` is due; None while nothing is under way."""
-        timer = self._timers.next_deadline_ms()
-        if not self._waiting:
-            return timer
-        return self._waiting[0][0] if timer is None else min(timer, self._waiting[0][0])
-
-    def poll(self, now_ms: int) -> int | None:
-        """Run the timers that are due and give up on commits that take too long; returns `next_deadline_ms`."""
-        self._advance(now_ms)
-        while self._waiting and (self._waiting[0][0] <= self._now_ms or self._waiting[0][1].done):
-            _, waiting = self._waiting.popleft()
-            if not waiting.done:
-                waiting.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
-        self._timers.fire(self._now_ms)
-        return self.next_deadline_ms()
-
-    def _fire_due(self) -> None:
-        """Barriers without a delay end in the call that opened them."""
-        deadline_ms = self._timers.next_deadline_ms()
-        if deadline_ms is not None and deadline_ms <= self._now_ms:
-            self._timers.fire(self._now_ms)
-
-    def _advance(self, now_ms: int) -> None:
-        self._now_ms = max(self._now_ms, now_ms)
+        """Loads the shards, runs their timers, bounds their writes; what drives this coordinator drives the runtime."""
 
     # -- membership ----------------------------------------------------------------------------------------------
 
     def join_group(
         self, context: GroupRequestContext, request: JoinGroupRequest, now_ms: int
     ) -> JoinGroupResponse | Pending[JoinGroupResponse]:
-        """JoinGroup: answered at the end of the join barrier, at once with an error or where none is under way."""
-        self._advance(now_ms)
+        """JoinGroup: answered at the end of the join barrier; at once with an error, or if no rebalance is needed."""
+        self.runtime.advance(now_ms)
         config = self.config
         try:
             shard = self._shard_of(request.group_id)
@@ -224,16 +103,16 @@ class GroupCoordinator:
             if request.group_id in shard.foreign_groups:
                 raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         except ApiError as error:
-            return worded(refusal(request.member_id, error.code), context.api_version)
+            return in_version(refusal(request.member_id, error.code), context.api_version)
         answer = shard.classic.join(context, request)
-        self._fire_due()
+        self.runtime.fire_due()
         return now_or_later(answer)
 
     def sync_group(
         self, context: GroupRequestContext, request: SyncGroupRequest, now_ms: int
     ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
         """SyncGroup: answered when the leader's assignment is committed."""
-        self._advance(now_ms)
+        self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id)
         except ApiError as error:
@@ -242,8 +121,9 @@ class GroupCoordinator:
         return now_or_later(answer) if isinstance(answer, Pending) else answer
 
     def heartbeat(self, context: GroupRequestContext, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
-        """Heartbeat: always answered at once. While the group is loaded nobody can tell, so the member is content."""
-        self._advance(now_ms)
+        """Heartbeat: always answered at once. While its partition is being loaded, without an error: the member may be
+        in the group, and must not leave it."""
+        self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id)
         except ApiError as error:
@@ -255,14 +135,14 @@ class GroupCoordinator:
     def leave_group(
         self, context: GroupRequestContext, request: LeaveGroupRequest, now_ms: int
     ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
-        """LeaveGroup: answered at once, or with the commit of the now empty group."""
-        self._advance(now_ms)
+        """LeaveGroup: answered at once; where the group becomes empty, when its record is committed."""
+        self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id)
         except ApiError as error:
             return LeaveGroupResponse(error_code=int(error.code))
         answer = shard.classic.leave(context, request)
-        self._fire_due()
+        self.runtime.fire_due()
         return now_or_later(answer) if isinstance(answer, Pending) else answer
 
     # -- groups --------------------------------------------------------------------------------------------------
@@ -270,14 +150,14 @@ class GroupCoordinator:
     def describe_groups(
         self, context: GroupRequestContext, request: DescribeGroupsRequest, now_ms: int
     ) -> DescribeGroupsResponse:
-        """DescribeGroups. Authorized operations are for whoever knows the ACLs to fill in."""
-        self._advance(now_ms)
+        """DescribeGroups. The caller fills in the authorized operations."""
+        self.runtime.advance(now_ms)
         return DescribeGroupsResponse(
             groups=[self._describe(group_id, context.api_version) for group_id in request.groups]
         )
 
     def _describe(self, group_id: str, version: int) -> DescribeGroupsResponseDescribedGroup:
-        """An absent group is Dead; from version 6 on also GROUP_ID_NOT_FOUND (KIP-1043)."""
+        """A group that does not exist is Dead; from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""
         try:
             group = self._shard_of(group_id, may_be_empty=True).group(group_id)
         except ApiError as error:
@@ -299,14 +179,14 @@ class GroupCoordinator:
         )
 
     def list_groups(self, context: GroupRequestContext, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
-        """ListGroups, of all partitions that this node coordinates; filters do not look at letter case."""
-        self._advance(now_ms)
+        """ListGroups, of all partitions that this node coordinates; filters ignore case."""
+        self.runtime.advance(now_ms)
         states = {state.strip().lower() for state in request.states_filter}
         types = {group_type.strip().lower() for group_type in request.types_filter}
         groups: list[ListedGroup] = []
-        for shard in self.shards.values():
-            if shard.loading:
-                return ListGroupsResponse(error_code=int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        if self.runtime.is_loading:
+            return ListGroupsResponse(error_code=int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        for shard in self.runtime.active_shards():
             if types and GROUP_TYPE not in types:
                 continue
             groups.extend(
@@ -316,7 +196,7 @@ class GroupCoordinator:
                     group_state=group.state.value,
                     group_type=GROUP_TYPE,
                 )
-                for group_id, group in shard.groups.items(shard.committed_epoch())
+                for group_id, group in shard.groups.items(shard.partition.committed_epoch())
                 if not states or group.state.value.lower() in states
             )
         return ListGroupsResponse(groups=groups)
@@ -324,8 +204,8 @@ class GroupCoordinator:
     def delete_groups(
         self, context: GroupRequestContext, request: DeleteGroupsRequest, now_ms: int
     ) -> DeleteGroupsResponse | Pending[DeleteGroupsResponse]:
-        """DeleteGroups: empty groups go, with their offsets."""
-        self._advance(now_ms)
+        """DeleteGroups: empty groups are deleted, with their offsets."""
+        self.runtime.advance(now_ms)
         results = {group_id: DeletableGroupResult(group_id=group_id) for group_id in request.groups_names}
         by_shard: dict[int, tuple[GroupShard, list[str], list[GroupLogRecord]]] = {}
         for group_id, result in results.items():
@@ -337,11 +217,14 @@ class GroupCoordinator:
             except ApiError as error:
                 result.error_code = int(error.code)
                 continue
-            _, deleted, records = by_shard.setdefault(shard.partition, (shard, [], []))
+            _, deleted, records = by_shard.setdefault(shard.partition.index, (shard, [], []))
             deleted.append(group_id)
             records.extend(shard.offsets.tombstones_of_group(group_id))
             records.append(GroupRecord(group_id, None))
-        written = [(deleted, self._in_time(shard.erase(records))) for shard, deleted, records in by_shard.values()]
+        written = [
+            (deleted, self.runtime.in_time(shard.partition.write_in_parts(records)))
+            for shard, deleted, records in by_shard.values()
+        ]
 
         def finish() -> DeleteGroupsResponse:
             for deleted, outcome in written:
@@ -357,13 +240,13 @@ class GroupCoordinator:
     def offset_commit(
         self, context: GroupRequestContext, request: OffsetCommitRequest, now_ms: int
     ) -> OffsetCommitResponse | Pending[OffsetCommitResponse]:
-        """OffsetCommit: answered with the commit of the records; with partition errors only, at once."""
-        self._advance(now_ms)
+        """OffsetCommit: answered when the records are committed; at once where there are only errors."""
+        self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id, may_be_empty=True)
         except ApiError as error:
             return _commit_refused(request, error.code)
-        records, response = shard.offsets.commit(request, context.api_version, self.wall_ms())
+        records, response = shard.offsets.commit(request, context.api_version, self.runtime.wall_ms())
         if not records:
             return response
         try:
@@ -371,7 +254,7 @@ class GroupCoordinator:
         except ApiError as error:
             return fail_commit(response, error.code)
         return answer_after(
-            self._in_time(shard.write(records)),
+            self.runtime.in_time(shard.partition.write(records)),
             lambda error: response if error is None else fail_commit(response, write_error(error.code)),
         )
 
@@ -393,9 +276,10 @@ class GroupCoordinator:
     def offset_fetch(
         self, context: GroupRequestContext, request: OffsetFetchRequest, now_ms: int
     ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
-        """OffsetFetch: committed offsets at once; with require_stable, after the writes that are under way, and without
-        it too while those are the predecessor's, who may have answered them."""
-        self._advance(now_ms)
+        """OffsetFetch: committed offsets, at once. With require_stable the answer waits for the writes before it. It
+        does so without, while some of these are the former leader's: it may have answered them, so they must not seem
+        undone."""
+        self.runtime.advance(now_ms)
         version = context.api_version
         groups = group_requests(request, version)
         results = [self._fetch(group, version, request.require_stable) for group in groups]
@@ -413,16 +297,16 @@ class GroupCoordinator:
             shard = self._shard_of(request.group_id, may_be_empty=True)
         except ApiError as error:
             return fetch_failed(request, error.code)
-        if not require_stable and not shard.knows_too_little:
-            return shard.offsets.fetch(request, version, shard.committed_epoch(), require_stable=False)
+        if not require_stable and not shard.partition.predecessor_hw_unknown:
+            return shard.offsets.fetch(request, version, shard.partition.committed_epoch(), require_stable=False)
         found = shard.offsets.fetch(request, version, require_stable=require_stable)
-        return now_or_later(self._in_time(shard.write_with([], found)))
+        return now_or_later(self.runtime.in_time(shard.partition.write_with([], found)))
 
     def offset_delete(
         self, context: GroupRequestContext, request: OffsetDeleteRequest, now_ms: int
     ) -> OffsetDeleteResponse | Pending[OffsetDeleteResponse]:
-        """OffsetDelete (KIP-496): answered with the commit of the tombstones."""
-        self._advance(now_ms)
+        """OffsetDelete (KIP-496): answered when the tombstones are committed."""
+        self.runtime.advance(now_ms)
         try:
             shard = self._shard_of(request.group_id)
             group = shard.group(request.group_id)
@@ -433,45 +317,17 @@ class GroupCoordinator:
         if not records:
             return response
         return answer_after(
-            self._in_time(shard.write(records)),
+            self.runtime.in_time(shard.partition.write(records)),
             lambda error: response if error is None else OffsetDeleteResponse(error_code=int(write_error(error.code))),
         )
 
     # -- shards --------------------------------------------------------------------------------------------------
 
-    def partition_for(self, group_id: str) -> int:
-        """The partition of `__consumer_offsets` that holds the group. Raises COORDINATOR_NOT_AVAILABLE without it."""
-        partitions = self._partition_count()
-        if partitions <= 0:
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        return coordinator_partition(group_id, partitions)
-
     def _shard_of(self, group_id: str, *, may_be_empty: bool = False) -> GroupShard:
-        """The loaded shard of a group. The empty id is that of old clients which only store offsets (KIP-289)."""
+        """The loaded shard of a group. Old clients that only store offsets use the empty id (KIP-289)."""
         if not group_id and not may_be_empty:
             raise ApiError(ErrorCode.INVALID_GROUP_ID)
-        shard = self.shards.get(self.partition_for(group_id))
-        if shard is None:
-            raise ApiError(ErrorCode.NOT_COORDINATOR)
-        if shard.loading:
-            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        return shard
-
-    def _in_time(self, pending: Pending[T]) -> Pending[T]:
-        """`pending`, failing with REQUEST_TIMED_OUT after offsets.commit.timeout.ms; what was written stays written."""
-        if pending.done:
-            return pending
-        bounded: Pending[T] = Pending()
-
-        def settled(value: T | None, error: ApiError | None) -> None:
-            if not bounded.done:
-                bounded.settle(value, error)
-
-        pending.then(settled)
-        while self._waiting and self._waiting[0][1].done:
-            self._waiting.popleft()
-        self._waiting.append((self._now_ms + self.config.commit_timeout_ms, bounded))
-        return bounded
+        return self.runtime.shard_for(group_id)
 
 
 def _commit_refused(request: OffsetCommitRequest, code: ErrorCode) -> OffsetCommitResponse:
