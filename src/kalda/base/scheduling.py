@@ -1,4 +1,4 @@
-"""Interfaces through which pure code sets timers and runs jobs on threads. The shell and the simulator implement them."""
+"""Interfaces by which pure code sets timers and runs jobs on threads; the shell and the simulator implement them."""
 
 from __future__ import annotations
 

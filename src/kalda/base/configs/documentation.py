@@ -80,7 +80,7 @@ BROKER: dict[str, str] = {
     "log.cleaner.delete.retention.ms": "How long tombstones of compacted topics are kept.",
     "log.cleaner.enable": "Whether logs are compacted.",
     "log.cleaner.io.max.bytes.per.second": "Bytes that the cleaner may read and write a second.",
-    "log.cleaner.max.compaction.lag.ms": "Longest time for which a record may stay out of reach of compaction.",
+    "log.cleaner.max.compaction.lag.ms": "Longest time for which a record may stay uncompacted.",
     "log.cleaner.min.cleanable.ratio": "Share of a log that must be uncompacted before the cleaner takes it up.",
     "log.cleaner.min.compaction.lag.ms": "Shortest time for which a record stays uncompacted.",
     "log.cleaner.threads": "Threads that compact logs.",
@@ -210,7 +210,7 @@ TOPIC: dict[str, str] = {
     "local.retention.ms": (
         "With tiered storage, how long a partition keeps segments on local disk; -2 means retention.ms."
     ),
-    "max.compaction.lag.ms": "Longest time for which a record may stay out of reach of compaction.",
+    "max.compaction.lag.ms": "Longest time for which a record may stay uncompacted.",
     "max.message.bytes": "Largest record batch that is accepted, after compression.",
     "message.timestamp.after.max.ms": (
         "How far a record's timestamp may lie ahead of the broker's clock before the record is refused."
