@@ -11,9 +11,8 @@ caught up: it gets the whole image as one delta from nothing, then every image i
 order of their installation. While the node is far behind the high watermark, no reader needs the next image, and one is
 made only after as many records as the image has topics.
 
-There are no timers here. `poll` installs publishers that wait, for the case that the high watermark became known, or
-advanced over control records, without a commit of any record. The shell calls it some ten times a second while
-`is_waiting`.
+There are no timers here. `poll` installs publishers that wait, for the case that the high watermark became known
+without a commit of any record. The shell calls it after every commit and change of leader while `is_waiting`.
 """
 
 from __future__ import annotations
