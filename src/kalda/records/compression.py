@@ -1,11 +1,11 @@
-"""The four codecs of record batches, bounded.
+"""The four codecs of record batches, with bounded output.
 
 Kafka writes gzip and zstd as plain streams, lz4 in the frame format (64 KiB independent blocks) and snappy in the
 xerial framing: a 16-byte header, then blocks that each start with their compressed length. A snappy section without
-that header is one raw block; Kafka's reader takes both, and so does `decompress`.
+that header is one raw block; `decompress` accepts both, as Kafka's reader does.
 
-Compressed bytes are hostile. A claimed size is compared with the bound before a buffer of that size is made, and
-output whose size nobody claims is taken in growing chunks that stop one byte past the bound.
+Compressed bytes may be hostile. A declared size is compared with the bound before a buffer of that size is allocated.
+Output without a declared size is produced in growing chunks, up to one byte past the bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kalda.base.errors import CorruptRecord
 Buffer = bytes | bytearray | memoryview
 
 MAX_DECOMPRESSED_BYTES: Final = 256 * 1024 * 1024
-"""What one batch may unfold to. Producers stay far below: their batches are bounded before compression."""
+"""The most that one batch may decompress to. Producers stay far below: they bound batches before compression."""
 
 
 class Compression(IntEnum):
@@ -34,7 +34,7 @@ class Compression(IntEnum):
 
     @property
     def config_name(self) -> str:
-        """The word in `compression.type`; no codec is `uncompressed` for a topic and `none` for a producer."""
+        """The codec's name in a topic's `compression.type`. (A producer's has `none` for `uncompressed`.)"""
         return "uncompressed" if self is Compression.NONE else self.name.lower()
 
 
@@ -47,7 +47,7 @@ _XERIAL_VERSIONS = Struct(">ii")
 _XERIAL_BLOCK: Final = 32 * 1024
 _INT32 = Struct(">i")
 _SNAPPY_MAX_RATIO: Final = 22
-"""The densest snappy element is three bytes that stand for 64."""
+"""The densest snappy element is three bytes that decompress to 64."""
 
 _CHUNK: Final = 64 * 1024
 _MAX_CHUNK: Final = 8 * 1024 * 1024
@@ -55,7 +55,7 @@ _ZSTD_MAX_WINDOW: Final = 1 << 27
 
 
 def compress(codec: Compression, data: Buffer, level: int | None = None) -> Buffer:
-    """`data` by `codec`; `level` as in `compression.<codec>.level`, None for the codec's default."""
+    """`data` compressed by `codec`; `level` as in `compression.<codec>.level`, None for the codec's default."""
     match codec:
         case Compression.NONE:
             return data
@@ -70,7 +70,7 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> Buff
 
 
 def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
-    """What `data` unfolds to. Raises `CorruptRecord` for bytes that are not the codec's, or unfold beyond the bound."""
+    """`data` decompressed. Raises `CorruptRecord` for malformed bytes, and for more than `max_bytes` of output."""
     match codec:
         case Compression.NONE:
             return data
@@ -89,7 +89,7 @@ def _undecodable(codec: Compression, error: Exception) -> CorruptRecord:
 
 
 def _too_large(codec: Compression, max_bytes: int) -> CorruptRecord:
-    return CorruptRecord(f"{codec.name.lower()} data unfolds to more than the {max_bytes} bytes allowed")
+    return CorruptRecord(f"{codec.name.lower()} data decompresses to more than the {max_bytes} bytes allowed")
 
 
 def _join(codec: Compression, chunks: list[bytes], max_bytes: int) -> bytes:
@@ -108,7 +108,7 @@ def _compress_gzip(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
-    """One member, or several in a row, as Java's GZIPInputStream reads them."""
+    """One member or several in a row, as Java's GZIPInputStream reads them."""
     chunks: list[bytes] = []
     room = max_bytes + 1
     rest: Buffer = data
@@ -147,7 +147,7 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytearray:
         sizes = [int(snappy.decompress_raw_len(block)) for block in blocks]
         for block, size in zip(blocks, sizes, strict=True):
             if size > _SNAPPY_MAX_RATIO * len(block):
-                raise CorruptRecord(f"snappy block of {len(block)} bytes claims to unfold to {size}")
+                raise CorruptRecord(f"snappy block of {len(block)} bytes declares a decompressed size of {size}")
         total = sum(sizes)
         if total > max_bytes:
             raise _too_large(Compression.SNAPPY, max_bytes)
@@ -156,7 +156,7 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytearray:
             pos = 0
             for block, size in zip(blocks, sizes, strict=True):
                 if size and snappy.decompress_raw_into(block, target[pos : pos + size]) != size:
-                    raise CorruptRecord("snappy block is shorter than it says")
+                    raise CorruptRecord("snappy block is shorter than its declared size")
                 pos += size
     except DecompressionError as e:
         raise _undecodable(Compression.SNAPPY, e) from e
@@ -164,7 +164,7 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytearray:
 
 
 def _xerial_blocks(view: memoryview) -> list[memoryview]:
-    """The compressed blocks. A second header inside is skipped: streams may have been put one after the other."""
+    """The compressed blocks. Further headers are skipped: several streams may follow one another."""
     blocks = []
     pos = 0
     while pos < len(view):
@@ -188,7 +188,7 @@ def _xerial_blocks(view: memoryview) -> list[memoryview]:
 
 
 def _compress_lz4(data: Buffer, level: int | None) -> bytes:
-    """Kafka's default level, 9, is its fast compressor; any other asks for the slow one."""
+    """Kafka's default level, 9, selects its fast compressor; any other level selects the slow one."""
     import lz4.frame
 
     own_level = 0 if level is None or level == DEFAULT_LEVELS[Compression.LZ4] else min(max(level, 3), 12)

@@ -1,13 +1,13 @@
-"""What a leader demands of a batch before it appends it, and what it writes into it.
+"""The checks of a leader on a produced batch before the append, and the fields that it writes into the batch.
 
-The common path reads the header, checks the CRC, and stamps offset and leader epoch in place: no record is looked at.
-Records are decoded only where the header cannot answer: a compacted topic (every record needs a key), a bound on old
-timestamps (the header has no minimum), a batch whose timestamps seem out of range (the client is told which records),
-and a topic whose `compression.type` differs from the producer's.
+The common path reads the header, checks the CRC, and stamps offset and leader epoch in place; no record is decoded.
+Records are decoded only where the header does not suffice: for a compacted topic (every record needs a key), a bound on
+old timestamps (the header has no minimum), a batch whose timestamps may be out of range (the response lists the
+records), and a topic whose `compression.type` differs from the producer's.
 
-The checks, their order and their error codes are those of Kafka's produce path for magic 2. A client's batch:
-exactly one in the partition's bytes, base offset 0, as many records as offsets, no control batch, and a sequence
-number where there is a producer id. Bytes behind the batch that cannot be a batch of their own are cut off.
+The checks, their order and their error codes are those of Kafka's produce path for magic 2. The rules for a client's
+batch: exactly one in the partition's bytes, base offset 0, as many records as offsets, no control batch, and a sequence
+number where there is a producer id. Bytes after the batch that are too few for another batch are cut off.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kalda.records.checksum import crc32c
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
 
 UNBOUNDED_MS: Final = 2**63 - 1
-"""The default of `message.timestamp.before.max.ms`: as old as one likes."""
+"""The default of `message.timestamp.before.max.ms`: no bound."""
 
 PRODUCER_COMPRESSION: Final = "producer"
 """The default of a topic's `compression.type`: keep the producer's codec."""
@@ -67,7 +67,7 @@ class RecordError(NamedTuple):
 
 
 class RecordsRefused(ApiError):
-    """A batch that is not appended. `record_errors` names the records where single ones are to blame (KIP-467)."""
+    """A batch that is not appended. `record_errors` lists the invalid records, where single records are (KIP-467)."""
 
     def __init__(self, code: ErrorCode, message: str, record_errors: list[RecordError] | None = None) -> None:
         super().__init__(code, message)
@@ -75,23 +75,23 @@ class RecordsRefused(ApiError):
 
 
 class ValidatedRecords(NamedTuple):
-    """A batch ready to be appended: offset, leader epoch and, where it had to be, timestamps and codec are in place."""
+    """A batch ready for the append: offset and leader epoch are stamped, timestamps and codec are the topic's."""
 
     records: memoryview
     header: BatchHeader
     max_timestamp: int
     last_offset: int
-    """Also what the time index notes for `max_timestamp`: the header does not say which record has it."""
+    """The time index has it as the offset of `max_timestamp`: the header does not contain the offset of that record."""
     log_append_time_ms: int
-    """-1 where timestamps are the producer's."""
+    """-1 where the timestamps are the producer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRules:
-    """A topic's configuration, as far as it bears on a produced batch. Made once a configuration, not a request."""
+    """The part of a topic's configuration that applies to produced batches. Made once for each configuration."""
 
     compression: Compression | None = None
-    """The codec that the topic demands; None: the producer's."""
+    """The codec of the topic; None where batches keep the producer's."""
     compression_level: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE
     timestamp_before_max_ms: int = UNBOUNDED_MS
@@ -100,7 +100,7 @@ class RecordRules:
     max_message_bytes: int = 1_048_588
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     headers_suffice: bool = field(init=False)
-    """True where a batch with CreateTime and a sane largest timestamp need not be looked into."""
+    """True where no record of a batch with CreateTime, and a largest timestamp that is in range, has to be decoded."""
 
     def __post_init__(self) -> None:
         suffice = (
@@ -112,15 +112,15 @@ class RecordRules:
 
 
 def compression_of_config(compression_type: str) -> Compression | None:
-    """The codec that a topic's `compression.type` demands, None for `producer`."""
+    """The codec of a topic's `compression.type`, None for `producer`."""
     return None if compression_type == PRODUCER_COMPRESSION else _CODEC_OF_CONFIG[compression_type]
 
 
 def check_single_batch(buf: bytes | bytearray | memoryview) -> int:
-    """The size of the one batch in `buf`; what follows it is not a batch and is to be cut off.
+    """The size of the one batch in `buf`. Bytes after it are not a batch and are to be cut off.
 
     Raises `RecordsRefused` with INVALID_RECORD for none, several, or an older magic (Produce 3 and later carry exactly
-    one of magic 2 in each partition); `CorruptRecord` for a length or magic that no batch has.
+    one of magic 2 in each partition); `CorruptRecord` for an invalid length or magic.
     """
     size = _whole_batch(buf, 0)
     if size < 0:
@@ -136,13 +136,13 @@ def check_single_batch(buf: bytes | bytearray | memoryview) -> int:
 
 
 def _whole_batch(buf: bytes | bytearray | memoryview, pos: int) -> int:
-    """The size of the batch at `pos`, -1 where there is no whole one."""
+    """The size of the batch at `pos`, -1 where there is no complete one."""
     left = len(buf) - pos
     if left < LOG_OVERHEAD:
         return -1
     (length,) = _LENGTH.unpack_from(buf, pos + 8)
     if length < MIN_BATCH_LENGTH:
-        raise CorruptRecord(f"a record batch says it is {length} bytes long")
+        raise CorruptRecord(f"a record batch has a length of {length} bytes")
     if left <= MAGIC_POSITION:
         return -1
     if buf[pos + MAGIC_POSITION] > MAGIC:
@@ -161,9 +161,9 @@ def validate_produced(
 ) -> ValidatedRecords:
     """Check the batch in `records`, give it `first_offset` and `leader_epoch`, and return it.
 
-    `records` is written to, and is the result's buffer unless the batch was recompressed. `from_client` is false for
-    the broker's own coordinators, whose control batches and offsets are trusted. Raises `RecordsRefused`, or
-    `CorruptRecord` for bad bytes.
+    `records` is modified, and is the result's buffer unless the batch was recompressed. `from_client` is false for
+    batches of the broker's own coordinators: their control bit, offsets, counts and sequences are not checked. Raises
+    `RecordsRefused`, or `CorruptRecord` for malformed bytes.
     """
     buf = records if type(records) is memoryview else memoryview(records)
     header = peek_header(buf) if len(buf) >= HEADER_SIZE else None
@@ -225,7 +225,7 @@ def _too_large(size: int, allowed: int) -> RecordsRefused:
 
 
 def _header_refused(header: BatchHeader) -> RecordsRefused:
-    """Says what is wrong with a client's header: its counts, the control bit, or no sequence for a producer id."""
+    """The error for an invalid header from a client: its counts, the control bit, or a missing sequence number."""
     offsets = header.last_offset_delta + 1
     if offsets != header.records_count or offsets <= 0:
         message = f"the record batch spans {offsets} offsets and counts {header.records_count} records"
@@ -239,23 +239,23 @@ def _header_refused(header: BatchHeader) -> RecordsRefused:
 def _adapt(
     buf: memoryview, header: BatchHeader, rules: RecordRules, now_ms: int, recompress: bool
 ) -> tuple[memoryview, BatchHeader]:
-    """The uncommon path: look into the records where the header cannot vouch for them, then recompress and rewrite
-    timestamps as the topic has it."""
+    """The uncommon path: check the records where the header does not suffice, then apply the topic's codec and its
+    timestamp type."""
     codec_id = header.attributes & COMPRESSION_MASK
     if codec_id > _LAST_CODEC:
         raise RecordsRefused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression codec {codec_id} is unknown")
-    appends_time = rules.timestamp_type is TimestampType.LOG_APPEND
+    stamps_append_time = rules.timestamp_type is TimestampType.LOG_APPEND
     max_timestamp = header.max_timestamp
-    if recompress or rules.compacted or not appends_time or header.attributes & TIMESTAMP_TYPE_BIT:
+    if recompress or rules.compacted or not stamps_append_time or header.attributes & TIMESTAMP_TYPE_BIT:
         section = _section(buf, header, rules)
         max_timestamp, regular = _inspect(section, header, rules, now_ms)
         if recompress:
             buf, header = _recompress(section, regular, header, rules)
-    return buf, _set_timestamps(buf, header, rules.timestamp_type, now_ms if appends_time else max_timestamp)
+    return buf, _set_timestamps(buf, header, rules.timestamp_type, now_ms if stamps_append_time else max_timestamp)
 
 
 def _section(buf: memoryview, header: BatchHeader, rules: RecordRules) -> memoryview:
-    """The records, decompressed. What cannot be is the client's fault, not the disk's: INVALID_RECORD."""
+    """The records, decompressed. Malformed bytes are the client's error here, not the disk's: INVALID_RECORD."""
     try:
         section, start, end = records_section(buf, 0, header, rules.max_decompressed_bytes)
     except CorruptRecord as e:
@@ -264,7 +264,8 @@ def _section(buf: memoryview, header: BatchHeader, rules: RecordRules) -> memory
 
 
 def _inspect(section: memoryview, header: BatchHeader, rules: RecordRules, now_ms: int) -> tuple[int, bool]:
-    """Check each record; returns the true largest timestamp, and whether the deltas are those of a fresh batch."""
+    """Check each record. Returns the largest timestamp of the records, and whether the deltas are those that
+    `values.encode_records` would write."""
     try:
         largest, smallest, keyless, regular = codec.survey(
             section, 0, len(section), header.records_count, header.base_timestamp
@@ -283,7 +284,7 @@ def _out_of_range(rules: RecordRules, now_ms: int, timestamp: int) -> bool:
 
 
 def _timestamps_refused(header: BatchHeader, rules: RecordRules, now_ms: int, smallest: int, largest: int) -> bool:
-    """A quick answer that may err towards True; `_refuse_records` then looks at each record."""
+    """Whether a timestamp may be invalid. May be true without an invalid one; `_refuse_records` checks each record."""
     if rules.timestamp_type is TimestampType.LOG_APPEND:
         return header.attributes & TIMESTAMP_TYPE_BIT != 0
     if largest == NO_TIMESTAMP and header.attributes & TIMESTAMP_TYPE_BIT:
@@ -292,7 +293,7 @@ def _timestamps_refused(header: BatchHeader, rules: RecordRules, now_ms: int, sm
 
 
 def _refuse_records(records: list[Record], header: BatchHeader, rules: RecordRules, now_ms: int) -> None:
-    """Raise `RecordsRefused` if any record is at fault. A record without a key is told that before its timestamp."""
+    """Raise `RecordsRefused` if any record is invalid. A missing key comes before an invalid timestamp."""
     errors = []
     code = ErrorCode.INVALID_RECORD
     claims_append_time = header.attributes & TIMESTAMP_TYPE_BIT != 0
@@ -320,7 +321,7 @@ def _refuse_records(records: list[Record], header: BatchHeader, rules: RecordRul
 def _recompress(
     section: memoryview, regular: bool, header: BatchHeader, rules: RecordRules
 ) -> tuple[memoryview, BatchHeader]:
-    """The batch in the topic's codec. Its records keep their bytes where their deltas are the ones to be written."""
+    """The batch in the topic's codec. With `regular` deltas the records are not encoded again."""
     assert rules.compression is not None
     attributes = header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT) | rules.compression
     changed = header._replace(attributes=attributes)
@@ -339,7 +340,7 @@ def _recompress(
 def _set_timestamps(
     buf: memoryview, header: BatchHeader, timestamp_type: TimestampType, max_timestamp: int
 ) -> BatchHeader:
-    """Write timestamp type and largest timestamp, and the CRC that covers them, if they are not there already."""
+    """Write timestamp type and largest timestamp, and the CRC that covers them, unless the header has them already."""
     attributes = header.attributes & ~TIMESTAMP_TYPE_BIT
     if timestamp_type is TimestampType.LOG_APPEND:
         attributes |= TIMESTAMP_TYPE_BIT

@@ -1,4 +1,4 @@
-"""Keys that Kafka does not have. All begin with `kalda.`, so that no later release of Kafka can mean something else."""
+"""Keys that Kafka does not have. All begin with `kalda.`, so that no later release of Kafka can define the same key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker whose process is gone is fenced before its session ends, and no other broker is."""
+"""A broker whose process is dead is fenced before its session ends, and no other broker is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SESSION_MS = 9_000
 
 
 def a_world(*brokers: int, **settings: object) -> World:
-    """Brokers that have been heard of, so that nobody is suspected."""
+    """A world whose brokers have sent heartbeats, so that none is suspected."""
     world = World(**settings)  # type: ignore[arg-type]
     world.start_brokers(*brokers)
     world.now_ms += 10
@@ -34,7 +34,7 @@ def fenced(world: World) -> list[int]:
     return [broker_id for broker_id, broker in world.active.cluster.brokers.items() if broker.fenced]
 
 
-def test_refused_is_gone() -> None:
+def test_a_broker_that_refuses_connections_is_fenced() -> None:
     world = a_world(0, 1, 2)
     world.create_topic("t", {0: [0, 1, 2], 1: [1, 2, 0]})
     disconnect(world, 0)
@@ -43,11 +43,11 @@ def test_refused_is_gone() -> None:
     answer(world, probe, refused=True)
     assert fenced(world) == [0]
     assert (world.partition("t", 0).leader, list(world.partition("t", 0).isr)) == (1, [1, 2])
-    assert list(world.partition("t", 1).isr) == [1, 2], "with acks=all nobody waits for a follower that is gone"
+    assert list(world.partition("t", 1).isr) == [1, 2], "with acks=all no producer waits for a dead follower"
     assert world.active.probes_due(world.now_ms + 60_000) == []
 
 
-def test_whoever_comes_back_need_not_wait_for_the_session_of_the_dead() -> None:
+def test_a_new_incarnation_does_not_wait_for_the_session_of_a_dead_one() -> None:
     world = a_world(0)
     with pytest.raises(ApiError) as raised:
         world.register(0, incarnation=2)
@@ -58,8 +58,8 @@ def test_whoever_comes_back_need_not_wait_for_the_session_of_the_dead() -> None:
     assert not world.heartbeat(0).is_fenced
 
 
-def test_anything_but_a_refusal_is_left_to_the_session() -> None:
-    """A paused process, a full backlog, a host that is down: each probe is answered in the same way."""
+def test_without_a_refusal_the_session_timeout_decides() -> None:
+    """A paused process, a full backlog, a host that is down: no probe is refused."""
     world = a_world(0, 1)
     began = world.now_ms
     disconnect(world, 0)
@@ -90,8 +90,8 @@ def test_a_dying_process_that_still_has_its_listener_is_found_by_the_next_probe(
     assert fenced(world) == [0]
 
 
-def test_a_broker_that_is_heard_of_while_it_is_probed_is_not_fenced() -> None:
-    """Its connection had only been idle too long, say, and a firewall refuses the probe."""
+def test_a_broker_that_sends_a_heartbeat_while_it_is_probed_is_not_fenced() -> None:
+    """For example its connection was closed because it was idle, and a firewall refuses the probe."""
     world = a_world(0)
     disconnect(world, 0)
     (probe,) = world.active.probes_due(world.now_ms)
@@ -101,21 +101,21 @@ def test_a_broker_that_is_heard_of_while_it_is_probed_is_not_fenced() -> None:
     assert world.active.probes_due(world.now_ms + 60_000) == []
 
 
-def test_a_broker_whose_place_another_one_wants_is_probed_too() -> None:
-    """Its machine was reset, so that no connection broke."""
+def test_a_broker_is_probed_when_another_process_registers_under_its_id() -> None:
+    """Its machine was reset, so no connection broke."""
     world = a_world(0)
     with pytest.raises(ApiError):
         world.register(0, incarnation=2)
     (probe,) = world.active.probes_due(world.now_ms)
     with pytest.raises(ApiError):
         world.register(0, incarnation=2)
-    assert world.active.probes_due(world.now_ms) == [], "it is being probed"
+    assert world.active.probes_due(world.now_ms) == [], "a probe is under way"
     answer(world, probe, refused=True)
     world.register(0, incarnation=2)
     assert not world.heartbeat(0).is_fenced
 
 
-def test_who_does_not_refuse_keeps_its_place() -> None:
+def test_a_broker_that_does_not_refuse_keeps_its_registration() -> None:
     world = a_world(0)
     for _ in PROBES_MS:
         with pytest.raises(ApiError):
@@ -126,7 +126,7 @@ def test_who_does_not_refuse_keeps_its_place() -> None:
     assert fenced(world) == []
 
 
-def test_only_the_epoch_that_was_seen_on_the_connection_is_fenced() -> None:
+def test_only_the_epoch_of_the_heartbeats_on_the_connection_is_fenced() -> None:
     world = a_world(0)
     old = world.epochs[0]
     disconnect(world, 0)
@@ -137,10 +137,10 @@ def test_only_the_epoch_that_was_seen_on_the_connection_is_fenced() -> None:
     answer(world, probe, refused=True)
     assert fenced(world) == []
     disconnect(world, 0, epoch=old)
-    assert world.active.probes_due(world.now_ms) == [], "the former process' connection breaks late"
+    assert world.active.probes_due(world.now_ms) == [], "the broken connection was of the previous incarnation"
 
 
-def test_a_registration_on_its_way_to_be_committed_is_not_fenced_either() -> None:
+def test_a_registration_that_is_not_committed_yet_is_not_fenced_either() -> None:
     world = a_world(0)
     disconnect(world, 0)
     (probe,) = world.active.probes_due(world.now_ms)
@@ -152,19 +152,19 @@ def test_a_registration_on_its_way_to_be_committed_is_not_fenced_either() -> Non
     assert fenced(world) == []
 
 
-def test_a_refusal_that_was_wrong_is_not_believed_again() -> None:
+def test_a_broker_that_was_fenced_wrongly_is_not_probed_again() -> None:
     world = a_world(0)
     disconnect(world, 0)
     answer(world, *world.active.probes_due(world.now_ms), refused=True)
     assert fenced(world) == [0]
-    assert not world.heartbeat(0).is_fenced, "it lives, and has read its registration"
+    assert not world.heartbeat(0).is_fenced, "it is alive, and has read its registration"
     disconnect(world, 0)
     assert world.active.probes_due(world.now_ms) == []
     assert fenced(world) == []
 
 
-def test_a_new_active_controller_probes_whom_it_has_not_heard_of() -> None:
-    """Their connections broke at its predecessor, or with it."""
+def test_a_new_active_controller_probes_brokers_without_a_heartbeat() -> None:
+    """Their connections to the previous controller may have broken before it stopped, or with it."""
     world = World(controllers=2)
     world.start_brokers(0, 1, 2)
     world.elect(2)
@@ -179,7 +179,7 @@ def test_a_new_active_controller_probes_whom_it_has_not_heard_of() -> None:
     assert [probe.broker_id for probe in world.active.probes_due(world.now_ms + 100)] == [2]
 
 
-def test_who_is_not_active_suspects_nobody() -> None:
+def test_a_standby_suspects_no_broker() -> None:
     world = World(controllers=2)
     world.start_brokers(0)
     world.now_ms += 10
@@ -194,32 +194,32 @@ def test_who_is_not_active_suspects_nobody() -> None:
     assert len(world.records) == before
 
 
-def test_it_can_be_turned_off() -> None:
+def test_the_detection_can_be_turned_off() -> None:
     world = a_world(0, dead_process_detection_enable=False)
     disconnect(world, 0)
     assert world.active.probes_due(world.now_ms) == []
 
 
-def test_a_network_that_breaks_does_not_make_a_storm_of_probes() -> None:
+def test_the_number_of_probes_under_way_is_bounded() -> None:
     suspects = Suspects()
     for broker_id in range(1_000):
         suspects.suspect(broker_id, 1, 0)
     first = suspects.due(0)
     assert len(first) == MAX_UNDER_WAY
     assert suspects.due(10_000) == []
-    assert suspects.deadline_ms is None, "there is no room before one of them is answered"
-    assert suspects.probed(*first[0], refused=False) is False
+    assert suspects.deadline_ms is None, "no further probe may start before one of these ends"
+    assert suspects.on_probed(*first[0], refused=False) is False
     assert suspects.deadline_ms is not None
     assert len(suspects.due(10_000)) == 1
     for broker_id in range(1_000):
-        suspects.heard_of(broker_id, 1)
+        suspects.on_heartbeat(broker_id, 1)
     assert suspects.deadline_ms is None
     suspects.suspect(5, 1, 0)
-    assert suspects.due(0) == [(5, 1)], "the room of all is free again"
+    assert suspects.due(0) == [(5, 1)], "no probe is under way any more"
 
 
 def test_which_listener_is_probed() -> None:
     inner, outer = Endpoint("INTERNAL", "a", 1, 0), Endpoint("EXTERNAL", "b", 2, 1)
     listeners = {"EXTERNAL": outer, "INTERNAL": inner}
     assert addresses(listeners, "INTERNAL") == (("a", 1),)
-    assert addresses(listeners, "PLAINTEXT") == (("b", 2), ("a", 1)), "where it is not known, all must refuse"
+    assert addresses(listeners, "PLAINTEXT") == (("b", 2), ("a", 1)), "without that listener, all must refuse"
