@@ -78,8 +78,8 @@ def test_a_wall_is_not_run_against_all_the_time() -> None:
     cluster.walls = {(fenced_in, leader.id)}
     cluster.trace = sent.append
     cluster.run(20_000)
-    asked = [line for line in sent if f" {fenced_in}: send" in line and "PreVote" in line]
-    assert 2 <= len(asked) <= 4 * (20_000 // FETCH_TIMEOUT_MS + 1), len(asked)
+    pre_votes = [line for line in sent if f" {fenced_in}: send" in line and "PreVote" in line]
+    assert 2 <= len(pre_votes) <= 4 * (20_000 // FETCH_TIMEOUT_MS + 1), len(pre_votes)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -37,8 +37,8 @@ def test_the_voters_tell_their_leader_and_are_written() -> None:
         assert history.kraft_version == 1
         assert [voter.key for voter in history.voters.voters] == [key_of(1), key_of(2), key_of(3)]
         assert [voter.endpoints for voter in history.voters.voters] == [(endpoint_of(i),) for i in (1, 2, 3)]
-    described = cluster.ask(leader.id, rpc.DescribeAsk())[0]
-    assert isinstance(described, rpc.DescribeAnswer)
+    described = cluster.call(leader.id, rpc.DescribeCall())[0]
+    assert isinstance(described, rpc.DescribeReply)
     assert {voter.key for voter in described.voters} == {key_of(1), key_of(2), key_of(3)}
 
 
@@ -53,9 +53,9 @@ def test_the_voters_survive_restarts_and_can_change_then() -> None:
     leader = cluster.elect()
     cluster.run(2_000)
     gone = next(i for i in (1, 2, 3) if i != leader.id)
-    answers = cluster.ask(leader.id, rpc.RemoveVoterAsk(CLUSTER, key_of(gone)))
+    replies = cluster.call(leader.id, rpc.RemoveVoterCall(CLUSTER, key_of(gone)))
     cluster.run(2_000)
-    assert answers[0].standing.error is ErrorCode.NONE
+    assert replies[0].header.error is ErrorCode.NONE
     assert gone not in machine(leader).voters.ids
 
 
@@ -92,8 +92,8 @@ def test_voters_that_do_not_support_it_hold_it_up() -> None:
     cluster, leader = static()
     cluster.run(2_000)
     other = next(i for i in (1, 2, 3) if i != leader.id)
-    old = rpc.UpdateVoterAsk(CLUSTER, machine(leader).epoch, key_of(other), (endpoint_of(other),), 0, 0)
-    assert cluster.ask(leader.id, old)[0].standing.error is ErrorCode.NONE
+    old = rpc.UpdateVoterCall(CLUSTER, machine(leader).epoch, key_of(other), (endpoint_of(other),), 0, 0)
+    assert cluster.call(leader.id, old)[0].header.error is ErrorCode.NONE
     assert reconfiguration.upgrade_refusal(machine(leader), 1) == f"voter {other} does not support it"
 
 
@@ -102,15 +102,15 @@ def test_what_a_static_voter_tells_is_checked() -> None:
     cluster.run(2_000)
     epoch = machine(leader).epoch
 
-    def answer(ask: rpc.UpdateVoterAsk) -> ErrorCode:
-        return cluster.ask(leader.id, ask)[0].standing.error
+    def reply(call: rpc.UpdateVoterCall) -> ErrorCode:
+        return cluster.call(leader.id, call)[0].header.error
 
-    good = rpc.UpdateVoterAsk(CLUSTER, epoch, key_of(2), (endpoint_of(2),), 0, 1)
-    assert answer(good) is ErrorCode.NONE
-    assert answer(good._replace(epoch=epoch - 1)) is ErrorCode.FENCED_LEADER_EPOCH
-    assert answer(good._replace(voter=ReplicaKey(9, key_of(2).directory_id))) is ErrorCode.VOTER_NOT_FOUND
-    assert answer(good._replace(endpoints=())) is ErrorCode.INVALID_REQUEST
-    assert answer(good._replace(min_kraft_version=1)) is ErrorCode.INVALID_REQUEST
+    good = rpc.UpdateVoterCall(CLUSTER, epoch, key_of(2), (endpoint_of(2),), 0, 1)
+    assert reply(good) is ErrorCode.NONE
+    assert reply(good._replace(epoch=epoch - 1)) is ErrorCode.FENCED_LEADER_EPOCH
+    assert reply(good._replace(voter=ReplicaKey(9, key_of(2).directory_id))) is ErrorCode.VOTER_NOT_FOUND
+    assert reply(good._replace(endpoints=())) is ErrorCode.INVALID_REQUEST
+    assert reply(good._replace(min_kraft_version=1)) is ErrorCode.INVALID_REQUEST
 
 
 def test_there_is_no_way_back() -> None:

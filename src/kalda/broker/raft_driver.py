@@ -286,16 +286,16 @@ class RaftDriver:
         """Answer Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch and FetchSnapshot of the metadata partition,
         DescribeQuorum, and the changes of the voters."""
         try:
-            ask = wire.ask_of(request)
+            call = wire.call_of(request)
         except wire.NotMetadata:
             unknown = request.API_KEY == 55
-            return wire.refusal_of(
+            return wire.error_response(
                 request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if unknown else ErrorCode.INVALID_REQUEST
             )
         pending: Pending[Response] = Pending()
         token, self._next_token = self._next_token, self._next_token + 1
         self._requests[token] = (request, version, pending)
-        self._step(ev.Asked(token, ask))
+        self._step(ev.CallReceived(token, call))
         if pending.done:
             assert pending.value is not None
             return pending.value
@@ -410,10 +410,10 @@ class RaftDriver:
             case fx.FlushLog():
                 self._flush_wanted = effect
                 self._flush()
-            case fx.Send(correlation, destination, ask, timeout_ms):
-                self._send_ask(correlation, destination, ask, timeout_ms)
-            case fx.Reply(token, answer):
-                self._reply(token, answer)
+            case fx.SendCall(correlation, destination, call, timeout_ms):
+                self._send_call(correlation, destination, call, timeout_ms)
+            case fx.SendReply(token, reply):
+                self._reply(token, reply)
             case fx.SetHighWatermark(offset):
                 self._high_watermark = offset
                 self.log.log.update_high_watermark(offset)
@@ -513,67 +513,65 @@ class RaftDriver:
 
     # The network.
 
-    def _send_ask(self, correlation: int, destination: Destination, ask: rpc.Ask, timeout_ms: int) -> None:
-        def answered(response: Any, error: ApiError | None) -> None:
+    def _send_call(self, correlation: int, destination: Destination, call: rpc.Call, timeout_ms: int) -> None:
+        def on_response(response: Any, error: ApiError | None) -> None:
             if error is None:
-                self._step(ev.Answered(correlation, wire.answer_of(ask, response, self.config.listener)))
+                self._step(ev.ReplyReceived(correlation, wire.reply_of(call, response, self.config.listener)))
             elif error.code is ErrorCode.UNSUPPORTED_VERSION:
-                self._step(ev.Answered(correlation, wire.failed_answer(ask, error.code)))
+                self._step(ev.ReplyReceived(correlation, wire.failed_reply(call, error.code)))
             else:
-                self._step(ev.Failed(correlation, isinstance(error, ReplicaGone)))
+                self._step(ev.CallFailed(correlation, isinstance(error, ReplicaGone)))
 
         try:
-            pending = self._send(destination, wire.request_of(ask), timeout_ms)
+            pending = self._send(destination, wire.request_of(call), timeout_ms)
         except ApiError as error:
             failed = error
-            self._timers.call_later_ms(0, lambda: answered(None, failed))
+            self._timers.call_later_ms(0, lambda: on_response(None, failed))
             return
-        pending.then(answered)
+        pending.then(on_response)
 
-    def _reply(self, token: Hashable, answer: rpc.Answer) -> None:
+    def _reply(self, token: Hashable, reply: rpc.Reply) -> None:
         assert isinstance(token, int)
-        if isinstance(answer, rpc.FetchAnswer) and answer.read_from is not None:
-            offset, max_bytes = answer.read_from, answer.max_bytes
+        if isinstance(reply, rpc.FetchReply) and reply.read_from is not None:
+            offset, max_bytes = reply.read_from, reply.max_bytes
             records = self.log.read_for_fetch(offset, max_bytes)
             if callable(records):
-                self._read_then_reply(token, answer, records)
+                self._read_then_reply(token, reply, records)
                 return
-            answer = answer._replace(records=records)
-        elif isinstance(answer, rpc.SnapshotAnswer) and answer.standing.error is ErrorCode.NONE:
-            ask = wire.ask_of(self._requests[token][0])
-            assert isinstance(ask, rpc.SnapshotAsk)
-            limit = min(ask.max_bytes, self.config.fetch_snapshot_max_bytes)
-            self._read_then_reply(token, answer, lambda: self.log.read_chunk(ask.snapshot, ask.position, limit))
+            reply = reply._replace(records=records)
+        elif isinstance(reply, rpc.SnapshotReply) and reply.header.error is ErrorCode.NONE:
+            call = wire.call_of(self._requests[token][0])
+            assert isinstance(call, rpc.SnapshotCall)
+            limit = min(call.max_bytes, self.config.fetch_snapshot_max_bytes)
+            self._read_then_reply(token, reply, lambda: self.log.read_chunk(call.snapshot, call.position, limit))
             return
-        self._respond(token, answer)
+        self._respond(token, reply)
 
-    def _read_then_reply(
-        self, token: int, answer: rpc.FetchAnswer | rpc.SnapshotAnswer, read: Callable[[], Any]
-    ) -> None:
+    def _read_then_reply(self, token: int, reply: rpc.FetchReply | rpc.SnapshotReply, read: Callable[[], Any]) -> None:
         def finish(found: Any, error: BaseException | None) -> None:
             if error is not None:
                 self._fail(error)
-            elif isinstance(answer, rpc.FetchAnswer):
-                self._respond(token, answer._replace(records=found))
+            elif isinstance(reply, rpc.FetchReply):
+                self._respond(token, reply._replace(records=found))
             elif found is None:
-                standing = answer.standing._replace(error=ErrorCode.SNAPSHOT_NOT_FOUND)
-                self._respond(token, answer._replace(standing=standing))
-            elif answer.position >= found[0]:
-                standing = answer.standing._replace(error=ErrorCode.POSITION_OUT_OF_RANGE)
-                self._respond(token, answer._replace(standing=standing))
+                header = reply.header._replace(error=ErrorCode.SNAPSHOT_NOT_FOUND)
+                self._respond(token, reply._replace(header=header))
+            elif reply.position >= found[0]:
+                header = reply.header._replace(error=ErrorCode.POSITION_OUT_OF_RANGE)
+                self._respond(token, reply._replace(header=header))
             else:
-                self._respond(token, answer._replace(size=found[0], data=found[1]))
+                self._respond(token, reply._replace(size=found[0], data=found[1]))
 
         self._jobs.run(read, finish)
 
-    def _respond(self, token: int, answer: rpc.Answer) -> None:
+    def _respond(self, token: int, reply: rpc.Reply) -> None:
         request, version, pending = self._requests.pop(token)
         offset = self._clock.wall_ms() - self._clock.mono_ms()
 
         def wall_ms(time: int) -> int:
             return self._clock.wall_ms() if time == 0 else time + offset
 
-        pending.complete(wire.response_of(request, answer, version, self.config.listener, wall_ms))
+        pending.complete(wire.response_of(request, reply, version, self.config.listener, wall_ms))
 
     # The listeners.
 

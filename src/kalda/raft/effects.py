@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import NamedTuple, TypeAlias
 
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.rpc import Answer, Ask
+from kalda.raft.rpc import Call, Reply
 from kalda.raft.values import Destination, OffsetAndEpoch
 
 
@@ -56,19 +56,19 @@ class FlushLog(NamedTuple):
     generation: int
 
 
-class Send(NamedTuple):
+class SendCall(NamedTuple):
     correlation: int
     destination: Destination
-    ask: Ask
+    call: Call
     timeout_ms: int
 
 
-class Reply(NamedTuple):
+class SendReply(NamedTuple):
     """Answer a request. Where the answer has a `read_from`, read the records into it; where it is a snapshot answer
     without data, read that."""
 
     token: Hashable
-    answer: Answer
+    reply: Reply
 
 
 class SetHighWatermark(NamedTuple):
@@ -107,8 +107,8 @@ Effect: TypeAlias = (
     | AppendFetched
     | TruncateLog
     | FlushLog
-    | Send
-    | Reply
+    | SendCall
+    | SendReply
     | SetHighWatermark
     | LeaderChanged
     | SaveSnapshotChunk

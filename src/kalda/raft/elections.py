@@ -36,14 +36,14 @@ def drive_unattached(machine: RaftMachine, role: Unattached, now: int) -> None:
         return
     servers = machine.bootstrap_destinations()
     if servers and not any(not machine.outbox.ready(server, now) for server in servers):
-        machine.send(servers[machine.below(len(servers))], fetch_ask(machine), now, machine.config.fetch_max_wait_ms)
+        machine.send(servers[machine.below(len(servers))], fetch_call(machine), now, machine.config.fetch_max_wait_ms)
     if role.deadline <= now:
         role.deadline = now + machine.config.fetch_timeout_ms
 
 
-def fetch_ask(machine: RaftMachine) -> rpc.FetchAsk:
+def fetch_call(machine: RaftMachine) -> rpc.FetchCall:
     config = machine.config
-    return rpc.FetchAsk(
+    return rpc.FetchCall(
         config.cluster_id,
         machine.epoch,
         machine.local,
@@ -91,14 +91,14 @@ def _ask_for_votes(machine: RaftMachine, node_ids: tuple[int, ...], epoch: int, 
         destination = machine.voters.destination(node_id, machine.config.listener)
         voter = machine.voters.get(node_id)
         if destination is not None and voter is not None and machine.outbox.ready(destination, now):
-            ask = rpc.VoteAsk(machine.config.cluster_id, epoch, machine.local, voter.key, machine.log.end, pre_vote)
-            machine.send(destination, ask, now)
+            call = rpc.VoteCall(machine.config.cluster_id, epoch, machine.local, voter.key, machine.log.end, pre_vote)
+            machine.send(destination, call, now)
 
 
-def vote_answered(machine: RaftMachine, answer: rpc.VoteAnswer, ask: rpc.VoteAsk, voter: int) -> bool:
+def on_vote_reply(machine: RaftMachine, reply: rpc.VoteReply, call: rpc.VoteCall, voter: int) -> bool:
     role = machine.role
-    if isinstance(role, Prospective if ask.pre_vote else Candidate) and role.epoch == ask.epoch:
-        role.ballot.record(voter, answer.granted)
+    if isinstance(role, Prospective if call.pre_vote else Candidate) and role.epoch == call.epoch:
+        role.ballot.record(voter, reply.granted)
     return True
 
 
@@ -153,51 +153,51 @@ def _turn_to_stand(machine: RaftMachine, role: Follower) -> int:
 # Being asked.
 
 
-def answer_vote(machine: RaftMachine, ask: rpc.VoteAsk, now: int) -> rpc.VoteAnswer:
-    error = _refusal(machine, ask.cluster_id, ask.candidate.id, ask.epoch)
+def handle_vote(machine: RaftMachine, call: rpc.VoteCall, now: int) -> rpc.VoteReply:
+    error = _refusal(machine, call.cluster_id, call.candidate.id, call.epoch)
     if error is None:
-        end = ask.log_end
-        newest_possible = ask.epoch if ask.pre_vote else ask.epoch - 1
+        end = call.log_end
+        newest_possible = call.epoch if call.pre_vote else call.epoch - 1
         if end.offset < 0 or not 0 <= end.epoch <= newest_possible:
             error = ErrorCode.INVALID_REQUEST
     if error is None:
-        if ask.epoch > machine.epoch:
-            machine.become_unattached(ask.epoch, now)
-        if not _is_us(machine, ask.voter):
+        if call.epoch > machine.epoch:
+            machine.become_unattached(call.epoch, now)
+        if not _is_us(machine, call.voter):
             error = ErrorCode.INVALID_VOTER_KEY
     if error is not None:
-        return rpc.VoteAnswer(machine.standing(error))
-    granted = _grants(machine, ask)
-    if granted and ask.pre_vote and isinstance(machine.role, Prospective) and now < machine.hasty_from:
-        _let_stand(machine, machine.role, ask.candidate, now)
-    if granted and not ask.pre_vote and isinstance(machine.role, Unattached | Prospective):
+        return rpc.VoteReply(machine.reply_header(error))
+    granted = _grants(machine, call)
+    if granted and call.pre_vote and isinstance(machine.role, Prospective) and now < machine.hasty_from:
+        _let_stand(machine, machine.role, call.candidate, now)
+    if granted and not call.pre_vote and isinstance(machine.role, Unattached | Prospective):
         if machine.role.voted is None:
-            machine.vote_in_place(ask.candidate)
+            machine.vote_in_place(call.candidate)
         if isinstance(machine.role, Unattached):
             # The candidate is given the time to win.
             machine.role.deadline = (
                 now + machine.config.election_timeout_ms + machine.below(max(1, machine.config.election_timeout_ms))
             )
-    return rpc.VoteAnswer(machine.standing(), granted)
+    return rpc.VoteReply(machine.reply_header(), granted)
 
 
-def _grants(machine: RaftMachine, ask: rpc.VoteAsk) -> bool:
+def _grants(machine: RaftMachine, call: rpc.VoteCall) -> bool:
     """The rules by role. A log that ends before ours may lack what is committed: never a vote for it."""
-    up_to_date = ask.log_end.is_up_to_date(machine.log.end)
+    up_to_date = call.log_end.is_up_to_date(machine.log.end)
     match machine.role:
         case Unattached(voted=voted, leader_id=leader_id) | Prospective(voted=voted, leader_id=leader_id):
-            if ask.pre_vote:
+            if call.pre_vote:
                 return up_to_date
             if voted is not None:
-                return _same_candidate(voted, ask.candidate)
+                return _same_candidate(voted, call.candidate)
             return leader_id is None and up_to_date
         case Follower(voted=voted, has_fetched=has_fetched):
-            if ask.pre_vote:
+            if call.pre_vote:
                 # A leader that we fetched from works: who cannot see it must not unseat it.
                 return up_to_date and not has_fetched
-            return voted is not None and _same_candidate(voted, ask.candidate)
+            return voted is not None and _same_candidate(voted, call.candidate)
         case Candidate() | Resigned():
-            return ask.pre_vote and up_to_date
+            return call.pre_vote and up_to_date
         case LeaderRole():
             return False
 
@@ -213,25 +213,25 @@ def _same_candidate(voted: ReplicaKey, candidate: ReplicaKey) -> bool:
     return voted.id == candidate.id and voted.directory_id in (ZERO_UUID, candidate.directory_id)
 
 
-def answer_begin(machine: RaftMachine, ask: rpc.BeginAsk, now: int) -> rpc.BeginAnswer:
-    error = _refusal(machine, ask.cluster_id, ask.leader_id, ask.epoch)
+def handle_begin_epoch(machine: RaftMachine, call: rpc.BeginEpochCall, now: int) -> rpc.BeginEpochReply:
+    error = _refusal(machine, call.cluster_id, call.leader_id, call.epoch)
     if error is None:
-        machine.maybe_follow(ask.leader_id, ask.epoch, ask.leader_endpoints, now)
-        if not _is_us(machine, ask.voter):
+        machine.maybe_follow(call.leader_id, call.epoch, call.leader_endpoints, now)
+        if not _is_us(machine, call.voter):
             error = ErrorCode.INVALID_VOTER_KEY
-    return rpc.BeginAnswer(machine.standing(error or ErrorCode.NONE))
+    return rpc.BeginEpochReply(machine.reply_header(error or ErrorCode.NONE))
 
 
-def answer_end(machine: RaftMachine, ask: rpc.EndAsk, now: int) -> rpc.EndAnswer:
-    error = _refusal(machine, ask.cluster_id, ask.leader_id, ask.epoch)
+def handle_end_epoch(machine: RaftMachine, call: rpc.EndEpochCall, now: int) -> rpc.EndEpochReply:
+    error = _refusal(machine, call.cluster_id, call.leader_id, call.epoch)
     if error is not None:
-        return rpc.EndAnswer(machine.standing(error))
-    machine.maybe_follow(ask.leader_id, ask.epoch, ask.leader_endpoints, now)
+        return rpc.EndEpochReply(machine.reply_header(error))
+    machine.maybe_follow(call.leader_id, call.epoch, call.leader_endpoints, now)
     role = machine.role
-    if isinstance(role, Follower) and role.leader_id == ask.leader_id:
-        role.deadline = now + _successor_backoff(machine, ask.successors)
+    if isinstance(role, Follower) and role.leader_id == call.leader_id:
+        role.deadline = now + _successor_backoff(machine, call.successors)
         role.has_fetched = False  # the leader itself says that it is gone: nobody needs protecting it
-    return rpc.EndAnswer(machine.standing())
+    return rpc.EndEpochReply(machine.reply_header())
 
 
 def _successor_backoff(machine: RaftMachine, successors: tuple[ReplicaKey, ...]) -> int:
@@ -266,7 +266,7 @@ def _is_us(machine: RaftMachine, voter: ReplicaKey | None) -> bool:
 # Beginning and ending an epoch.
 
 
-def begin_answered(machine: RaftMachine, voter: int) -> bool:
+def on_begin_epoch_reply(machine: RaftMachine, voter: int) -> bool:
     role = machine.role
     if isinstance(role, LeaderRole) and voter in role.voters:
         role.voters[voter].acknowledged = True
@@ -288,8 +288,8 @@ def send_begin_epoch(machine: RaftMachine, role: LeaderRole, now: int) -> None:
         destination = machine.voters.destination(node_id, machine.config.listener)
         if voter is not None and destination is not None and machine.outbox.ready(destination, now):
             config = machine.config
-            ask = rpc.BeginAsk(config.cluster_id, role.epoch, role.leader_id, voter.key, config.endpoints)
-            machine.send(destination, ask, now)
+            call = rpc.BeginEpochCall(config.cluster_id, role.epoch, role.leader_id, voter.key, config.endpoints)
+            machine.send(destination, call, now)
 
 
 def drive_resigned(machine: RaftMachine, role: Resigned, now: int) -> None:
@@ -306,11 +306,11 @@ def send_end_epoch(machine: RaftMachine, now: int) -> None:
     for node_id in role.unacknowledged:
         destination = machine.voters.destination(node_id, config.listener)
         if destination is not None and machine.outbox.ready(destination, now):
-            ask = rpc.EndAsk(config.cluster_id, role.epoch, role.leader_id, role.successors, config.endpoints)
-            machine.send(destination, ask, now)
+            call = rpc.EndEpochCall(config.cluster_id, role.epoch, role.leader_id, role.successors, config.endpoints)
+            machine.send(destination, call, now)
 
 
-def end_answered(machine: RaftMachine, voter: int) -> bool:
+def on_end_epoch_reply(machine: RaftMachine, voter: int) -> bool:
     if isinstance(machine.role, Resigned):
         machine.role.unacknowledged.pop(voter, None)
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple, TypeAlias
 
-from kalda.raft.rpc import Answer, Ask, Control
+from kalda.raft.rpc import Call, Control, Reply
 from kalda.raft.values import OffsetAndEpoch
 
 
@@ -32,21 +32,21 @@ class Flushed(NamedTuple):
     generation: int
 
 
-class Asked(NamedTuple):
+class CallReceived(NamedTuple):
     """A request came; its answer goes out with the same token."""
 
     token: Hashable
-    ask: Ask
+    call: Call
 
 
-class Answered(NamedTuple):
+class ReplyReceived(NamedTuple):
     """The answer to the request of that correlation."""
 
     correlation: int
-    answer: Answer
+    reply: Reply
 
 
-class Failed(NamedTuple):
+class CallFailed(NamedTuple):
     """No answer will come to that request: the connection broke, or could not be made. `gone`: connections to that
     replica are refused, so that no process is there."""
 
@@ -102,9 +102,9 @@ Event: TypeAlias = (
     | Tick
     | Append
     | Flushed
-    | Asked
-    | Answered
-    | Failed
+    | CallReceived
+    | ReplyReceived
+    | CallFailed
     | SnapshotInstalled
     | SnapshotDamaged
     | SnapshotTaken

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from kalda.raft.rpc import FetchAsk, ReplicaProgress
+from kalda.raft.rpc import FetchCall, ReplicaProgress
 from kalda.raft.values import ReplicaKey
 from kalda.raft.voters import VoterSet
 
@@ -53,7 +53,7 @@ class Progress:
 
 class ParkedFetch(NamedTuple):
     token: Hashable
-    ask: FetchAsk
+    call: FetchCall
     deadline: int
 
 

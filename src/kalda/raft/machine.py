@@ -146,20 +146,20 @@ class RaftMachine:
                 self._append(epoch, count, payload)
             case events.Flushed(offset, generation):
                 self._flushed(offset, generation, now)
-            case events.Asked(token, ask):
-                self._asked(token, ask, now)
-            case events.Answered(correlation, answer):
-                self._answered(correlation, answer, now)
-            case events.Failed(correlation, gone):
+            case events.CallReceived(token, call):
+                self._asked(token, call, now)
+            case events.ReplyReceived(correlation, reply):
+                self._answered(correlation, reply, now)
+            case events.CallFailed(correlation, gone):
                 request = self.outbox.close(correlation)
                 if request is not None:
                     self.outbox.back_off(request.destination, now)
                     if gone:
                         elections.replica_gone(self, request.destination, now)
             case events.SnapshotInstalled(snapshot, controls):
-                replication.snapshot_installed(self, snapshot, controls, now)
+                replication.on_snapshot_installed(self, snapshot, controls, now)
             case events.SnapshotDamaged(snapshot):
-                replication.snapshot_damaged(self, snapshot, now)
+                replication.on_snapshot_damaged(self, snapshot, now)
             case events.SnapshotTaken(snapshot):
                 assert snapshot.offset <= self.high_watermark, "only committed records go into a snapshot"
                 self.log.add_snapshot(snapshot)
@@ -239,62 +239,62 @@ class RaftMachine:
             return  # what was flushed has been cut off since
         self.log.flushed_offset = max(self.log.flushed_offset, min(offset, self.log.end_offset))
         if isinstance(self.role, LeaderRole):
-            replication.leader_flushed(self, self.role, now)
+            replication.on_leader_flushed(self, self.role, now)
 
-    def _asked(self, token: Hashable, ask: rpc.Ask, now: int) -> None:
-        answer: rpc.Answer | None
-        match ask:
-            case rpc.VoteAsk():
-                answer = elections.answer_vote(self, ask, now)
-            case rpc.BeginAsk():
-                answer = elections.answer_begin(self, ask, now)
-            case rpc.EndAsk():
-                answer = elections.answer_end(self, ask, now)
-            case rpc.FetchAsk():
-                answer = replication.answer_fetch(self, token, ask, now)
-            case rpc.SnapshotAsk():
-                answer = replication.answer_snapshot(self, ask, now)
-            case rpc.DescribeAsk():
-                answer = replication.answer_describe(self)
+    def _asked(self, token: Hashable, call: rpc.Call, now: int) -> None:
+        reply: rpc.Reply | None
+        match call:
+            case rpc.VoteCall():
+                reply = elections.handle_vote(self, call, now)
+            case rpc.BeginEpochCall():
+                reply = elections.handle_begin_epoch(self, call, now)
+            case rpc.EndEpochCall():
+                reply = elections.handle_end_epoch(self, call, now)
+            case rpc.FetchCall():
+                reply = replication.handle_fetch(self, token, call, now)
+            case rpc.SnapshotCall():
+                reply = replication.handle_snapshot(self, call, now)
+            case rpc.DescribeCall():
+                reply = replication.handle_describe(self)
             case _:
-                answer = reconfiguration.answer_change(self, token, ask, now)
-        if answer is not None:
-            self.emit(fx.Reply(token, answer))
+                reply = reconfiguration.handle_voter_change(self, token, call, now)
+        if reply is not None:
+            self.emit(fx.SendReply(token, reply))
 
-    def _answered(self, correlation: int, answer: rpc.Answer, now: int) -> None:
+    def _answered(self, correlation: int, reply: rpc.Reply, now: int) -> None:
         request = self.outbox.close(correlation)
         if request is None:
             return
-        unsupported = answer.standing.error is ErrorCode.UNSUPPORTED_VERSION
-        if unsupported and isinstance(request.ask, rpc.VoteAsk) and request.ask.pre_vote:
+        unsupported = reply.header.error is ErrorCode.UNSUPPORTED_VERSION
+        if unsupported and isinstance(request.call, rpc.VoteCall) and request.call.pre_vote:
             # A replica from before KIP-996 has no say in pre-votes, and must not hold one up.
-            answer = rpc.VoteAnswer(rpc.Standing(ErrorCode.NONE, self.epoch), True)
-        done = self._learn_standing(answer.standing, now)
+            reply = rpc.VoteReply(rpc.ReplyHeader(ErrorCode.NONE, self.epoch), True)
+        done = self._on_reply_header(reply.header, now)
         if done is None:
-            match answer, request.ask:
-                case rpc.VoteAnswer(), rpc.VoteAsk() as vote_ask:
-                    done = elections.vote_answered(self, answer, vote_ask, request.destination.node_id)
-                case rpc.BeginAnswer(), rpc.BeginAsk():
-                    done = elections.begin_answered(self, request.destination.node_id)
-                case rpc.EndAnswer(), rpc.EndAsk():
-                    done = elections.end_answered(self, request.destination.node_id)
-                case rpc.FetchAnswer(), rpc.FetchAsk() as fetch_ask:
-                    done = replication.fetch_answered(self, answer, fetch_ask, now)
-                case rpc.SnapshotAnswer(), rpc.SnapshotAsk() as snapshot_ask:
-                    done = replication.snapshot_answered(self, answer, snapshot_ask, now)
-                case rpc.VoterChangeAnswer(), _:
-                    done = reconfiguration.change_answered(self, request.ask)
+            match reply, request.call:
+                case rpc.VoteReply(), rpc.VoteCall() as vote_call:
+                    done = elections.on_vote_reply(self, reply, vote_call, request.destination.node_id)
+                case rpc.BeginEpochReply(), rpc.BeginEpochCall():
+                    done = elections.on_begin_epoch_reply(self, request.destination.node_id)
+                case rpc.EndEpochReply(), rpc.EndEpochCall():
+                    done = elections.on_end_epoch_reply(self, request.destination.node_id)
+                case rpc.FetchReply(), rpc.FetchCall() as fetch_call:
+                    done = replication.on_fetch_reply(self, reply, fetch_call, now)
+                case rpc.SnapshotReply(), rpc.SnapshotCall() as snapshot_call:
+                    done = replication.on_snapshot_reply(self, reply, snapshot_call, now)
+                case rpc.VoterChangeReply(), _:
+                    done = reconfiguration.on_voter_change_reply(self, request.call)
                 case _:
                     done = False
-        elif isinstance(answer, rpc.SnapshotAnswer):
-            replication.snapshot_refused(self, answer.standing.error)
+        elif isinstance(reply, rpc.SnapshotReply):
+            replication.on_snapshot_refused(self, reply.header.error)
         if not done:
             self.outbox.back_off(request.destination, now)
 
-    def _learn_standing(self, standing: rpc.Standing, now: int) -> bool | None:
+    def _on_reply_header(self, header: rpc.ReplyHeader, now: int) -> bool | None:
         """What every answer says: the epoch and the leader. None where the body is worth reading, else whether the
         request counts as well answered."""
-        error, epoch, leader_id, endpoints = standing
+        error, epoch, leader_id, endpoints = header
         looking = self.leader_id is None or isinstance(self.role, Unattached)
         if epoch > self.epoch or (epoch == self.epoch and leader_id is not None and looking):
             self.maybe_follow(leader_id, epoch, endpoints, now)
@@ -464,23 +464,23 @@ class RaftMachine:
         others = (self.voters.destination(i, self.config.listener) for i in self.voters.ids if i != self.local.id)
         return tuple(destination for destination in others if destination is not None)
 
-    def send(self, destination: Destination, ask: rpc.Ask, now: int, extra_ms: int = 0) -> None:
-        correlation = self.outbox.send(destination, ask, now, extra_ms)
-        self.emit(fx.Send(correlation, destination, ask, self.config.request_timeout_ms + extra_ms))
+    def send(self, destination: Destination, call: rpc.Call, now: int, extra_ms: int = 0) -> None:
+        correlation = self.outbox.send(destination, call, now, extra_ms)
+        self.emit(fx.SendCall(correlation, destination, call, self.config.request_timeout_ms + extra_ms))
 
     def _election_timeout(self) -> int:
         return self.config.election_timeout_ms + self.below(max(1, self.config.election_timeout_ms))
 
     # What every answer carries.
 
-    def standing(self, error: ErrorCode = ErrorCode.NONE) -> rpc.Standing:
+    def reply_header(self, error: ErrorCode = ErrorCode.NONE) -> rpc.ReplyHeader:
         role = self.role
         endpoints: tuple[Endpoint, ...] = ()
         if isinstance(role, LeaderRole):
             endpoints = self.config.endpoints
         elif isinstance(role, Follower | Prospective):
             endpoints = role.leader_endpoints
-        return rpc.Standing(error, role.epoch, self.leader_id, endpoints if self.leader_id is not None else ())
+        return rpc.ReplyHeader(error, role.epoch, self.leader_id, endpoints if self.leader_id is not None else ())
 
     def wrong_cluster(self, cluster_id: str | None) -> bool:
         """A request need not name its cluster; where it does, it must be ours."""

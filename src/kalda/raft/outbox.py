@@ -1,6 +1,6 @@
 """Requests under way: one a destination, answered, timed out or backing off.
 
-One request a destination is enough for a protocol in which the next thing to say depends on the last answer, and it
+One request a destination is enough for a protocol in which the next thing to say depends on the last reply, and it
 bounds everything. A change of role forgets all of them: an answer to a forgotten request is not for us any more.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kalda.raft.rpc import Ask
+from kalda.raft.rpc import Call
 from kalda.raft.values import Destination
 
 
 class InFlight(NamedTuple):
     destination: Destination
-    ask: Ask
+    call: Call
     deadline: int
 
 
@@ -32,11 +32,11 @@ class Outbox:
     def ready(self, destination: Destination, now: int) -> bool:
         return destination not in self._busy and self._backoff_until.get(destination, now) <= now
 
-    def send(self, destination: Destination, ask: Ask, now: int, extra_ms: int = 0) -> int:
+    def send(self, destination: Destination, call: Call, now: int, extra_ms: int = 0) -> int:
         """Count `ask` as under way; returns its correlation. `extra_ms` is how long the other side may hold it."""
         assert destination not in self._busy
         correlation, self._next_correlation = self._next_correlation, self._next_correlation + 1
-        self._in_flight[correlation] = InFlight(destination, ask, now + self._timeout_ms + extra_ms)
+        self._in_flight[correlation] = InFlight(destination, call, now + self._timeout_ms + extra_ms)
         self._busy[destination] = correlation
         self._backoff_until.pop(destination, None)
         return correlation

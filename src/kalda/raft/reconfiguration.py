@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 CAUGHT_UP_WITHIN_MS = 3_600_000
 
 
-def _refused(machine: RaftMachine, error: ErrorCode, message: str) -> rpc.VoterChangeAnswer:
-    return rpc.VoterChangeAnswer(machine.standing(error), message)
+def _refused(machine: RaftMachine, error: ErrorCode, message: str) -> rpc.VoterChangeReply:
+    return rpc.VoterChangeReply(machine.reply_header(error), message)
 
 
-def answer_change(machine: RaftMachine, token: object, ask: rpc.Ask, now: int) -> rpc.VoterChangeAnswer | None:
+def handle_voter_change(machine: RaftMachine, token: object, call: rpc.Call, now: int) -> rpc.VoterChangeReply | None:
     """None where the answer waits for the commit."""
-    assert isinstance(ask, rpc.AddVoterAsk | rpc.RemoveVoterAsk | rpc.UpdateVoterAsk)
+    assert isinstance(call, rpc.AddVoterCall | rpc.RemoveVoterCall | rpc.UpdateVoterCall)
     role = machine.role
-    if machine.wrong_cluster(ask.cluster_id):
+    if machine.wrong_cluster(call.cluster_id):
         return _refused(machine, ErrorCode.INCONSISTENT_CLUSTER_ID, "the request is for another cluster")
     if not isinstance(role, LeaderRole):
         return _refused(machine, ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the quorum")
-    if ask.voter.id < 0:
-        return _refused(machine, ErrorCode.INVALID_REQUEST, f"{ask.voter.id} is no voter's id")
+    if call.voter.id < 0:
+        return _refused(machine, ErrorCode.INVALID_REQUEST, f"{call.voter.id} is no voter's id")
     if not machine.history.dynamic:
-        if isinstance(ask, rpc.UpdateVoterAsk):
-            return _told(machine, role, ask)
+        if isinstance(call, rpc.UpdateVoterCall):
+            return _told(machine, role, call)
         return _refused(
             machine,
             ErrorCode.UNSUPPORTED_VERSION,
@@ -59,13 +59,13 @@ def answer_change(machine: RaftMachine, token: object, ask: rpc.Ask, now: int) -
         return _refused(machine, ErrorCode.REQUEST_TIMED_OUT, "the leader has not committed in its epoch yet")
     if role.change is not None or _voters_uncommitted(machine, role):
         return _refused(machine, ErrorCode.REQUEST_TIMED_OUT, "another change of the voters is under way")
-    match ask:
-        case rpc.AddVoterAsk():
-            return _add(machine, role, token, ask, now)
-        case rpc.RemoveVoterAsk():
-            return _remove(machine, role, token, ask, now)
-        case rpc.UpdateVoterAsk():
-            return _update(machine, role, token, ask, now)
+    match call:
+        case rpc.AddVoterCall():
+            return _add(machine, role, token, call, now)
+        case rpc.RemoveVoterCall():
+            return _remove(machine, role, token, call, now)
+        case rpc.UpdateVoterCall():
+            return _update(machine, role, token, call, now)
 
 
 def _voters_uncommitted(machine: RaftMachine, role: LeaderRole) -> bool:
@@ -74,78 +74,78 @@ def _voters_uncommitted(machine: RaftMachine, role: LeaderRole) -> bool:
 
 
 def _add(
-    machine: RaftMachine, role: LeaderRole, token: object, ask: rpc.AddVoterAsk, now: int
-) -> rpc.VoterChangeAnswer | None:
-    if ask.voter.directory_id == ZERO_UUID:
-        return _refused(machine, ErrorCode.INVALID_REQUEST, f"voter {ask.voter.id} needs a directory id")
-    if not any(endpoint.name == machine.config.listener for endpoint in ask.endpoints):
+    machine: RaftMachine, role: LeaderRole, token: object, call: rpc.AddVoterCall, now: int
+) -> rpc.VoterChangeReply | None:
+    if call.voter.directory_id == ZERO_UUID:
+        return _refused(machine, ErrorCode.INVALID_REQUEST, f"voter {call.voter.id} needs a directory id")
+    if not any(endpoint.name == machine.config.listener for endpoint in call.endpoints):
         return _refused(
             machine,
             ErrorCode.INVALID_REQUEST,
-            f"voter {ask.voter.id} has no endpoint for the listener {machine.config.listener}",
+            f"voter {call.voter.id} has no endpoint for the listener {machine.config.listener}",
         )
-    if machine.voters.get(ask.voter.id) is not None:
-        return _refused(machine, ErrorCode.DUPLICATE_VOTER, f"{ask.voter.id} is a voter already")
-    progress = role.observers.get(ask.voter)
+    if machine.voters.get(call.voter.id) is not None:
+        return _refused(machine, ErrorCode.DUPLICATE_VOTER, f"{call.voter.id} is a voter already")
+    progress = role.observers.get(call.voter)
     if progress is None or progress.caught_up_ms < 0 or progress.fetched_ms < now - CAUGHT_UP_WITHIN_MS:
-        return _refused(machine, ErrorCode.REQUEST_TIMED_OUT, f"voter {ask.voter} has not caught up with the leader")
-    voter = Voter(ask.voter, ask.endpoints, 0, machine.config.max_kraft_version)
-    wait = ask.ack_when_committed
-    _change(machine, role, machine.voters.with_voter(voter), token if wait else None, now, ask.timeout_ms)
-    return None if wait else rpc.VoterChangeAnswer(machine.standing())
+        return _refused(machine, ErrorCode.REQUEST_TIMED_OUT, f"voter {call.voter} has not caught up with the leader")
+    voter = Voter(call.voter, call.endpoints, 0, machine.config.max_kraft_version)
+    wait = call.ack_when_committed
+    _change(machine, role, machine.voters.with_voter(voter), token if wait else None, now, call.timeout_ms)
+    return None if wait else rpc.VoterChangeReply(machine.reply_header())
 
 
 def _remove(
-    machine: RaftMachine, role: LeaderRole, token: object, ask: rpc.RemoveVoterAsk, now: int
-) -> rpc.VoterChangeAnswer | None:
-    known = machine.voters.get(ask.voter.id)
-    if known is None or known.key.directory_id != ask.voter.directory_id:
-        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{ask.voter} is not a voter")
+    machine: RaftMachine, role: LeaderRole, token: object, call: rpc.RemoveVoterCall, now: int
+) -> rpc.VoterChangeReply | None:
+    known = machine.voters.get(call.voter.id)
+    if known is None or known.key.directory_id != call.voter.directory_id:
+        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{call.voter} is not a voter")
     if len(machine.voters) == 1:
-        return _refused(machine, ErrorCode.INVALID_REQUEST, f"{ask.voter.id} is the only voter")
-    _change(machine, role, machine.voters.without(ask.voter.id), token, now, machine.config.request_timeout_ms)
+        return _refused(machine, ErrorCode.INVALID_REQUEST, f"{call.voter.id} is the only voter")
+    _change(machine, role, machine.voters.without(call.voter.id), token, now, machine.config.request_timeout_ms)
     return None
 
 
 def _update(
-    machine: RaftMachine, role: LeaderRole, token: object, ask: rpc.UpdateVoterAsk, now: int
-) -> rpc.VoterChangeAnswer | None:
-    if ask.epoch != role.epoch:
-        error = ErrorCode.FENCED_LEADER_EPOCH if ask.epoch < role.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+    machine: RaftMachine, role: LeaderRole, token: object, call: rpc.UpdateVoterCall, now: int
+) -> rpc.VoterChangeReply | None:
+    if call.epoch != role.epoch:
+        error = ErrorCode.FENCED_LEADER_EPOCH if call.epoch < role.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
         return _refused(machine, error, f"the epoch is {role.epoch}")
-    known = machine.voters.get(ask.voter.id)
-    if known is None or not machine.voters.is_voter(ask.voter):
-        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{ask.voter} is not a voter")
-    refusal = _unfit(machine, ask)
+    known = machine.voters.get(call.voter.id)
+    if known is None or not machine.voters.is_voter(call.voter):
+        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{call.voter} is not a voter")
+    refusal = _unfit(machine, call)
     if refusal is not None:
         return refusal
-    voter = Voter(ask.voter, ask.endpoints, ask.min_kraft_version, ask.max_kraft_version)
+    voter = Voter(call.voter, call.endpoints, call.min_kraft_version, call.max_kraft_version)
     if voter == known:
-        return rpc.VoterChangeAnswer(machine.standing())
+        return rpc.VoterChangeReply(machine.reply_header())
     _change(machine, role, machine.voters.with_voter(voter), token, now, machine.config.request_timeout_ms)
     return None
 
 
-def _unfit(machine: RaftMachine, ask: rpc.UpdateVoterAsk) -> rpc.VoterChangeAnswer | None:
-    if not any(endpoint.name == machine.config.listener for endpoint in ask.endpoints):
+def _unfit(machine: RaftMachine, call: rpc.UpdateVoterCall) -> rpc.VoterChangeReply | None:
+    if not any(endpoint.name == machine.config.listener for endpoint in call.endpoints):
         return _refused(machine, ErrorCode.INVALID_REQUEST, f"no endpoint for the listener {machine.config.listener}")
-    if not ask.min_kraft_version <= machine.history.kraft_version <= ask.max_kraft_version:
+    if not call.min_kraft_version <= machine.history.kraft_version <= call.max_kraft_version:
         return _refused(machine, ErrorCode.INVALID_REQUEST, "the kraft.version in use is not supported by the voter")
     return None
 
 
-def _told(machine: RaftMachine, role: LeaderRole, ask: rpc.UpdateVoterAsk) -> rpc.VoterChangeAnswer:
+def _told(machine: RaftMachine, role: LeaderRole, call: rpc.UpdateVoterCall) -> rpc.VoterChangeReply:
     """A static voter tells of itself. It is known by its id alone."""
-    if ask.epoch != role.epoch:
-        error = ErrorCode.FENCED_LEADER_EPOCH if ask.epoch < role.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+    if call.epoch != role.epoch:
+        error = ErrorCode.FENCED_LEADER_EPOCH if call.epoch < role.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
         return _refused(machine, error, f"the epoch is {role.epoch}")
-    if role.told is None or role.told.get(ask.voter.id) is None:
-        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{ask.voter} is not a voter")
-    refusal = _unfit(machine, ask)
+    if role.told is None or role.told.get(call.voter.id) is None:
+        return _refused(machine, ErrorCode.VOTER_NOT_FOUND, f"{call.voter} is not a voter")
+    refusal = _unfit(machine, call)
     if refusal is not None:
         return refusal
-    role.told = role.told.with_voter(Voter(ask.voter, ask.endpoints, ask.min_kraft_version, ask.max_kraft_version))
-    return rpc.VoterChangeAnswer(machine.standing())
+    role.told = role.told.with_voter(Voter(call.voter, call.endpoints, call.min_kraft_version, call.max_kraft_version))
+    return rpc.VoterChangeReply(machine.reply_header())
 
 
 def told_by_itself(machine: RaftMachine) -> VoterSet:
@@ -196,7 +196,7 @@ def committed(machine: RaftMachine, role: LeaderRole, now: int) -> None:
     if change is not None and role.high_watermark is not None and role.high_watermark > change.offset:
         role.change = None
         if change.token is not None:
-            machine.emit(fx.Reply(change.token, rpc.VoterChangeAnswer(machine.standing())))
+            machine.emit(fx.SendReply(change.token, rpc.VoterChangeReply(machine.reply_header())))
         if not machine.voters.is_voter(machine.local):
             machine.become_resigned(now)
 
@@ -206,43 +206,45 @@ def drive_change(machine: RaftMachine, role: LeaderRole, now: int) -> None:
     change = role.change
     if change is not None and change.token is not None and change.deadline <= now:
         role.change = change._replace(token=None)
-        machine.emit(fx.Reply(change.token, _refused(machine, ErrorCode.REQUEST_TIMED_OUT, "not committed in time")))
+        machine.emit(
+            fx.SendReply(change.token, _refused(machine, ErrorCode.REQUEST_TIMED_OUT, "not committed in time"))
+        )
 
 
-def own_change(machine: RaftMachine, role: Follower, now: int) -> rpc.Ask | None:
+def own_change(machine: RaftMachine, role: Follower, now: int) -> rpc.Call | None:
     """What this replica itself wants changed: its endpoints, where the voter set has old ones; and its being a voter,
     where it is to join by itself (`controller.quorum.auto.join.enable`)."""
     config = machine.config
     if not config.can_be_voter or role.update_voter_at > now:
         return None
     known = machine.voters.get(machine.local.id)
-    ask: rpc.Ask | None = None
+    call: rpc.Call | None = None
     if not machine.history.dynamic:
         # Once it has fetched, lest the leader wait for its majority.
         if machine.is_voter and role.has_fetched and not role.has_told and config.endpoints:
-            ask = rpc.UpdateVoterAsk(
+            call = rpc.UpdateVoterCall(
                 config.cluster_id, role.epoch, machine.local, config.endpoints, 0, config.max_kraft_version
             )
     elif machine.is_voter:
         wanted = Voter(machine.local, config.endpoints, 0, config.max_kraft_version)
         if known != wanted and config.endpoints:
-            ask = rpc.UpdateVoterAsk(
+            call = rpc.UpdateVoterCall(
                 config.cluster_id, role.epoch, machine.local, config.endpoints, 0, config.max_kraft_version
             )
     elif config.auto_join and role.has_fetched:
         if known is not None:
-            ask = rpc.RemoveVoterAsk(config.cluster_id, ReplicaKey(known.key.id, known.key.directory_id))
+            call = rpc.RemoveVoterCall(config.cluster_id, ReplicaKey(known.key.id, known.key.directory_id))
         else:
-            ask = rpc.AddVoterAsk(
+            call = rpc.AddVoterCall(
                 config.cluster_id, machine.local, config.endpoints, config.request_timeout_ms, ack_when_committed=False
             )
-    if ask is not None:
+    if call is not None:
         role.update_voter_at = now + config.fetch_timeout_ms
-    return ask
+    return call
 
 
-def change_answered(machine: RaftMachine, ask: rpc.Ask) -> bool:
+def on_voter_change_reply(machine: RaftMachine, call: rpc.Call) -> bool:
     """What this replica wanted is done, or appended."""
-    if isinstance(ask, rpc.UpdateVoterAsk) and isinstance(machine.role, Follower):
+    if isinstance(call, rpc.UpdateVoterCall) and isinstance(machine.role, Follower):
         machine.role.has_told = True
     return True

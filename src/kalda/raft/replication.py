@@ -1,4 +1,4 @@
-"""Replication by fetching: what a follower does with an answer, and a leader with a request.
+"""Replication by fetching: what a follower does with an reply, and a leader with a request.
 
 A follower that is a voter, or may become one, fetches again only when it has flushed what it got: its next fetch offset
 tells the leader that it has everything before durably, and what an observer has told counts once it is added. Where the
@@ -49,7 +49,7 @@ def leader_deadline(role: LeaderRole) -> int | None:
     return min(times, default=None)
 
 
-def leader_flushed(machine: RaftMachine, role: LeaderRole, now: int) -> None:
+def on_leader_flushed(machine: RaftMachine, role: LeaderRole, now: int) -> None:
     """The leader acknowledges to itself what it has flushed, where it is a voter."""
     own = role.voters.get(machine.local.id)
     if own is not None:
@@ -83,38 +83,38 @@ def _leader_refusal(machine: RaftMachine, cluster_id: str | None, epoch: int) ->
     return None
 
 
-def answer_fetch(machine: RaftMachine, token: Hashable, ask: rpc.FetchAsk, now: int) -> rpc.FetchAnswer | None:
+def handle_fetch(machine: RaftMachine, token: Hashable, call: rpc.FetchCall, now: int) -> rpc.FetchReply | None:
     """None where the fetch is parked until there is something to tell."""
-    error = _leader_refusal(machine, ask.cluster_id, ask.epoch)
-    if error is None and (ask.fetch_from.offset < 0 or not 0 <= ask.fetch_from.epoch <= ask.epoch):
+    error = _leader_refusal(machine, call.cluster_id, call.epoch)
+    if error is None and (call.fetch_from.offset < 0 or not 0 <= call.fetch_from.epoch <= call.epoch):
         error = ErrorCode.INVALID_REQUEST
     if error is not None:
-        return rpc.FetchAnswer(machine.standing(error))
+        return rpc.FetchReply(machine.reply_header(error))
     role = machine.role
     assert isinstance(role, LeaderRole)
-    offset, last_epoch = ask.fetch_from
+    offset, last_epoch = call.fetch_from
     relation = machine.log.check_fetch(offset, last_epoch)
     if relation is True:
-        return _fetch_answer(machine, role, ask)._replace(snapshot=machine.log.latest_snapshot)
+        return _fetch_reply(machine, role, call)._replace(snapshot=machine.log.latest_snapshot)
     if isinstance(relation, OffsetAndEpoch):
-        return _fetch_answer(machine, role, ask)._replace(diverging=relation)
-    _note_fetch(machine, role, ask, now)
+        return _fetch_reply(machine, role, call)._replace(diverging=relation)
+    _note_fetch(machine, role, call, now)
     if machine.role is not role:  # this fetch committed the leader's own removal
-        return rpc.FetchAnswer(machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-    if _has_news(machine, role, ask) or ask.max_wait_ms <= 0 or len(role.parked) >= MAX_PARKED_FETCHES:
-        return _fetch_answer(machine, role, ask)
-    role.parked.append(ParkedFetch(token, ask, now + ask.max_wait_ms))
+        return rpc.FetchReply(machine.reply_header(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    if _has_news(machine, role, call) or call.max_wait_ms <= 0 or len(role.parked) >= MAX_PARKED_FETCHES:
+        return _fetch_reply(machine, role, call)
+    role.parked.append(ParkedFetch(token, call, now + call.max_wait_ms))
     return None
 
 
-def _note_fetch(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk, now: int) -> None:
-    key = ask.replica
+def _note_fetch(machine: RaftMachine, role: LeaderRole, call: rpc.FetchCall, now: int) -> None:
+    key = call.replica
     if key.id < 0 or key.id == machine.local.id:
         return
     progress = role.progress_of(key, machine.voters)
     if progress is None:
         return
-    progress.fetched(ask.fetch_from.offset, machine.log.end_offset, now)
+    progress.fetched(call.fetch_from.offset, machine.log.end_offset, now)
     if machine.voters.is_voter(key):
         if progress.key.directory_id == ZERO_UUID:
             progress.key = key
@@ -122,20 +122,20 @@ def _note_fetch(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk, now: 
         advance(machine, role, now)
 
 
-def _has_news(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk) -> bool:
-    return ask.fetch_from.offset < machine.log.end_offset or (
-        role.high_watermark is not None and ask.high_watermark < role.high_watermark
+def _has_news(machine: RaftMachine, role: LeaderRole, call: rpc.FetchCall) -> bool:
+    return call.fetch_from.offset < machine.log.end_offset or (
+        role.high_watermark is not None and call.high_watermark < role.high_watermark
     )
 
 
-def _fetch_answer(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk) -> rpc.FetchAnswer:
-    offset = ask.fetch_from.offset
-    return rpc.FetchAnswer(
-        machine.standing(),
+def _fetch_reply(machine: RaftMachine, role: LeaderRole, call: rpc.FetchCall) -> rpc.FetchReply:
+    offset = call.fetch_from.offset
+    return rpc.FetchReply(
+        machine.reply_header(),
         -1 if role.high_watermark is None else role.high_watermark,
         machine.log.start_offset,
         read_from=offset if machine.log.start_offset <= offset < machine.log.end_offset else None,
-        max_bytes=ask.max_bytes,
+        max_bytes=call.max_bytes,
     )
 
 
@@ -145,8 +145,8 @@ def answer_parked(machine: RaftMachine) -> None:
     assert isinstance(role, LeaderRole)
     waiting, role.parked = role.parked, []
     for fetch in waiting:
-        if _has_news(machine, role, fetch.ask):
-            machine.emit(fx.Reply(fetch.token, _fetch_answer(machine, role, fetch.ask)))
+        if _has_news(machine, role, fetch.call):
+            machine.emit(fx.SendReply(fetch.token, _fetch_reply(machine, role, fetch.call)))
         else:
             role.parked.append(fetch)
 
@@ -157,40 +157,40 @@ def _expire_parked(machine: RaftMachine, role: LeaderRole, now: int) -> None:
     waiting, role.parked = role.parked, []
     for fetch in waiting:
         if fetch.deadline <= now:
-            machine.emit(fx.Reply(fetch.token, _fetch_answer(machine, role, fetch.ask)))
+            machine.emit(fx.SendReply(fetch.token, _fetch_reply(machine, role, fetch.call)))
         else:
             role.parked.append(fetch)
 
 
 def refuse_parked(machine: RaftMachine, role: LeaderRole) -> None:
     """This role is over: whoever waits on it must ask the new leader."""
-    standing = machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    header = machine.reply_header(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     for fetch in role.parked:
-        machine.emit(fx.Reply(fetch.token, rpc.FetchAnswer(standing)))
+        machine.emit(fx.SendReply(fetch.token, rpc.FetchReply(header)))
     role.parked = []
     if role.change is not None and role.change.token is not None:
-        machine.emit(fx.Reply(role.change.token, rpc.VoterChangeAnswer(standing, "the leader resigned")))
+        machine.emit(fx.SendReply(role.change.token, rpc.VoterChangeReply(header, "the leader resigned")))
     role.change = None
 
 
-def answer_snapshot(machine: RaftMachine, ask: rpc.SnapshotAsk, now: int) -> rpc.SnapshotAnswer:
-    error = _leader_refusal(machine, ask.cluster_id, ask.epoch)
-    if error is None and not machine.log.is_known_snapshot(ask.snapshot):
+def handle_snapshot(machine: RaftMachine, call: rpc.SnapshotCall, now: int) -> rpc.SnapshotReply:
+    error = _leader_refusal(machine, call.cluster_id, call.epoch)
+    if error is None and not machine.log.is_known_snapshot(call.snapshot):
         error = ErrorCode.SNAPSHOT_NOT_FOUND
-    if error is None and ask.position < 0:
+    if error is None and call.position < 0:
         error = ErrorCode.POSITION_OUT_OF_RANGE
     if error is None:
         role = machine.role
         assert isinstance(role, LeaderRole)
-        if machine.voters.is_voter(ask.replica):
-            role.fetched_from(ask.replica, machine.voters.majority, now, machine.config.quorum_timeout_ms)
-    return rpc.SnapshotAnswer(machine.standing(error or ErrorCode.NONE), ask.snapshot, ask.position)
+        if machine.voters.is_voter(call.replica):
+            role.fetched_from(call.replica, machine.voters.majority, now, machine.config.quorum_timeout_ms)
+    return rpc.SnapshotReply(machine.reply_header(error or ErrorCode.NONE), call.snapshot, call.position)
 
 
-def answer_describe(machine: RaftMachine) -> rpc.DescribeAnswer:
+def handle_describe(machine: RaftMachine) -> rpc.DescribeReply:
     role = machine.role
     if not isinstance(role, LeaderRole):
-        return rpc.DescribeAnswer(machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        return rpc.DescribeReply(machine.reply_header(ErrorCode.NOT_LEADER_OR_FOLLOWER))
     voters = []
     for progress in role.voters.values():
         report = progress.report()
@@ -200,7 +200,7 @@ def answer_describe(machine: RaftMachine) -> rpc.DescribeAnswer:
     observers = [progress.report() for progress in role.observers.values()]
     nodes = tuple((voter.key.id, voter.endpoints) for voter in machine.voters.voters)
     high_watermark = -1 if role.high_watermark is None else role.high_watermark
-    return rpc.DescribeAnswer(machine.standing(), high_watermark, tuple(voters), tuple(observers), nodes)
+    return rpc.DescribeReply(machine.reply_header(), high_watermark, tuple(voters), tuple(observers), nodes)
 
 
 # The follower's side.
@@ -217,7 +217,7 @@ def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
         return
     if role.snapshot is not None:
         config = machine.config
-        ask = rpc.SnapshotAsk(
+        call = rpc.SnapshotCall(
             config.cluster_id,
             role.epoch,
             machine.local,
@@ -225,7 +225,7 @@ def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
             role.snapshot_position,
             config.fetch_snapshot_max_bytes,
         )
-        machine.send(role.leader, ask, now)
+        machine.send(role.leader, call, now)
         return
     if machine.config.can_be_voter and machine.log.flushed_offset < machine.log.end_offset:
         return
@@ -235,29 +235,29 @@ def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
         if change is not None:
             machine.send(role.leader, change, now)
             return
-    machine.send(role.leader, elections.fetch_ask(machine), now, machine.config.fetch_max_wait_ms)
+    machine.send(role.leader, elections.fetch_call(machine), now, machine.config.fetch_max_wait_ms)
 
 
-def fetch_answered(machine: RaftMachine, answer: rpc.FetchAnswer, ask: rpc.FetchAsk, now: int) -> bool:
+def on_fetch_reply(machine: RaftMachine, reply: rpc.FetchReply, call: rpc.FetchCall, now: int) -> bool:
     role = machine.role
     if not isinstance(role, Follower):
         return True  # it told us where the leader is, or that nobody knows
     role.deadline = now + machine.config.fetch_timeout_ms
     role.has_fetched = True
-    machine.learn_committed(answer.high_watermark)
-    if ask.fetch_from != machine.log.end:
+    machine.learn_committed(reply.high_watermark)
+    if call.fetch_from != machine.log.end:
         return True  # a second fetch, to another address of the leader, was answered before: our log is another now
-    if answer.diverging is not None:
-        _truncate(machine, answer.diverging)
+    if reply.diverging is not None:
+        _truncate(machine, reply.diverging)
         return True
-    if answer.snapshot is not None:
-        if answer.snapshot.offset < machine.high_watermark or answer.snapshot.epoch < 0:
+    if reply.snapshot is not None:
+        if reply.snapshot.offset < machine.high_watermark or reply.snapshot.epoch < 0:
             return False  # it would undo what is committed
-        role.snapshot, role.snapshot_position = answer.snapshot, 0
+        role.snapshot, role.snapshot_position = reply.snapshot, 0
         return True
-    if not _append_fetched(machine, role, answer):
+    if not _append_fetched(machine, role, reply):
         return False
-    machine.advance_high_watermark(min(answer.high_watermark, machine.log.end_offset))
+    machine.advance_high_watermark(min(reply.high_watermark, machine.log.end_offset))
     return True
 
 
@@ -271,12 +271,12 @@ def _truncate(machine: RaftMachine, diverging: OffsetAndEpoch) -> None:
         machine.emit(fx.TruncateLog(offset))
 
 
-def _append_fetched(machine: RaftMachine, role: Follower, answer: rpc.FetchAnswer) -> bool:
+def _append_fetched(machine: RaftMachine, role: Follower, reply: rpc.FetchReply) -> bool:
     """Append what continues our log; False where something in it does not fit, which is not appended."""
     first = machine.log.end_offset
     fits = True
     controls: list[rpc.Control] = []
-    for batch in answer.batches:
+    for batch in reply.batches:
         count = batch.last_offset - batch.base_offset + 1
         if (
             batch.base_offset != machine.log.end_offset
@@ -288,7 +288,7 @@ def _append_fetched(machine: RaftMachine, role: Follower, answer: rpc.FetchAnswe
         machine.log.append(batch.epoch, count)
         controls += batch.controls
     if machine.log.end_offset > first:
-        machine.emit(fx.AppendFetched(first, machine.log.end_offset, answer.records))
+        machine.emit(fx.AppendFetched(first, machine.log.end_offset, reply.records))
         for control in controls:
             machine.learn_control(control.offset, control.record)
         if machine.config.can_be_voter:
@@ -298,38 +298,38 @@ def _append_fetched(machine: RaftMachine, role: Follower, answer: rpc.FetchAnswe
     return fits
 
 
-def snapshot_answered(machine: RaftMachine, answer: rpc.SnapshotAnswer, ask: rpc.SnapshotAsk, now: int) -> bool:
+def on_snapshot_reply(machine: RaftMachine, reply: rpc.SnapshotReply, call: rpc.SnapshotCall, now: int) -> bool:
     role = machine.role
-    if not isinstance(role, Follower) or role.snapshot != ask.snapshot:
+    if not isinstance(role, Follower) or role.snapshot != call.snapshot:
         return True
-    data = answer.data
+    data = reply.data
     size = len(data) if isinstance(data, bytes | bytearray | memoryview) else 0
     if (
-        answer.snapshot != ask.snapshot
-        or answer.position != role.snapshot_position
-        or (size == 0 and role.snapshot_position < answer.size)
+        reply.snapshot != call.snapshot
+        or reply.position != role.snapshot_position
+        or (size == 0 and role.snapshot_position < reply.size)
     ):
         role.snapshot, role.snapshot_position = None, 0  # start over with a fetch
         return False
     role.deadline = now + machine.config.fetch_timeout_ms
     role.has_fetched = True
-    machine.emit(fx.SaveSnapshotChunk(ask.snapshot, role.snapshot_position, data))
+    machine.emit(fx.SaveSnapshotChunk(call.snapshot, role.snapshot_position, data))
     role.snapshot_position += size
-    if role.snapshot_position >= answer.size:
+    if role.snapshot_position >= reply.size:
         # Whoever leads meanwhile: what was fetched and acknowledged now would be lost when the log begins anew.
         machine.installing = True
-        machine.emit(fx.InstallSnapshot(ask.snapshot))
+        machine.emit(fx.InstallSnapshot(call.snapshot))
     return True
 
 
-def snapshot_refused(machine: RaftMachine, error: ErrorCode) -> None:
+def on_snapshot_refused(machine: RaftMachine, error: ErrorCode) -> None:
     """Where the leader has dropped that snapshot, a fetch tells of the one to load instead."""
     role = machine.role
     if isinstance(role, Follower) and error in (ErrorCode.SNAPSHOT_NOT_FOUND, ErrorCode.POSITION_OUT_OF_RANGE):
         role.snapshot, role.snapshot_position = None, 0
 
 
-def snapshot_installed(
+def on_snapshot_installed(
     machine: RaftMachine, snapshot: OffsetAndEpoch, controls: tuple[rpc.Control, ...], now: int
 ) -> None:
     """The log is the snapshot now, and goes on from there, whoever leads by this time."""
@@ -350,7 +350,7 @@ def snapshot_installed(
         machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
 
 
-def snapshot_damaged(machine: RaftMachine, snapshot: OffsetAndEpoch, now: int) -> None:
+def on_snapshot_damaged(machine: RaftMachine, snapshot: OffsetAndEpoch, now: int) -> None:
     """Fetch again: what it is then is for the leader to say. Not at once, since it may be the leader's disk that has it
     so, and that many bytes for nothing would be asked for again and again."""
     machine.installing = False

@@ -28,7 +28,7 @@ class Ballot:
         self._votes: dict[int, bool | None] = dict.fromkeys(voters)
 
     def record(self, voter: int, granted: bool) -> None:
-        """A voter that granted its vote cannot take it back; others may change their answer."""
+        """A voter that granted its vote cannot take it back; others may change their reply."""
         if voter in self._votes and self._votes[voter] is not True:
             self._votes[voter] = granted
 

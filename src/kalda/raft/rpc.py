@@ -12,7 +12,7 @@ from kalda.base.errors import ErrorCode
 from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
 
 
-class Standing(NamedTuple):
+class ReplyHeader(NamedTuple):
     """The part that every answer shares."""
 
     error: ErrorCode
@@ -21,7 +21,7 @@ class Standing(NamedTuple):
     leader_endpoints: tuple[Endpoint, ...] = ()
 
 
-class VoteAsk(NamedTuple):
+class VoteCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     candidate: ReplicaKey
@@ -30,12 +30,12 @@ class VoteAsk(NamedTuple):
     pre_vote: bool = False
 
 
-class VoteAnswer(NamedTuple):
-    standing: Standing
+class VoteReply(NamedTuple):
+    header: ReplyHeader
     granted: bool = False
 
 
-class BeginAsk(NamedTuple):
+class BeginEpochCall(NamedTuple):
     """BeginQuorumEpoch: I lead this epoch."""
 
     cluster_id: str | None
@@ -45,11 +45,11 @@ class BeginAsk(NamedTuple):
     leader_endpoints: tuple[Endpoint, ...] = ()
 
 
-class BeginAnswer(NamedTuple):
-    standing: Standing
+class BeginEpochReply(NamedTuple):
+    header: ReplyHeader
 
 
-class EndAsk(NamedTuple):
+class EndEpochCall(NamedTuple):
     """EndQuorumEpoch: I lead no longer; these should try next, in this order."""
 
     cluster_id: str | None
@@ -59,11 +59,11 @@ class EndAsk(NamedTuple):
     leader_endpoints: tuple[Endpoint, ...] = ()
 
 
-class EndAnswer(NamedTuple):
-    standing: Standing
+class EndEpochReply(NamedTuple):
+    header: ReplyHeader
 
 
-class FetchAsk(NamedTuple):
+class FetchCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     replica: ReplicaKey
@@ -90,11 +90,11 @@ class FetchedBatch(NamedTuple):
     controls: tuple[Control, ...] = ()
 
 
-class FetchAnswer(NamedTuple):
+class FetchReply(NamedTuple):
     """`read_from` tells the driver of a leader what to read into the answer; `records` and `batches` are what a
     follower's driver found in it."""
 
-    standing: Standing
+    header: ReplyHeader
     high_watermark: int = -1
     log_start_offset: int = -1
     diverging: OffsetAndEpoch | None = None
@@ -105,7 +105,7 @@ class FetchAnswer(NamedTuple):
     batches: tuple[FetchedBatch, ...] = ()
 
 
-class SnapshotAsk(NamedTuple):
+class SnapshotCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     replica: ReplicaKey
@@ -114,17 +114,17 @@ class SnapshotAsk(NamedTuple):
     max_bytes: int
 
 
-class SnapshotAnswer(NamedTuple):
+class SnapshotReply(NamedTuple):
     """`data` is None where the driver of the answering leader is to read it, `size` too then."""
 
-    standing: Standing
+    header: ReplyHeader
     snapshot: OffsetAndEpoch
     position: int = 0
     size: int = 0
     data: Any = None
 
 
-class AddVoterAsk(NamedTuple):
+class AddVoterCall(NamedTuple):
     cluster_id: str | None
     voter: ReplicaKey
     endpoints: tuple[Endpoint, ...]
@@ -132,12 +132,12 @@ class AddVoterAsk(NamedTuple):
     ack_when_committed: bool = True
 
 
-class RemoveVoterAsk(NamedTuple):
+class RemoveVoterCall(NamedTuple):
     cluster_id: str | None
     voter: ReplicaKey
 
 
-class UpdateVoterAsk(NamedTuple):
+class UpdateVoterCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     voter: ReplicaKey
@@ -146,12 +146,12 @@ class UpdateVoterAsk(NamedTuple):
     max_kraft_version: int = 1
 
 
-class VoterChangeAnswer(NamedTuple):
-    standing: Standing
+class VoterChangeReply(NamedTuple):
+    header: ReplyHeader
     message: str = ""
 
 
-class DescribeAsk(NamedTuple):
+class DescribeCall(NamedTuple):
     pass
 
 
@@ -162,19 +162,27 @@ class ReplicaProgress(NamedTuple):
     last_caught_up_ms: int = -1
 
 
-class DescribeAnswer(NamedTuple):
+class DescribeReply(NamedTuple):
     """Times are on the machine's clock; -1 where unknown, 0 where it is the leader itself: now."""
 
-    standing: Standing
+    header: ReplyHeader
     high_watermark: int = -1
     voters: tuple[ReplicaProgress, ...] = ()
     observers: tuple[ReplicaProgress, ...] = ()
     nodes: tuple[tuple[int, tuple[Endpoint, ...]], ...] = ()
 
 
-Ask: TypeAlias = (
-    VoteAsk | BeginAsk | EndAsk | FetchAsk | SnapshotAsk | AddVoterAsk | RemoveVoterAsk | UpdateVoterAsk | DescribeAsk
+Call: TypeAlias = (
+    VoteCall
+    | BeginEpochCall
+    | EndEpochCall
+    | FetchCall
+    | SnapshotCall
+    | AddVoterCall
+    | RemoveVoterCall
+    | UpdateVoterCall
+    | DescribeCall
 )
-Answer: TypeAlias = (
-    VoteAnswer | BeginAnswer | EndAnswer | FetchAnswer | SnapshotAnswer | VoterChangeAnswer | DescribeAnswer
+Reply: TypeAlias = (
+    VoteReply | BeginEpochReply | EndEpochReply | FetchReply | SnapshotReply | VoterChangeReply | DescribeReply
 )

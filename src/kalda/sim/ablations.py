@@ -211,17 +211,17 @@ def _follow_any_leader(switch: Switch) -> None:
     from kalda.raft.machine import RaftMachine
     from kalda.raft.roles import Follower, Prospective, Unattached
 
-    checked = elections.answer_begin
+    checked = elections.handle_begin_epoch
 
-    def answer_begin(machine: RaftMachine, ask: rpc.BeginAsk, now: int) -> rpc.BeginAnswer:
-        leader = machine.destination_of(ask.leader_id, ask.leader_endpoints)
-        free = isinstance(machine.role, Unattached | Prospective | Follower) and ask.leader_id != machine.leader_id
-        if leader is None or not free or ask.epoch > machine.epoch:
-            return checked(machine, ask, now)
-        machine.become_follower(machine.epoch, ask.leader_id, ask.leader_endpoints, leader, now)
-        return rpc.BeginAnswer(machine.standing())
+    def handle_begin_epoch(machine: RaftMachine, call: rpc.BeginEpochCall, now: int) -> rpc.BeginEpochReply:
+        leader = machine.destination_of(call.leader_id, call.leader_endpoints)
+        free = isinstance(machine.role, Unattached | Prospective | Follower) and call.leader_id != machine.leader_id
+        if leader is None or not free or call.epoch > machine.epoch:
+            return checked(machine, call, now)
+        machine.become_follower(machine.epoch, call.leader_id, call.leader_endpoints, leader, now)
+        return rpc.BeginEpochReply(machine.reply_header())
 
-    switch.set(elections, "answer_begin", answer_begin)
+    switch.set(elections, "handle_begin_epoch", handle_begin_epoch)
 
 
 def _serve_any_epoch(switch: Switch) -> None:
@@ -240,14 +240,14 @@ def _read_any_epoch(switch: Switch) -> None:
     from kalda.raft import rpc
     from kalda.raft.machine import RaftMachine
 
-    checked = RaftMachine._learn_standing
+    checked = RaftMachine._on_reply_header
 
-    def learn_standing(self: RaftMachine, standing: rpc.Standing, now: int) -> bool | None:
-        if standing.epoch < self.epoch and standing.error is ErrorCode.NONE:
+    def on_reply_header(self: RaftMachine, header: rpc.ReplyHeader, now: int) -> bool | None:
+        if header.epoch < self.epoch and header.error is ErrorCode.NONE:
             return None
-        return checked(self, standing, now)
+        return checked(self, header, now)
 
-    switch.set(RaftMachine, "_learn_standing", learn_standing)
+    switch.set(RaftMachine, "_on_reply_header", on_reply_header)
 
 
 def _truncate_what_is_committed(switch: Switch) -> None:

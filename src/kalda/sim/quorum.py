@@ -194,9 +194,9 @@ class SimQuorum:
         node.partial = []
         if self.random.random() < self.refusal:
             # Its kernel closes its connections, and whoever waits at the other end finds that nobody listens.
-            for asker, answered in node.replies.values():
+            for asker, on_reply in node.replies.values():
                 if asker is not None:
-                    self.at(self.random.randint(*self.delay), functools.partial(answered, None, True))
+                    self.at(self.random.randint(*self.delay), functools.partial(on_reply, None, True))
         node.replies.clear()
         self.wake(node_id)
         if lose_unflushed:
@@ -308,10 +308,10 @@ class SimQuorum:
                 node.flushed = min(node.flushed, offset)
             case fx.FlushLog(offset, generation):
                 self.later_flush(node, offset, generation)
-            case fx.Send(correlation, destination, ask):
-                self.send(node, destination.port - 9000, correlation, ask)
-            case fx.Reply(token, answer):
-                self.reply(node, token, answer)
+            case fx.SendCall(correlation, destination, call):
+                self.send(node, destination.port - 9000, correlation, call)
+            case fx.SendReply(token, reply):
+                self.reply(node, token, reply)
             case fx.SetHighWatermark(offset):
                 self.commit(node, offset)
             case fx.LeaderChanged(leader, epoch):
@@ -351,21 +351,23 @@ class SimQuorum:
 
         self.at(self.random.randint(*(node.flush_delay or self.flush_delay)), flushed)
 
-    def send(self, node: Node, target: int, correlation: int, ask: rpc.Ask) -> None:
+    def send(self, node: Node, target: int, correlation: int, call: rpc.Call) -> None:
         incarnation, peer = node.incarnation, self.nodes[target]
 
-        def answered(answer: rpc.Answer | None, gone: bool = False) -> None:
+        def on_reply(reply: rpc.Reply | None, gone: bool = False) -> None:
             if node.incarnation == incarnation:
-                self.step(node, ev.Failed(correlation, gone) if answer is None else ev.Answered(correlation, answer))
+                self.step(
+                    node, ev.CallFailed(correlation, gone) if reply is None else ev.ReplyReceived(correlation, reply)
+                )
 
         def arrive() -> None:
             if not peer.up or (node.id, target) in self.walls:
                 gone = peer.up or self.random.random() < self.refusal
-                self.at(self.delay_from(target), lambda: answered(None, gone))
+                self.at(self.delay_from(target), lambda: on_reply(None, gone))
                 return
             self.sequence += 1
-            peer.replies[self.sequence] = (node.id, answered)
-            self.step(peer, ev.Asked(self.sequence, ask))
+            peer.replies[self.sequence] = (node.id, on_reply)
+            self.step(peer, ev.CallReceived(self.sequence, call))
 
         if not self.lost(node.id, target):
             self.at(self.delay_from(node.id), arrive)
@@ -380,18 +382,18 @@ class SimQuorum:
     def delay_from(self, node_id: int) -> int:
         return self.random.randint(*self.slow.get(node_id, self.delay))
 
-    def reply(self, node: Node, token: Any, answer: rpc.Answer) -> None:
-        asker, answered = node.replies.pop(token)
-        if isinstance(answer, rpc.FetchAnswer) and answer.read_from is not None:
-            first = answer.read_from - node.start_offset
+    def reply(self, node: Node, token: Any, reply: rpc.Reply) -> None:
+        asker, on_reply = node.replies.pop(token)
+        if isinstance(reply, rpc.FetchReply) and reply.read_from is not None:
+            first = reply.read_from - node.start_offset
             found = node.entries[first : first + self.random.randint(1, 8)]
-            answer = answer._replace(records=found, batches=batches_of(answer.read_from, found))
-        if isinstance(answer, rpc.SnapshotAnswer) and answer.snapshot in node.snapshots:
-            answer = answer._replace(data=b"half" if answer.position < 4 else b"rest", size=8)
+            reply = reply._replace(records=found, batches=batches_of(reply.read_from, found))
+        if isinstance(reply, rpc.SnapshotReply) and reply.snapshot in node.snapshots:
+            reply = reply._replace(data=b"half" if reply.position < 4 else b"rest", size=8)
         if asker is None:
-            answered(answer)
+            on_reply(reply)
         elif not self.lost(node.id, asker):
-            self.at(self.delay_from(node.id), lambda: answered(answer))
+            self.at(self.delay_from(node.id), lambda: on_reply(reply))
 
     # What a client or an operator does.
 
@@ -403,14 +405,14 @@ class SimQuorum:
             return
         self.step(node, ev.Append(node.leader[1], len(values), list(values)))
 
-    def ask(self, node_id: int, ask: rpc.Ask) -> list[rpc.Answer]:
+    def call(self, node_id: int, call: rpc.Call) -> list[rpc.Reply]:
         """The list fills when the answer comes."""
-        answers: list[rpc.Answer] = []
+        replies: list[rpc.Reply] = []
         self.sequence += 1
         node = self.nodes[node_id]
-        node.replies[self.sequence] = (None, answers.append)
-        self.step(node, ev.Asked(self.sequence, ask))
-        return answers
+        node.replies[self.sequence] = (None, replies.append)
+        self.step(node, ev.CallReceived(self.sequence, call))
+        return replies
 
     def take_snapshot(self, node_id: int, offset: int) -> OffsetAndEpoch:
         """A snapshot of all before `offset`, and the log before it deleted."""
@@ -504,10 +506,10 @@ def describe(effect: fx.Effect) -> str:
             return f"flush {offset}"
         case fx.TruncateLog(offset):
             return f"truncate {offset}"
-        case fx.Send(_, destination, ask):
-            return f"send {destination.port - 9000} {describe_ask(ask)}"
-        case fx.Reply(_, answer):
-            return f"reply {type(answer).__name__} {answer.standing.error.name} epoch={answer.standing.epoch}"
+        case fx.SendCall(_, destination, call):
+            return f"send {destination.port - 9000} {describe_call(call)}"
+        case fx.SendReply(_, reply):
+            return f"reply {type(reply).__name__} {reply.header.error.name} epoch={reply.header.epoch}"
         case fx.SetHighWatermark(offset):
             return f"high watermark {offset}"
         case fx.LeaderChanged(leader, epoch):
@@ -515,14 +517,14 @@ def describe(effect: fx.Effect) -> str:
     return repr(effect)
 
 
-def describe_ask(ask: rpc.Ask) -> str:
-    match ask:
-        case rpc.VoteAsk(epoch=epoch, pre_vote=pre_vote):
+def describe_call(call: rpc.Call) -> str:
+    match call:
+        case rpc.VoteCall(epoch=epoch, pre_vote=pre_vote):
             return f"{'PreVote' if pre_vote else 'Vote'} epoch={epoch}"
-        case rpc.FetchAsk(epoch=epoch, fetch_from=end):
+        case rpc.FetchCall(epoch=epoch, fetch_from=end):
             return f"Fetch epoch={epoch} {end.offset}@{end.epoch}"
-        case rpc.BeginAsk(epoch=epoch):
+        case rpc.BeginEpochCall(epoch=epoch):
             return f"BeginQuorumEpoch epoch={epoch}"
-        case rpc.EndAsk(epoch=epoch):
+        case rpc.EndEpochCall(epoch=epoch):
             return f"EndQuorumEpoch epoch={epoch}"
-    return type(ask).__name__
+    return type(call).__name__

@@ -162,9 +162,9 @@ def change(cluster: SimQuorum, rng: random.Random) -> None:
         outside = [n.id for n in cluster.nodes.values() if n.can_be_voter and n.id not in voters]
         if outside and (len(voters) < 3 or rng.random() < 0.5):
             node_id = rng.choice(outside)
-            cluster.ask(leader.id, rpc.AddVoterAsk(CLUSTER, key_of(node_id), (endpoint_of(node_id),), 3_000))
+            cluster.call(leader.id, rpc.AddVoterCall(CLUSTER, key_of(node_id), (endpoint_of(node_id),), 3_000))
         elif len(voters) > 2:
-            cluster.ask(leader.id, rpc.RemoveVoterAsk(CLUSTER, key_of(rng.choice(voters))))
+            cluster.call(leader.id, rpc.RemoveVoterCall(CLUSTER, key_of(rng.choice(voters))))
 
 
 def calm(cluster: SimQuorum) -> None:

@@ -61,7 +61,7 @@ class Network:
         if target not in self.replicas or self.down & {source, target}:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION))
             return
-        answer = self.replicas[target].driver.handle(decode(cls, frame, version), version)
+        reply = self.replicas[target].driver.handle(decode(cls, frame, version), version)
 
         def respond(response: Any, _: ApiError | None) -> None:
             body = encode(response, version)
@@ -71,10 +71,10 @@ class Network:
                 1, lambda: pending.complete(decode(response_class(cls.API_KEY), memoryview(body), version))
             )
 
-        if isinstance(answer, Pending):
-            answer.then(respond)
+        if isinstance(reply, Pending):
+            reply.then(respond)
         else:
-            respond(answer, None)
+            respond(reply, None)
 
     def _damaged(self, body: bytes) -> bytes:
         self._chunks += 1

@@ -166,8 +166,8 @@ def test_what_retention_cut_off_is_not_compared_with_after_a_restart(tmp_path: P
     newest = leader.driver.log.snapshots[-1]
     assert newest.epoch == 3
     for behind in (OffsetAndEpoch(3, 1), OffsetAndEpoch(9, 2), OffsetAndEpoch(12, 2), OffsetAndEpoch(17, 3)):
-        ask = rpc.FetchAsk("cluster", 4, ReplicaKey(5), behind, 0, 1_000_000, 0)
-        response = leader.driver.handle(wire.request_of(ask), 17)
+        call = rpc.FetchCall("cluster", 4, ReplicaKey(5), behind, 0, 1_000_000, 0)
+        response = leader.driver.handle(wire.request_of(call), 17)
         assert isinstance(response, FetchResponse)
         partition = response.responses[0].partitions[0]
         assert partition.diverging_epoch.epoch == -1, "a follower would truncate what is committed"

@@ -136,10 +136,10 @@ def test_how_far_a_follower_truncates() -> None:
 
 
 def test_a_fetch_asks_for_no_more_than_a_batch_may_hold() -> None:
-    ask = rpc.FetchAsk("cluster", 3, ReplicaKey(2), OffsetAndEpoch(7, 3), 500, 1 << 20, 5)
-    assert wire.ask_of(wire.request_of(ask)) == ask
-    greedy = wire.ask_of(wire.request_of(ask._replace(max_bytes=(1 << 31) - 1)))
-    assert greedy == ask._replace(max_bytes=MAX_BATCH_BYTES)
+    call = rpc.FetchCall("cluster", 3, ReplicaKey(2), OffsetAndEpoch(7, 3), 500, 1 << 20, 5)
+    assert wire.call_of(wire.request_of(call)) == call
+    greedy = wire.call_of(wire.request_of(call._replace(max_bytes=(1 << 31) - 1)))
+    assert greedy == call._replace(max_bytes=MAX_BATCH_BYTES)
 
 
 def test_ballots() -> None:
