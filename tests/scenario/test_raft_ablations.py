@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kalda.raft import leader, replication
-from kalda.raft.machine import RaftMachine
+from kalda.raft.replica import Replica
 from kalda.raft.values import OffsetAndEpoch
 from kalda.sim.quorum import SimQuorum
 from kalda.sim.quorum_storm import calm, storm
@@ -33,25 +33,25 @@ def test_votes_for_logs_that_lack_records(monkeypatch: Patch) -> None:
 def test_commits_before_a_majority_has_it(monkeypatch: Patch) -> None:
     def first(self: leader.LeaderRole) -> int | None:
         offset = max((progress.end_offset for progress in self.voters.values()), default=0)
-        return offset if offset > max(self.start_offset, self.high_watermark or 0) else None
+        return offset if offset > max(self.epoch_start_offset, self.high_watermark or 0) else None
 
     monkeypatch.setattr(leader.LeaderRole, "committed_offset", first)
     assert broken(storm)
 
 
 def test_acknowledgements_of_what_is_not_synced(monkeypatch: Patch) -> None:
-    original = RaftMachine.flush
+    original = Replica.flush
 
-    def flush(self: RaftMachine) -> None:
+    def flush(self: Replica) -> None:
         original(self)
         self.log.flushed_offset = self.log.end_offset
 
-    monkeypatch.setattr(RaftMachine, "flush", flush)
+    monkeypatch.setattr(Replica, "flush", flush)
     assert broken(storm)
 
 
 def test_votes_that_are_forgotten(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(RaftMachine, "_persist", lambda self: None)
+    monkeypatch.setattr(Replica, "persist", lambda self: None)
     assert broken(storm)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.raft.machine import RaftConfig
+from kalda.raft.config import RaftConfig
 from kalda.sim.quorum import CLUSTER, SimQuorum, key_of
 from kalda.sim.quorum_storm import calm, storm
 

@@ -66,7 +66,7 @@ def test_a_new_leader_must_be_told_anew() -> None:
     successor = cluster.elect()
     cluster.run(2_000)
     refusal = reconfiguration.upgrade_refusal(machine(successor), 1)
-    assert refusal == f"voter {leader.id} has not told its directory yet"
+    assert refusal == f"voter {leader.id} has not reported its directory id yet"
     cluster.start(leader.id)
     cluster.run(4_000)
     leading = cluster.leader

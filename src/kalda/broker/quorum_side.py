@@ -32,7 +32,7 @@ from kalda.metadata.loader import MetadataLoader
 from kalda.metadata.snapshot_generator import SnapshotGenerator
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import CommittedBatch
-from kalda.raft.machine import RaftConfig
+from kalda.raft.config import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
 from kalda.raft.values import Endpoint, ReplicaKey
@@ -176,7 +176,7 @@ class QuorumSide:
             below=host.rng.randrange,
             on_fatal=on_fatal,
         )
-        self.loader = MetadataLoader(config.node_id, lambda: self.raft.committed_end or None)
+        self.loader = MetadataLoader(config.node_id, lambda: self.raft.leader_high_watermark or None)
         self.on_loaded: Callable[[], None] = _nothing
         """Told after the loader has taken something in."""
         self.controller: QuorumController | None = None
@@ -263,7 +263,7 @@ class QuorumSide:
         behind, ahead = self._of_controller, self._of_loader
         if behind is None or ahead is None or not behind.held or self._lifting is not None:
             return
-        if (self.raft.committed_end or ahead.next_offset) - ahead.next_offset > _WORTH_AN_IMAGE // 2:
+        if (self.raft.leader_high_watermark or ahead.next_offset) - ahead.next_offset > _WORTH_AN_IMAGE // 2:
             return
         image = self.loader.image
         if image.provenance.is_batch_aligned and image.offset >= behind.next_offset:

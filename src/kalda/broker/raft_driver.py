@@ -34,8 +34,9 @@ from kalda.raft import effects as fx
 from kalda.raft import events as ev
 from kalda.raft import reconfiguration, rpc, wire
 from kalda.raft.batches import CommittedBatch, encode_batch
+from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
-from kalda.raft.machine import RaftConfig, RaftMachine
+from kalda.raft.machine import RaftMachine
 from kalda.raft.metadata_log import MetadataLog
 from kalda.raft.roles import Resigned
 from kalda.raft.snapshots import SnapshotReader
@@ -188,10 +189,10 @@ class RaftDriver:
         return self._high_watermark
 
     @property
-    def committed_end(self) -> int | None:
+    def leader_high_watermark(self) -> int | None:
         """The high watermark as the leader told it, which this node may yet have to fetch; None while none was heard
         of."""
-        return self.machine.committed_end
+        return self.machine.leader_high_watermark
 
     @property
     def log_end_offset(self) -> int:
@@ -638,7 +639,7 @@ class RaftDriver:
             return registration.held
         if registration.told is None or registration.told.leader_id != self.config.local.id:
             latest = self.log.latest_snapshot
-            end = max(self._high_watermark, self.committed_end or 0, latest.offset if latest is not None else 0)
+            end = max(self._high_watermark, self.leader_high_watermark or 0, latest.offset if latest is not None else 0)
             registration.held = end - registration.next_offset > registration.hold_beyond()
         return registration.held
 

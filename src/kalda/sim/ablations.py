@@ -178,9 +178,9 @@ def _move_unsynced(switch: Switch) -> None:
 
 
 def _forget_votes(switch: Switch) -> None:
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.replica import Replica
 
-    switch.set(RaftMachine, "_persist", lambda self: None)
+    switch.set(Replica, "persist", lambda self: None)
 
 
 def _vote_again(switch: Switch) -> None:
@@ -208,43 +208,42 @@ def _append_for_any_leader(switch: Switch) -> None:
 
 def _follow_any_leader(switch: Switch) -> None:
     from kalda.raft import elections, rpc
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.replica import Replica
     from kalda.raft.roles import Follower, Prospective, Unattached
 
     checked = elections.handle_begin_epoch
 
-    def handle_begin_epoch(machine: RaftMachine, call: rpc.BeginEpochCall, now: int) -> rpc.BeginEpochReply:
-        leader = machine.destination_of(call.leader_id, call.leader_endpoints)
-        free = isinstance(machine.role, Unattached | Prospective | Follower) and call.leader_id != machine.leader_id
-        if leader is None or not free or call.epoch > machine.epoch:
-            return checked(machine, call, now)
-        machine.become_follower(machine.epoch, call.leader_id, call.leader_endpoints, leader, now)
-        return rpc.BeginEpochReply(machine.reply_header())
+    def handle_begin_epoch(replica: Replica, call: rpc.BeginEpochCall, now: int) -> rpc.BeginEpochReply:
+        leader = replica.destination_of(call.leader_id, call.leader_endpoints)
+        free = isinstance(replica.role, Unattached | Prospective | Follower) and call.leader_id != replica.leader_id
+        if leader is None or not free or call.epoch > replica.epoch:
+            return checked(replica, call, now)
+        replica.become_follower(replica.epoch, call.leader_id, call.leader_endpoints, leader, now)
+        return rpc.BeginEpochReply(replica.reply_header())
 
     switch.set(elections, "handle_begin_epoch", handle_begin_epoch)
 
 
 def _serve_any_epoch(switch: Switch) -> None:
-    from kalda.raft import replication
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.replica import Replica
 
-    checked = replication._leader_refusal
+    checked = Replica.leader_refusal
 
-    def refusal(machine: RaftMachine, cluster_id: str | None, _: int) -> ErrorCode | None:
-        return checked(machine, cluster_id, machine.epoch)
+    def refusal(self: Replica, cluster_id: str | None, _: int) -> ErrorCode | None:
+        return checked(self, cluster_id, self.epoch)
 
-    switch.set(replication, "_leader_refusal", refusal)
+    switch.set(Replica, "leader_refusal", refusal)
 
 
 def _read_any_epoch(switch: Switch) -> None:
     from kalda.raft import rpc
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.machine import HeaderOutcome, RaftMachine
 
     checked = RaftMachine._on_reply_header
 
-    def on_reply_header(self: RaftMachine, header: rpc.ReplyHeader, now: int) -> bool | None:
+    def on_reply_header(self: RaftMachine, header: rpc.ReplyHeader, now: int) -> HeaderOutcome:
         if header.epoch < self.epoch and header.error is ErrorCode.NONE:
-            return None
+            return HeaderOutcome.READ_BODY
         return checked(self, header, now)
 
     switch.set(RaftMachine, "_on_reply_header", on_reply_header)
@@ -252,15 +251,15 @@ def _read_any_epoch(switch: Switch) -> None:
 
 def _truncate_what_is_committed(switch: Switch) -> None:
     from kalda.raft import replication
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.replica import Replica
     from kalda.raft.values import OffsetAndEpoch
 
     checked = replication._truncate
 
-    def truncate(machine: RaftMachine, diverging: OffsetAndEpoch) -> None:
-        known, machine.high_watermark = machine.high_watermark, 0
-        checked(machine, diverging)
-        machine.high_watermark = known
+    def truncate(replica: Replica, diverging: OffsetAndEpoch) -> None:
+        known, replica.high_watermark = replica.high_watermark, 0
+        checked(replica, diverging)
+        replica.high_watermark = known
 
     switch.set(replication, "_truncate", truncate)
 

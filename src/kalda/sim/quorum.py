@@ -19,9 +19,10 @@ from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRe
 from kalda.raft import effects as fx
 from kalda.raft import events as ev
 from kalda.raft import rpc
+from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
 from kalda.raft.log_state import LogState
-from kalda.raft.machine import RaftConfig, RaftMachine
+from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.values import BOOTSTRAP_SNAPSHOT, Endpoint, OffsetAndEpoch, ReplicaKey
 from kalda.raft.voters import Voter, VoterHistory, VoterSet
@@ -456,7 +457,7 @@ class SimQuorum:
         if isinstance(machine.role, LeaderRole):
             leader = self.leaders.setdefault(machine.epoch, node.id)
             assert leader == node.id, f"epoch {machine.epoch} has the leaders {leader} and {node.id}"
-            if machine.role.established:
+            if machine.role.has_committed_in_epoch:
                 self.check_leader(node, machine.epoch)
 
     def check_leader(self, node: Node, epoch: int) -> None:

@@ -14,7 +14,7 @@ from kalda.protocol.messages.metadata_records import TopicRecord
 from kalda.protocol.notation import Request
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import CommittedBatch
-from kalda.raft.machine import RaftConfig
+from kalda.raft.config import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
 from kalda.raft.values import Destination, Endpoint, ReplicaKey

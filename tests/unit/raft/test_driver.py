@@ -218,7 +218,7 @@ def test_a_listener_far_behind_is_held_until_it_is_told_where_to_go_on(tmp_path:
     behind = Recorder()
     registration = second.driver.register(behind, hold_beyond=lambda: 5)
     second.start()
-    assert second.driver.committed_end == 11
+    assert second.driver.leader_high_watermark == 11
     assert len(second.listener.records) == 9, "others are told"
     assert registration.held
     assert (behind.batches, behind.leaders) == ([], [(None, 2)]), "it does not hear that it leads, either"

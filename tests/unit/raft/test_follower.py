@@ -6,8 +6,9 @@ from kalda.base.errors import ErrorCode
 from kalda.raft import effects as fx
 from kalda.raft import events as ev
 from kalda.raft import rpc
+from kalda.raft.config import RaftConfig
 from kalda.raft.log_state import LogState
-from kalda.raft.machine import RaftConfig, RaftMachine
+from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.roles import Candidate
 from kalda.raft.roles import Follower as FollowerRole

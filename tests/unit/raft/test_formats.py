@@ -12,7 +12,7 @@ from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft import rpc, wire
 from kalda.raft.batches import MAX_BATCH_BYTES
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import Diverging, LogState, SnapshotRequired, Valid
 from kalda.raft.quorum_state import ElectionState, decode_quorum_state, encode_quorum_state
 from kalda.raft.roles import Ballot
 from kalda.raft.snapshots import SnapshotReader, parse_snapshot_name, snapshot_name, write_snapshot
@@ -109,22 +109,22 @@ def log_of(*epochs: tuple[int, int], end: int, start: int = 0, snapshots: tuple[
 
 def test_where_logs_part() -> None:
     leader = log_of((1, 0), (3, 10), (4, 20), end=30)
-    assert leader.check_fetch(0, 0) is None
-    assert leader.check_fetch(10, 1) is None
-    assert leader.check_fetch(30, 4) is None
-    assert leader.check_fetch(12, 1) == OffsetAndEpoch(10, 1)
-    assert leader.check_fetch(12, 2) == OffsetAndEpoch(10, 1)
-    assert leader.check_fetch(25, 3) == OffsetAndEpoch(20, 3)
-    assert leader.check_fetch(40, 4) == OffsetAndEpoch(30, 4)
+    assert leader.validate_fetch(OffsetAndEpoch(0, 0)) == Valid()
+    assert leader.validate_fetch(OffsetAndEpoch(10, 1)) == Valid()
+    assert leader.validate_fetch(OffsetAndEpoch(30, 4)) == Valid()
+    assert leader.validate_fetch(OffsetAndEpoch(12, 1)) == Diverging(OffsetAndEpoch(10, 1))
+    assert leader.validate_fetch(OffsetAndEpoch(12, 2)) == Diverging(OffsetAndEpoch(10, 1))
+    assert leader.validate_fetch(OffsetAndEpoch(25, 3)) == Diverging(OffsetAndEpoch(20, 3))
+    assert leader.validate_fetch(OffsetAndEpoch(40, 4)) == Diverging(OffsetAndEpoch(30, 4))
 
 
 def test_what_the_log_lost_must_come_as_a_snapshot() -> None:
     leader = log_of((3, 20), end=30, start=20, snapshots=((20, 3), (25, 3)))
-    assert leader.check_fetch(0, 0) is True
-    assert leader.check_fetch(19, 3) is True
-    assert leader.check_fetch(20, 2) is True
-    assert leader.check_fetch(20, 3) is None
-    assert leader.check_fetch(30, 3) is None
+    assert leader.validate_fetch(OffsetAndEpoch(0, 0)) == SnapshotRequired(OffsetAndEpoch(25, 3))
+    assert leader.validate_fetch(OffsetAndEpoch(19, 3)) == SnapshotRequired(OffsetAndEpoch(25, 3))
+    assert leader.validate_fetch(OffsetAndEpoch(20, 2)) == SnapshotRequired(OffsetAndEpoch(25, 3))
+    assert leader.validate_fetch(OffsetAndEpoch(20, 3)) == Valid()
+    assert leader.validate_fetch(OffsetAndEpoch(30, 3)) == Valid()
 
 
 def test_how_far_a_follower_truncates() -> None:

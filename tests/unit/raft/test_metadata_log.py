@@ -10,6 +10,7 @@ from driving import topic
 from kalda.base.disk import File
 from kalda.broker.disk import RealDisk
 from kalda.raft.batches import encode_batch, inspect_fetched
+from kalda.raft.log_state import SnapshotRequired, Valid
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import snapshot_name, write_snapshot
 from kalda.raft.values import OffsetAndEpoch
@@ -78,8 +79,10 @@ def test_a_snapshot_from_before_the_logs_start_is_not_compared_with(tmp_path: Pa
     log.close()
     log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
     state = log.state()
-    assert state.check_fetch(60, 3) is True, "its log is not what epoch 5 has made of this one"
-    assert state.check_fetch(60, 5) is None
+    assert state.validate_fetch(OffsetAndEpoch(60, 3)) == SnapshotRequired(OffsetAndEpoch(60, 5)), (
+        "its log is not what epoch 5 has made of this one"
+    )
+    assert state.validate_fetch(OffsetAndEpoch(60, 5)) == Valid()
     assert state.snapshots == [OffsetAndEpoch(60, 5)]
     assert not (tmp_path / "m" / snapshot_name(OffsetAndEpoch(40, 3))).exists()
     log.close()
