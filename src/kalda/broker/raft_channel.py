@@ -15,7 +15,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.raft_driver import ReplicaGone
+from kalda.broker.raft_driver import ConnectionRefused
 from kalda.network.client import RpcClient
 from kalda.protocol.notation import Request
 from kalda.raft.values import Destination
@@ -96,7 +96,7 @@ class RaftChannel:
                 and self._is_refused is not None
                 and await self._is_refused(client.host, client.port)
             ):
-                error = ReplicaGone(f"nobody listens at {client.host}:{client.port}")
+                error = ConnectionRefused(f"nobody listens at {client.host}:{client.port}")
         finally:
             pending.fail(error)
 

@@ -97,6 +97,10 @@ class Host:
         """At most so many threads for jobs."""
         return ThreadJobs(loop, threads)
 
+    def pause_thread(self, duration_ms: int) -> None:
+        """Suspend the thread of the job that calls this, so that the others get the interpreter."""
+        time.sleep(duration_ms / 1000)
+
     async def is_refused(self, host: str, port: int) -> bool:
         """Whether connections there are refused, as they are where no process listens; within a short time."""
         from kalda.network.probe import is_refused

@@ -1,8 +1,9 @@
 """KRaft: the consensus on the metadata log, as a machine without input or output.
 
-`machine.RaftMachine.step(event, now)` takes one event (a call of another replica, a reply, a finished flush, the passing
-of time) and returns effects in the order in which they must be carried out: what must survive a crash is persisted
-before anything is sent that promises it. A driver carries the effects out and feeds their outcomes back as events.
+`machine.RaftMachine.step(event, now)` takes one event (a call of another replica, a reply, a finished flush, the
+passing of time) and returns effects in the order in which they must be carried out: what must survive a crash is
+persisted before anything is sent that promises it. A driver carries the effects out and feeds their outcomes back as
+events.
 
 The machine has no sockets and no files, and nothing here depends on what the metadata records mean. Beside it are the
 formats of Kafka's messages and files for the quorum, and the store that keeps the files.

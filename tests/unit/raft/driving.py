@@ -138,10 +138,10 @@ class Replica:
             timers=world,
             jobs=Jobs(world),  # type: ignore[arg-type]
             send=send or (lambda destination, request, timeout_ms: Pending()),
-            below=Random(node_id).randrange,
+            random_below=Random(node_id).randrange,
             on_fatal=self.failures.append,
         )
-        self.driver.register(self.listener)
+        self.driver.listeners.register(self.listener)
 
     def start(self) -> None:
         self.driver.start()

@@ -13,6 +13,7 @@ from driving import Recorder, Replica, World, static_voter, topic
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
 from kalda.broker.disk import RealDisk
+from kalda.broker.raft_listeners import MAX_BATCHES_PER_PASS
 from kalda.protocol.messages.fetch import FetchResponse
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
@@ -195,7 +196,7 @@ def test_a_snapshot_is_loaded_a_step_a_turn(tmp_path: Path) -> None:
     first.driver.close()
     second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     slow = Slow()
-    second.driver.register(slow)
+    second.driver.listeners.register(slow)
     second.driver.start()
     second.driver.append(2, [topic("new")])
     assert (slow.steps, slow.batches, slow.leaders) == (1, [], []), "nothing before the last step"
@@ -216,13 +217,13 @@ def test_a_listener_far_behind_is_held_until_it_is_told_where_to_go_on(tmp_path:
     first.driver.close()
     second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     behind = Recorder()
-    registration = second.driver.register(behind, hold_beyond=lambda: 5)
+    registration = second.driver.listeners.register(behind, suspend_beyond_lag=lambda: 5)
     second.start()
     assert second.driver.leader_high_watermark == 11
     assert len(second.listener.records) == 9, "others are told"
-    assert registration.held
+    assert registration.is_suspended
     assert (behind.batches, behind.leaders) == ([], [(None, 2)]), "it does not hear that it leads, either"
-    second.driver.resume(registration, given)
+    second.driver.listeners.resume(registration, given)
     world.run(1)
     assert behind.batches[0].base_offset == (given or 0)
     assert behind.batches[-1].last_offset == 10
@@ -230,8 +231,45 @@ def test_a_listener_far_behind_is_held_until_it_is_told_where_to_go_on(tmp_path:
     for at in range(9):
         second.driver.append(2, [topic(f"u{at}")])
     world.run()
-    assert not registration.held, "who leads is never far behind"
+    assert not registration.is_suspended, "who leads is never far behind"
     assert behind.batches[-1].last_offset == 19
+
+
+def test_a_leader_change_that_a_listener_causes_reaches_the_listeners_before_it(tmp_path: Path) -> None:
+    """The pass over the listeners is repeated, without another event of the machine."""
+
+    class Resigning(Recorder):
+        def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
+            super().on_leader_change(leader_id, epoch)
+            if leader_id is not None:
+                replica.driver.resign(epoch)
+
+    world = World()
+    replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    replica.driver.listeners.register(Resigning())
+    replica.start()
+    assert replica.listener.leaders == [(None, 1), (1, 1), (None, 1)]
+    assert replica.driver.leader_and_epoch() == (None, 1)
+
+
+def test_a_listener_that_lags_receives_one_bounded_part_a_turn(tmp_path: Path) -> None:
+    """However many events the machine has meanwhile, one timer continues the delivery."""
+    world = World()
+    first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    first.start()
+    for at in range(4 * MAX_BATCHES_PER_PASS):
+        first.driver.append(1, [topic(f"t{at}")])
+    world.run()
+    first.driver.close()
+    second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    second.start()
+    late = Recorder()
+    second.driver.listeners.register(late)
+    for _ in range(3):
+        second.driver.listeners.register(Recorder())
+    assert len([timer for timer in world.calls if timer[0] <= world.now]) == 1
+    world.run()
+    assert late.records == second.listener.records
 
 
 def test_a_listener_that_fails_stops_the_replica(tmp_path: Path) -> None:
