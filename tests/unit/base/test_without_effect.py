@@ -25,7 +25,7 @@ from kalda.base.configs.without_effect import (
 from kalda.storage.config import LogConfig
 
 SOURCE = Path(kalda.__file__).parent
-READERS = ("listeners.py", "server.py")
+READERS = ("listeners.py", "server_values.py")
 """Of the modules of configs, those that read values for others; the rest only has tables and checks."""
 TOOLS = ("cli", "client", "sim", "spark", "testing")
 """They set keys of nodes, and read none."""

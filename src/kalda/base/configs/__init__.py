@@ -9,7 +9,7 @@ Pure: texts and mappings in, values and errors out. It reads no file and knows n
 - `broker_kalda`: rows that Kafka does not have
 - `topic`, `group`, `client_metrics`: the tables of the other resources, and what is valid together
 - `quorum_addresses`, `listeners`: addresses inside values
-- `server`, `server_checks`: a node's configuration, checked as a whole
+- `server_values`, `server_checks`, `server`: a node's configuration: its values, what must hold between them, both
 - `dynamic`: layers of dynamic configs, what may be altered
 - `resources`: what has configs, where values come from, how they are altered
 - `describe`: effective values with their source and synonyms
