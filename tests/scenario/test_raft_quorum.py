@@ -1,4 +1,4 @@
-"""Quorums of several, as they elect, replicate, lose nodes and change."""
+"""Quorums of several voters: elections, replication, crashes, changes of the voters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def started(*voters: int, **options: object) -> SimQuorum:
 def settle(cluster: SimQuorum, ms: int = 2_000) -> None:
     cluster.run(ms)
     marks = {node.high_watermark for node in cluster.nodes.values() if node.up}
-    assert len(marks) == 1, f"not everyone is told of every commit: {marks}"
+    assert len(marks) == 1, f"high watermarks differ: {marks}"
     cluster.check_logs_match()
 
 
@@ -42,7 +42,7 @@ def test_an_election_line_by_line() -> None:
     ]
     first_vote = own.index(votes[2])
     assert f"persist epoch=1 leader=None voted={leader.id}" in own[:first_vote], (
-        "a vote is persisted before it is asked"
+        "a vote is persisted before it is requested"
     )
     at = own.index(f"persist epoch=1 leader={leader.id} voted=-")
     assert own[at + 1 : at + 5] == [
@@ -52,7 +52,7 @@ def test_an_election_line_by_line() -> None:
     ]
 
 
-def test_commits_reach_everyone_also_observers() -> None:
+def test_commits_reach_all_nodes_also_observers() -> None:
     cluster = started(observers=(8, 9))
     cluster.append("a", "b")
     cluster.append("c")
@@ -111,22 +111,22 @@ def test_a_leader_without_a_majority_steps_down() -> None:
     assert not leader.leads
 
 
-def test_a_replica_cut_off_for_a_while_does_not_disturb_the_epoch() -> None:
+def test_a_replica_that_was_cut_off_does_not_end_the_epoch() -> None:
     cluster = started()
     leader = cluster.leader
     assert leader is not None
     settle(cluster)
     epoch = leader.leader[1]
-    lone = next(node_id for node_id in cluster.nodes if node_id != leader.id)
-    cluster.cut = {frozenset((lone, other)) for other in cluster.nodes if other != lone}
+    isolated = next(node_id for node_id in cluster.nodes if node_id != leader.id)
+    cluster.cut = {frozenset((isolated, other)) for other in cluster.nodes if other != isolated}
     cluster.run(20_000)
     cluster.cut = set()
     settle(cluster, 5_000)
     assert cluster.leader is leader
-    assert leader.leader[1] == epoch, "a pre-vote is lost before it can raise the epoch"
+    assert leader.leader[1] == epoch, "its pre-votes are denied, so it never raises the epoch"
 
 
-def test_a_follower_that_is_behind_the_log_loads_the_snapshot() -> None:
+def test_a_follower_that_lacks_deleted_records_loads_the_snapshot() -> None:
     cluster = started()
     leader = cluster.leader
     assert leader is not None
@@ -153,24 +153,24 @@ def test_a_voter_is_added_and_another_removed() -> None:
     cluster.append("a")
     settle(cluster)
     replies = cluster.call(leader.id, rpc.AddVoterCall(CLUSTER, key_of(4), (endpoint_of(4),)))
-    assert not replies, "answered when committed"
+    assert not replies, "the reply waits for the commit"
     cluster.run(1_000)
     assert replies[0].header.error is ErrorCode.NONE
     settle(cluster)
     assert all(n.machine is not None and n.machine.voters.ids == (1, 2, 3, 4) for n in cluster.nodes.values())
     again = cluster.call(leader.id, rpc.AddVoterCall(CLUSTER, key_of(4), (endpoint_of(4),)))
     assert again[0].header.error is ErrorCode.DUPLICATE_VOTER
-    gone = next(node_id for node_id in (1, 2, 3) if node_id != leader.id)
-    replies = cluster.call(leader.id, rpc.RemoveVoterCall(CLUSTER, key_of(gone)))
+    removed = next(node_id for node_id in (1, 2, 3) if node_id != leader.id)
+    replies = cluster.call(leader.id, rpc.RemoveVoterCall(CLUSTER, key_of(removed)))
     cluster.run(1_000)
     assert replies[0].header.error is ErrorCode.NONE
     settle(cluster)
     assert leader.machine is not None
-    assert gone not in leader.machine.voters.ids
+    assert removed not in leader.machine.voters.ids
 
 
-def test_a_quorum_of_one_grows_whenever_it_is_asked() -> None:
-    """Its leader heard of no other voter until then, and does not take that for a lost majority."""
+def test_a_quorum_of_one_can_grow_at_any_time() -> None:
+    """No other voter has fetched until then; check-quorum does not count that as a lost majority."""
     cluster = started(1, joiners=(2, 3))
     leader = cluster.leader
     assert leader is not None
@@ -227,7 +227,7 @@ def test_a_static_quorum_does_not_change() -> None:
     assert replies[0].header.error is ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_votes_go_by_the_log_and_once_an_epoch() -> None:
+def test_a_vote_depends_on_the_log_and_is_granted_once_an_epoch() -> None:
     cluster = SimQuorum((1, 2, 3))
     cluster.start(1)
 
@@ -241,7 +241,7 @@ def test_votes_go_by_the_log_and_once_an_epoch() -> None:
     assert cluster.nodes[1].election.epoch == 5
     assert cluster.nodes[1].election.voted is None
     assert vote(2, 5).granted
-    assert vote(2, 5).granted, "the same candidate may ask again"
+    assert vote(2, 5).granted, "the same candidate may repeat its call"
     assert not vote(3, 5).granted
     assert vote(3, 4).header.error is ErrorCode.FENCED_LEADER_EPOCH
     assert vote(3, 6, OffsetAndEpoch(3, 6)).header.error is ErrorCode.INVALID_REQUEST
@@ -249,7 +249,7 @@ def test_votes_go_by_the_log_and_once_an_epoch() -> None:
     assert cluster.call(1, wrong)[0].header.error is ErrorCode.INVALID_VOTER_KEY
 
 
-def test_describe_tells_voters_and_observers() -> None:
+def test_describe_lists_voters_and_observers() -> None:
     cluster = started(observers=(9,))
     cluster.append("a")
     settle(cluster)

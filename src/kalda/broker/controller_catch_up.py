@@ -50,7 +50,7 @@ class ControllerCatchUp:
         self._leader_high_watermark = leader_high_watermark
         self._on_fatal = on_fatal
         self._steps: Iterator[None] | None = None
-        """The remaining steps of `load_image`. While it is set the registration is suspended, so that nobody else
+        """The remaining steps of `load_image`. While it is set the registration is suspended, so that no batch
         changes the controller."""
         self.steps_taken = 0
         self._registration: Registration = listeners.register(listener, suspend_beyond_lag=self._max_lag)

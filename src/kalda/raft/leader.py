@@ -132,11 +132,11 @@ class LeaderRole:
         old, self.voters = self.voters, {}
         for voter in voters.voters:
             key = local if voter.key.id == local.id else voter.key
-            known = old.get(key.id) or self.observers.pop(key, None)
-            if known is None:
-                known = Progress(key, has_acknowledged=key.id == local.id)
-            known.key = key
-            self.voters[key.id] = known
+            progress = old.get(key.id) or self.observers.pop(key, None)
+            if progress is None:
+                progress = Progress(key, has_acknowledged=key.id == local.id)
+            progress.key = key
+            self.voters[key.id] = progress
         for node_id, progress in old.items():
             if node_id not in self.voters and node_id != local.id:
                 self.observers[progress.key] = progress

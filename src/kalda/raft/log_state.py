@@ -114,7 +114,7 @@ class LogState:
             return min(local.offset, diverging.offset, self.end_offset)
         return min(local.offset, self.end_offset)
 
-    def is_known_snapshot(self, snapshot: OffsetAndEpoch) -> bool:
+    def has_snapshot(self, snapshot: OffsetAndEpoch) -> bool:
         return snapshot in self.snapshots
 
     def continues(self, snapshot: OffsetAndEpoch) -> bool:

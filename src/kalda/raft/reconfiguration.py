@@ -24,7 +24,6 @@ from kalda.raft import rpc
 from kalda.raft.leader import LeaderRole, VoterChange
 from kalda.raft.replica import Replica
 from kalda.raft.roles import Follower
-from kalda.raft.values import ReplicaKey
 from kalda.raft.voters import Voter, VoterSet
 
 CAUGHT_UP_WITHIN_MS = 3_600_000
@@ -98,8 +97,8 @@ def _add(
 def _remove(
     replica: Replica, role: LeaderRole, token: object, call: rpc.RemoveVoterCall, now: int
 ) -> rpc.VoterChangeReply | None:
-    known = replica.voters.get(call.voter.id)
-    if known is None or known.key.directory_id != call.voter.directory_id:
+    current_voter = replica.voters.get(call.voter.id)
+    if current_voter is None or current_voter.key.directory_id != call.voter.directory_id:
         return _refused(replica, ErrorCode.VOTER_NOT_FOUND, f"{call.voter} is not a voter")
     if len(replica.voters) == 1:
         return _refused(replica, ErrorCode.INVALID_REQUEST, f"{call.voter.id} is the only voter")
@@ -113,14 +112,14 @@ def _update(
     refusal = _epoch_refusal(replica, role, call)
     if refusal is not None:
         return refusal
-    known = replica.voters.get(call.voter.id)
-    if known is None or not replica.voters.is_voter(call.voter):
+    current_voter = replica.voters.get(call.voter.id)
+    if current_voter is None or not replica.voters.is_voter(call.voter):
         return _refused(replica, ErrorCode.VOTER_NOT_FOUND, f"{call.voter} is not a voter")
     refusal = _details_refusal(replica, call)
     if refusal is not None:
         return refusal
     voter = Voter(call.voter, call.endpoints, call.min_kraft_version, call.max_kraft_version)
-    if voter == known:
+    if voter == current_voter:
         return rpc.VoterChangeReply(replica.reply_header())
     _change(replica, role, replica.voters.with_voter(voter), token, now, replica.config.request_timeout_ms)
     return None
@@ -226,19 +225,19 @@ def own_voter_change(replica: Replica, role: Follower, now: int) -> rpc.Call | N
     config = replica.config
     if not config.can_be_voter or role.next_voter_change > now:
         return None
-    known = replica.voters.get(replica.local.id)
+    current_voter = replica.voters.get(replica.local.id)
     call: rpc.Call | None = None
     if not replica.history.dynamic:
         # After the first fetch, which the leader's majority may depend on.
         if replica.is_voter and role.has_fetched and not role.has_updated_leader and config.endpoints:
             call = _update_of_own(replica, role)
     elif replica.is_voter:
-        if known != Voter(replica.local, config.endpoints, 0, config.max_kraft_version) and config.endpoints:
+        if current_voter != Voter(replica.local, config.endpoints, 0, config.max_kraft_version) and config.endpoints:
             call = _update_of_own(replica, role)
     elif config.auto_join and role.has_fetched:
-        if known is not None:
+        if current_voter is not None:
             # A voter of this id with another directory: what this node was before it lost its disk.
-            call = rpc.RemoveVoterCall(config.cluster_id, ReplicaKey(known.key.id, known.key.directory_id))
+            call = rpc.RemoveVoterCall(config.cluster_id, current_voter.key)
         else:
             call = rpc.AddVoterCall(
                 config.cluster_id, replica.local, config.endpoints, config.request_timeout_ms, ack_when_committed=False

@@ -318,7 +318,7 @@ class Replica:
     def _set_role(self, role: Role) -> None:
         old = self.role
         assert role.epoch >= old.epoch, f"epoch {role.epoch} after {old.epoch}"
-        self.outbox.forget_all()
+        self.outbox.drop_all()
         self.role = role
         self.persist()
         if isinstance(old, LeaderRole):

@@ -1,7 +1,7 @@
 """Replication by Fetch, on both sides: the leader's log, high watermark and check-quorum; the follower's log.
 
 A follower that is a voter, or may become one, fetches again only once it has flushed what it received: its fetch offset
-tells the leader what it holds durably, and counts as soon as it is a voter. Where the logs differ, the leader replies
+is the end of what it holds durably, and counts as soon as it is a voter. Where the logs differ, the leader replies
 with the largest offset and epoch up to which they may agree, and the follower truncates. Where the leader no longer has
 the records that a follower lacks, the follower fetches a snapshot first (`snapshot_transfer`).
 """

@@ -10,8 +10,8 @@ An observer is an Unattached or a Follower: it finds the leader and fetches, and
 Prospective asks for pre-votes first, so that it does not disturb an epoch that works (KIP-996).
 
 Every role has `epoch`, `leader_id` (None while no leader is known, or there is none yet) and `voted` (the candidate
-that got this replica's vote in the epoch): with these three `quorum-state` is written. `deadline` is the time at which
-the role is given up unless something happens before.
+that got this replica's vote in the epoch): `quorum-state` holds these three. `deadline` is when the role ends, unless
+what it waits for happens before.
 """
 
 from __future__ import annotations

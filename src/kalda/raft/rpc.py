@@ -1,7 +1,7 @@
-"""What replicas say to one another, without the wire around it.
+"""Calls and replies: what replicas exchange, without its wire format.
 
-An ask names the epoch of its sender; an answer always tells the answering replica's epoch and the leader it knows, so
-that any exchange spreads the news of a new epoch.
+A call is a request and a reply its response. A call has the epoch of its sender; a reply has the epoch of the replica
+that sends it, and that replica's leader, so that every exchange spreads a newer epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
 
 
 class ReplyHeader(NamedTuple):
-    """The part that every answer shares."""
+    """What every reply begins with."""
 
     error: ErrorCode
     epoch: int
@@ -36,7 +36,7 @@ class VoteReply(NamedTuple):
 
 
 class BeginEpochCall(NamedTuple):
-    """BeginQuorumEpoch: I lead this epoch."""
+    """BeginQuorumEpoch: the sender leads `epoch`."""
 
     cluster_id: str | None
     epoch: int
@@ -50,7 +50,7 @@ class BeginEpochReply(NamedTuple):
 
 
 class EndEpochCall(NamedTuple):
-    """EndQuorumEpoch: I lead no longer; these should try next, in this order."""
+    """EndQuorumEpoch: the sender leads `epoch` no longer; `successors` should stand for election, in this order."""
 
     cluster_id: str | None
     epoch: int
@@ -71,18 +71,18 @@ class FetchCall(NamedTuple):
     max_wait_ms: int
     max_bytes: int
     high_watermark: int
-    """What the follower knows of it (KIP-1166); the largest int64 where it does not say."""
+    """The follower's own (KIP-1166); the largest int64 where its version of Fetch has none."""
 
 
 class Control(NamedTuple):
-    """A control record that the machine itself must understand, at its offset."""
+    """A control record of the log or of a snapshot, at its offset."""
 
     offset: int
     record: object
 
 
 class FetchedBatch(NamedTuple):
-    """What the machine must know of a batch that was fetched."""
+    """The bounds of a fetched batch, and its control records."""
 
     base_offset: int
     last_offset: int
@@ -91,8 +91,8 @@ class FetchedBatch(NamedTuple):
 
 
 class FetchReply(NamedTuple):
-    """`read_from` tells the driver of a leader what to read into the answer; `records` and `batches` are what a
-    follower's driver found in it."""
+    """The machine of a leader sets `read_from` and `max_bytes`, and its driver reads `records` from there. On the
+    follower `records` are as they arrived, and `batches` are the bounds of the sound ones among them."""
 
     header: ReplyHeader
     high_watermark: int = -1
@@ -115,7 +115,7 @@ class SnapshotCall(NamedTuple):
 
 
 class SnapshotReply(NamedTuple):
-    """`data` is None where the driver of the answering leader is to read it, `size` too then."""
+    """The machine of a leader leaves out `size`, the size of the file, and `data`: its driver reads them."""
 
     header: ReplyHeader
     snapshot: OffsetAndEpoch
@@ -163,7 +163,7 @@ class ReplicaProgress(NamedTuple):
 
 
 class DescribeReply(NamedTuple):
-    """Times are on the machine's clock; -1 where unknown, 0 where it is the leader itself: now."""
+    """Times are of the machine's clock: -1 is never, and 0 stands for the present, as in the leader's own."""
 
     header: ReplyHeader
     high_watermark: int = -1

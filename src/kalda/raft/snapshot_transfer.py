@@ -21,7 +21,7 @@ from kalda.raft.values import OffsetAndEpoch
 
 def handle_snapshot(replica: Replica, call: rpc.SnapshotCall, now: int) -> rpc.SnapshotReply:
     error = replica.leader_refusal(call.cluster_id, call.epoch)
-    if error is None and not replica.log.is_known_snapshot(call.snapshot):
+    if error is None and not replica.log.has_snapshot(call.snapshot):
         error = ErrorCode.SNAPSHOT_NOT_FOUND
     if error is None and call.position < 0:
         error = ErrorCode.POSITION_OUT_OF_RANGE
@@ -97,7 +97,7 @@ def on_snapshot_installed(
         role.snapshot, role.snapshot_position = None, 0
         role.deadline = now + replica.config.fetch_timeout_ms
     elif isinstance(role, Prospective | Candidate):
-        # Its ballot is of the voters of before, who may not be a majority of the voters of the snapshot.
+        # Its ballot is of the former voters: a majority of them may not be one of the voters of the snapshot.
         replica.become_unattached(role.epoch, now, role.leader_id, role.voted)
 
 

@@ -1,8 +1,8 @@
-"""Kafka's messages for what replicas say, and back.
+"""Calls and replies to and from Kafka's messages.
 
-A message names the metadata partition where the machine has nothing to name, and splits errors in two: those of the
-whole request (another cluster, another partition) and those of the partition. A leader's address travels in later
-versions only; a reader that gets none looks it up among the voters.
+A message names the metadata partition, which a call need not name. It has two places for an error: one for errors of
+the whole request (another cluster, another partition) and one for those of the partition. Only later versions have the
+leader's address; without it the receiver takes the address from its voter set.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
 MAX_INT64 = (1 << 63) - 1
 MAX_ENDPOINTS = 100
 MAX_FETCH_BYTES = MAX_BATCH_BYTES
-"""What is read for one fetch at most, whatever it asks for."""
+"""The limit of what is read for one fetch."""
 
 TOP_LEVEL = (ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.UNSUPPORTED_VERSION)
 
 
 class NotMetadata(Exception):
-    """The request is not about the metadata partition, alone and once."""
+    """The request is not for the metadata partition alone."""
 
 
 def _only_partition(topics: Any) -> Any:
@@ -51,12 +51,12 @@ def _key(node_id: int, directory_id: bytes) -> ReplicaKey:
     return ReplicaKey(node_id, Uuid(bytes(directory_id)))
 
 
-# Asks.
+# Calls.
 
 
 def request_of(call: rpc.Call) -> Request:
-    """The request that says it. The version is the sender's choice: what an old one cannot say is either ignorable, or
-    fails to encode (a pre-vote)."""
+    """The sender chooses the version. What an old version lacks may be left out, or makes the encoding fail (a
+    pre-vote)."""
     match call:
         case rpc.VoteCall(cluster_id, epoch, candidate, voter, log_end, pre_vote):
             vote = q.VoteRequestPartitionData(
@@ -170,7 +170,7 @@ def _voter_request(call: rpc.Call) -> Request:
 
 
 def call_of(request: Request) -> rpc.Call:
-    """What a request says. Raises `NotMetadata` where it is about anything else."""
+    """Raises `NotMetadata` where the request is not for the metadata partition alone."""
     match request:
         case q.VoteRequest():
             p = _only_partition(request.topics)
@@ -236,14 +236,14 @@ def call_of(request: Request) -> rpc.Call:
                 feature.min_supported_version,
                 feature.max_supported_version,
             )
-    raise AssertionError(f"{type(request).__name__} is no request of the quorum")
+    raise AssertionError(f"{type(request).__name__} is not a request of the quorum")
 
 
-# Answers.
+# Replies.
 
 
 def error_response(request: Request, error: ErrorCode) -> Response:
-    """The answer to a request that never reached the machine."""
+    """The response to a request that the machine does not receive."""
     if isinstance(request, f.FetchRequest):
         return f.FetchResponse(error_code=error)
     if isinstance(request, q.DescribeQuorumRequest):
@@ -263,10 +263,10 @@ def error_response(request: Request, error: ErrorCode) -> Response:
                 for topic in request.topics
             ]
         )
-    for asked, response in _RESPONSES:
-        if isinstance(request, asked):
+    for request_class, response in _RESPONSES:
+        if isinstance(request, request_class):
             return response(error_code=error)
-    raise AssertionError(f"{type(request).__name__} is no request of the quorum")
+    raise AssertionError(f"{type(request).__name__} is not a request of the quorum")
 
 
 _RESPONSES: tuple[tuple[type[Request], type[Response]], ...] = (
@@ -283,7 +283,7 @@ _RESPONSES: tuple[tuple[type[Request], type[Response]], ...] = (
 def response_of(
     request: Request, reply: rpc.Reply, version: int, listener: str, wall_ms: Callable[[int], int]
 ) -> Response:
-    """The response that says it. `wall_ms` turns a time of the machine into one of the clock on the wall."""
+    """`wall_ms` converts a time of the machine's clock to one of the wall clock."""
     header = reply.header
     error, epoch, leader = header.error, header.epoch, -1 if header.leader_id is None else header.leader_id
     if error in TOP_LEVEL and not isinstance(reply, rpc.VoterChangeReply | rpc.DescribeReply):
@@ -340,8 +340,8 @@ def response_of(
             return _voter_response(request, error, message, leader, epoch, address)
 
 
-def _with_leader(response: Any, node: Any, leader: int, address: Endpoint | None, sayable: bool) -> Response:
-    if sayable and leader >= 0 and address is not None:
+def _with_leader(response: Any, node: Any, leader: int, address: Endpoint | None, has_endpoints: bool) -> Response:
+    if has_endpoints and leader >= 0 and address is not None:
         response.node_endpoints = [node(node_id=leader, host=address.host, port=address.port)]
     assert isinstance(response, Response)
     return response
@@ -424,7 +424,7 @@ def _describe(
 
 
 def reply_of(call: rpc.Call, response: Response, listener: str) -> rpc.Reply:
-    """What a response to `ask` says. One that is about something else reads as INVALID_REQUEST."""
+    """The response to `call`. One that is not for the metadata partition alone becomes an INVALID_REQUEST."""
     try:
         return _answer_of(call, response, listener)
     except (NotMetadata, ValueError):
@@ -432,7 +432,7 @@ def reply_of(call: rpc.Call, response: Response, listener: str) -> rpc.Reply:
 
 
 def failed_reply(call: rpc.Call, error: ErrorCode) -> rpc.Reply:
-    """An answer that tells an error and no epoch."""
+    """A reply with an error and without an epoch."""
     header = rpc.ReplyHeader(error, -1)
     match call:
         case rpc.VoteCall():
@@ -449,7 +449,7 @@ def failed_reply(call: rpc.Call, error: ErrorCode) -> rpc.Reply:
             return rpc.VoterChangeReply(header)
 
 
-def _standing(error: int, leader_id: int, epoch: int, response: Any, listener: str) -> rpc.ReplyHeader:
+def _header(error: int, leader_id: int, epoch: int, response: Any, listener: str) -> rpc.ReplyHeader:
     leader = None if leader_id < 0 else leader_id
     endpoints = tuple(
         Endpoint(listener, node.host, node.port) for node in response.node_endpoints[:1] if node.node_id == leader_id
@@ -464,20 +464,20 @@ def _answer_of(call: rpc.Call, response: Response, listener: str) -> rpc.Reply:
     match response:
         case q.VoteResponse():
             p = _only_partition(response.topics)
-            header = _standing(p.error_code, p.leader_id, p.leader_epoch, response, listener)
+            header = _header(p.error_code, p.leader_id, p.leader_epoch, response, listener)
             return rpc.VoteReply(header, p.vote_granted)
         case q.BeginQuorumEpochResponse():
             p = _only_partition(response.topics)
-            return rpc.BeginEpochReply(_standing(p.error_code, p.leader_id, p.leader_epoch, response, listener))
+            return rpc.BeginEpochReply(_header(p.error_code, p.leader_id, p.leader_epoch, response, listener))
         case q.EndQuorumEpochResponse():
             p = _only_partition(response.topics)
-            return rpc.EndEpochReply(_standing(p.error_code, p.leader_id, p.leader_epoch, response, listener))
+            return rpc.EndEpochReply(_header(p.error_code, p.leader_id, p.leader_epoch, response, listener))
         case f.FetchResponse():
             return _fetch_reply(response, listener)
         case q.FetchSnapshotResponse():
             p = _only_partition(response.topics)
             leader = p.current_leader
-            header = _standing(p.error_code, leader.leader_id, leader.leader_epoch, response, listener)
+            header = _header(p.error_code, leader.leader_id, leader.leader_epoch, response, listener)
             snapshot = OffsetAndEpoch(p.snapshot_id.end_offset, p.snapshot_id.epoch)
             return rpc.SnapshotReply(header, snapshot, p.position, p.size, p.unaligned_records)
         case q.AddRaftVoterResponse() | q.RemoveRaftVoterResponse() | q.UpdateRaftVoterResponse():
@@ -492,7 +492,7 @@ def _fetch_reply(response: f.FetchResponse, listener: str) -> rpc.FetchReply:
     snapshot = OffsetAndEpoch(p.snapshot_id.end_offset, p.snapshot_id.epoch)
     records = p.records if p.records is not None else b""
     return rpc.FetchReply(
-        _standing(p.error_code, leader.leader_id, leader.leader_epoch, response, listener),
+        _header(p.error_code, leader.leader_id, leader.leader_epoch, response, listener),
         p.high_watermark,
         p.log_start_offset,
         diverging if diverging.offset >= 0 and diverging.epoch >= 0 else None,

@@ -14,7 +14,7 @@ from typing import Any
 from kalda.base.errors import ErrorCode
 from kalda.sim import faults
 from kalda.sim.quorum import SimQuorum
-from kalda.sim.quorum_storm import calm, storm, usurpations
+from kalda.sim.quorum_storm import recover, stale_leaders, storm
 from kalda.sim.scenario import Plan, Verdict, simulate
 
 
@@ -276,7 +276,7 @@ class QuorumAblation:
     def run(self, seed: int) -> str:
         """Which promise is broken; empty where all are kept."""
         try:
-            calm(self.weather(seed))
+            recover(self.weather(seed))
         except (AssertionError, IndexError) as error:
             return str(error) or type(error).__name__
         return ""
@@ -302,7 +302,7 @@ QUORUM_ABLATIONS = {
         QuorumAblation("votes on disk", _forget_votes),
         QuorumAblation("one vote an epoch", _vote_again),
         QuorumAblation("votes only for logs that lack nothing", _vote_for_any_log),
-        QuorumAblation("epoch check on append", _append_for_any_leader, usurpations),
+        QuorumAblation("epoch check on append", _append_for_any_leader, stale_leaders),
     )
 }
 """Safeguards of the quorum, by name."""

@@ -1,4 +1,4 @@
-"""What a follower does with answers, one machine by hand."""
+"""A follower and the replies that it gets, with one machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPOCH = 4
 
 
 class Follower:
-    """Follows voter 1 in epoch 4. `sent` are its requests that nobody has answered."""
+    """Follows voter 1 in epoch 4. `sent` are its calls without a reply."""
 
     def __init__(self, node_id: int, log: LogState) -> None:
         config = RaftConfig(ReplicaKey(node_id), "cluster", endpoints=(Endpoint("CONTROLLER", f"host{node_id}", 9000),))
@@ -54,18 +54,18 @@ def fetched(first: int, end: int, epoch: int = EPOCH, high_watermark: int = 0) -
     return rpc.FetchReply(header(), high_watermark, 0, records=b"", batches=(rpc.FetchedBatch(first, end - 1, epoch),))
 
 
-def test_who_may_become_a_voter_fetches_only_after_what_is_durable() -> None:
+def test_an_observer_that_may_become_a_voter_fetches_only_after_the_sync() -> None:
     observer = Follower(9, LogState())
     observer.reply(observer.fetch(), fetched(0, 5))
     assert [(e.offset, e.generation) for e in observer.effects if isinstance(e, fx.FlushLog)] == [(5, 0)]
-    assert not observer.sent, "once it is added, what it has fetched counts"
+    assert not observer.sent, "its fetch offset counts as soon as it is a voter"
     observer.step(ev.Flushed(5, 0))
     call = observer.fetch().call
     assert isinstance(call, rpc.FetchCall)
     assert call.fetch_from == OffsetAndEpoch(5, EPOCH)
 
 
-def test_an_answer_that_compares_with_a_log_of_before_is_not_followed() -> None:
+def test_a_diverging_reply_to_an_older_fetch_truncates_nothing() -> None:
     follower = Follower(2, LogState(end_offset=10, epochs=[(1, 0), (3, 6)]))
     delayed = follower.fetch()
     moved = (Endpoint("CONTROLLER", "elsewhere", 9000),)
@@ -77,12 +77,12 @@ def test_an_answer_that_compares_with_a_log_of_before_is_not_followed() -> None:
     follower.step(ev.Flushed(12, follower.machine.flush_generation))
     call = follower.fetch().call
     assert isinstance(call, rpc.FetchCall)
-    assert call.fetch_from.offset == 12, "the leader may commit it now"
+    assert call.fetch_from.offset == 12, "by this fetch the leader may commit up to 12"
     follower.reply(delayed, diverging)
     assert follower.machine.log.end == OffsetAndEpoch(12, EPOCH)
 
 
-def test_a_snapshot_that_the_leader_has_no_more_is_not_asked_for_again() -> None:
+def test_a_snapshot_that_the_leader_has_deleted_is_not_fetched_again() -> None:
     follower = Follower(9, LogState())
     snapshot = OffsetAndEpoch(7, 2)
     follower.reply(follower.fetch(), rpc.FetchReply(header(), 9, 7, snapshot=snapshot))
@@ -93,7 +93,7 @@ def test_a_snapshot_that_the_leader_has_no_more_is_not_asked_for_again() -> None
     assert [type(sent.call) for sent in follower.sent] == [rpc.FetchCall]
 
 
-def test_votes_of_former_voters_elect_nobody_among_those_that_a_snapshot_tells_of() -> None:
+def test_votes_of_former_voters_do_not_count_after_a_snapshot_with_other_voters() -> None:
     follower = Follower(2, LogState())
     snapshot = OffsetAndEpoch(7, 2)
     follower.reply(follower.fetch(), rpc.FetchReply(header(), 9, 7, snapshot=snapshot))
@@ -105,16 +105,16 @@ def test_votes_of_former_voters_elect_nobody_among_those_that_a_snapshot_tells_o
         assert isinstance(vote.call, rpc.VoteCall)
         follower.reply(vote, rpc.VoteReply(rpc.ReplyHeader(ErrorCode.UNSUPPORTED_VERSION, -1)))
     assert isinstance(follower.machine.role, Candidate)
-    now_voters = VoterSet.static("CONTROLLER", [(i, f"host{i}", 9000) for i in (1, 2, 4, 5, 6)])
-    follower.step(ev.SnapshotInstalled(snapshot, (rpc.Control(6, now_voters.to_record()),)))
+    new_voters = VoterSet.static("CONTROLLER", [(i, f"host{i}", 9000) for i in (1, 2, 4, 5, 6)])
+    follower.step(ev.SnapshotInstalled(snapshot, (rpc.Control(6, new_voters.to_record()),)))
     for vote in follower.sent:
         if isinstance(vote.call, rpc.VoteCall) and not vote.call.pre_vote and vote.destination.node_id == 1:
             follower.reply(vote, rpc.VoteReply(rpc.ReplyHeader(ErrorCode.NONE, EPOCH + 1), True))
-    assert not follower.machine.is_leader, "two of five"
+    assert not follower.machine.is_leader, "two of five votes"
 
 
-def test_a_damaged_snapshot_is_fetched_again_and_not_as_fast_as_it_goes() -> None:
-    """Where the leader's disk has it so it comes damaged every time; and its leader is there as long as it comes."""
+def test_a_damaged_snapshot_is_fetched_again_after_a_pause() -> None:
+    """Damaged on the leader's disk, it arrives damaged every time. The follower keeps its leader meanwhile."""
     follower = Follower(9, LogState())
     timeout_ms = follower.machine.config.fetch_timeout_ms
     snapshot = OffsetAndEpoch(7, 3)

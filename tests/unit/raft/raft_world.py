@@ -1,4 +1,4 @@
-"""A driver on a real directory, with time, threads and network by hand."""
+"""A driver on a real directory, with time, threads and network that the test moves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Handle:
 
 
 class World:
-    """Clock, timers and jobs; `run` turns the loop until nothing is due."""
+    """Clock, timers and jobs; `run` runs them until none is due."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -82,7 +82,7 @@ class Jobs:
 
 
 class Recorder:
-    """A listener that remembers."""
+    """A listener that records what it receives."""
 
     def __init__(self) -> None:
         self.batches: list[CommittedBatch] = []
