@@ -147,6 +147,7 @@ class QuorumSide:
         self._clock = clock = host.clock
         self._timers = timers
         self._timer: Timer | None = None
+        """Set for the controller's next deadline."""
         self._host = host
         self._is_writing_snapshot = False
         """At most one snapshot is being written."""
@@ -174,6 +175,7 @@ class QuorumSide:
         self.on_loaded: Callable[[], None] = _nothing
         """Called after the loader has received batches, a snapshot or a leader."""
         self.controller: QuorumController | None = None
+        """None without the controller role; so is `_prober`."""
         self._policies: Policies | None = None
         self._prober: Prober | None = None
         if config.is_controller:

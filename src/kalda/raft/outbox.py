@@ -27,7 +27,9 @@ class Outbox:
         self._timeout_ms = timeout_ms
         self._backoff_ms = backoff_ms
         self._in_flight: dict[int, InFlight] = {}
+        """By correlation."""
         self._busy: dict[Destination, int] = {}
+        """The correlation of the call in flight to each destination; the same calls as `_in_flight`."""
         self._backoff_until: dict[Destination, int] = {}
         self._next_correlation = 0
 
