@@ -16,6 +16,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `prober.py`: probes of brokers that may be dead
 - `controller_channel.py`: requests to the active controller, on whichever node it is
 - `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network
+- `raft_listeners.py`: delivery of the metadata log to the loader and the controller, in passes
+- `controller_catch_up.py`: a controller that is far behind is made from the loader's image
 - `lifecycle.py`: registration, heartbeats, controlled shutdown, as a machine
 - `peers.py`: what replicas need of other nodes: fetches, decisions on ISRs
 - `assignments.py`: tells the controller in which log directories replicas are

@@ -15,7 +15,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.raft_driver import ReplicaGone
+from kalda.broker.raft_driver import ConnectionRefused
 from kalda.network.client import RpcClient
 from kalda.protocol.notation import Request
 from kalda.raft.values import Destination
@@ -50,7 +50,7 @@ class RaftChannel:
 
     def send(self, destination: Destination, request: Request, timeout_ms: int) -> Pending[Any]:
         """The response. Fails with an `ApiError`, among others where no response came within the timeout; that is
-        `ReplicaGone` where the address refuses connections."""
+        `ConnectionRefused` where the address refuses connections."""
         pending: Pending[Any] = Pending()
         if self._closed or len(self._tasks) >= MAX_UNDER_WAY:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the channel takes no requests"))
@@ -102,7 +102,7 @@ class RaftChannel:
                 and self._is_refused is not None
                 and await self._is_refused(client.host, client.port)
             ):
-                error = ReplicaGone(f"{client.host}:{client.port} refuses connections")
+                error = ConnectionRefused(f"{client.host}:{client.port} refuses connections")
         finally:
             pending.fail(error)
 

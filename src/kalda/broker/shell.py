@@ -102,6 +102,10 @@ class Host:
         """A pool of at most `threads` threads, whose jobs finish on `loop`."""
         return ThreadJobs(loop, threads)
 
+    def pause_thread(self, duration_ms: int) -> None:
+        """Suspend the thread of the job that calls this, so that the others get the interpreter."""
+        time.sleep(duration_ms / 1000)
+
     async def is_refused(self, host: str, port: int) -> bool:
         """Whether `host` refuses connections to `port`, as it does where no process listens. Bounded in time."""
         from kalda.network.probe import is_refused

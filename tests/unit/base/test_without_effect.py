@@ -25,7 +25,7 @@ from kalda.base.configs.without_effect import (
 from kalda.storage.config import LogConfig
 
 SOURCE = Path(kalda.__file__).parent
-READERS = ("listeners.py", "server.py")
+READERS = ("listeners.py", "server_values.py")
 """The modules of `base/configs` that read values. The others have tables and checks only."""
 TOOLS = ("cli", "client", "sim", "spark", "testing")
 """Packages that set keys of nodes, and read none."""

@@ -12,7 +12,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.prober import Prober
 from kalda.broker.raft_channel import RaftChannel
-from kalda.broker.raft_driver import ReplicaGone
+from kalda.broker.raft_driver import ConnectionRefused
 from kalda.controller.suspects import Probe
 from kalda.network.client import RpcClient
 from kalda.network.free_ports import free_ports
@@ -90,12 +90,12 @@ def failure_at(port: int, probing: bool = True) -> ApiError:
 
 def test_a_replica_whose_address_refuses_connections_is_dead() -> None:
     error = failure_at(free_ports(1)[0])
-    assert isinstance(error, ReplicaGone)
+    assert isinstance(error, ConnectionRefused)
     assert error.code is ErrorCode.NETWORK_EXCEPTION
 
 
 def test_without_a_probe_no_replica_is_dead() -> None:
-    assert not isinstance(failure_at(free_ports(1)[0], probing=False), ReplicaGone)
+    assert not isinstance(failure_at(free_ports(1)[0], probing=False), ConnectionRefused)
 
 
 def test_a_replica_that_closes_the_connection_but_listens_is_not_dead() -> None:
@@ -107,7 +107,7 @@ def test_a_replica_that_closes_the_connection_but_listens_is_not_dead() -> None:
         port = server.sockets[0].getsockname()[1]
         error = await asyncio.to_thread(failure_at, port)
         assert error.code is ErrorCode.NETWORK_EXCEPTION
-        assert not isinstance(error, ReplicaGone)
+        assert not isinstance(error, ConnectionRefused)
         server.close()
 
     asyncio.run(run())

@@ -9,7 +9,7 @@ Pure functions of texts and mappings: no file is read, and the state of the clus
 - `broker_kalda`: rows that Kafka does not have
 - `topic`, `group`, `client_metrics`: the tables of the other resources, and checks across several keys
 - `quorum_addresses`, `listeners`: addresses inside values
-- `server`, `server_checks`: a node's configuration, checked as a whole
+- `server_values`, `server_checks`, `server`: a node's configuration: its values, what must hold between them, both
 - `dynamic`: layers of dynamic configs, and checks of their alterations
 - `resources`: kinds of resources with configs, sources of values, operations of alterations
 - `describe`: effective values with their source and synonyms

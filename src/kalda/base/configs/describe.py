@@ -16,7 +16,8 @@ from kalda.base.configs.dynamic import Layers
 from kalda.base.configs.group import BROKER_SYNONYMS as GROUP_SYNONYMS
 from kalda.base.configs.group import GROUP
 from kalda.base.configs.resources import ConfigSource
-from kalda.base.configs.server import ServerConfig, with_node_id_synonyms
+from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.server_values import with_node_id_synonyms
 from kalda.base.configs.topic import BROKER_SYNONYMS as TOPIC_SYNONYMS
 from kalda.base.configs.topic import TOPIC
 

@@ -1,4 +1,4 @@
-"""Three drivers over one in-memory network that encodes and decodes every message, as the wire would."""
+"""Three drivers on one in-memory network that encodes and decodes every message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import Replica, World, topic
+from raft_world import Replica, World, topic
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
@@ -14,14 +14,14 @@ from kalda.protocol.apis import api_of, response_class
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.quorum import AddRaftVoterRequest, AddRaftVoterRequestListener, FetchSnapshotRequest
 from kalda.protocol.notation import Request
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import Diverging, LogState
 from kalda.raft.metadata_log import MetadataLogConfig
 from kalda.raft.values import Destination, OffsetAndEpoch
 from kalda.raft.voters import VoterSet
 
 
 class Network:
-    """Delivers after a millisecond; `newest` caps the version of an API, as an older peer would."""
+    """Delivers after a millisecond. `newest` limits the version of an API, as an older peer does."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -29,7 +29,7 @@ class Network:
         self.newest: dict[int, int] = {}
         self.down: set[int] = set()
         self.chunks_to_damage: set[int] = set()
-        """Which of the chunks of snapshots, as they are sent, get a byte turned."""
+        """By their order of sending: the chunks of snapshots in which one bit is flipped."""
         self._chunks = 0
 
     def send_from(self, node_id: int) -> Any:
@@ -61,7 +61,7 @@ class Network:
         if target not in self.replicas or self.down & {source, target}:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION))
             return
-        answer = self.replicas[target].driver.handle(decode(cls, frame, version), version)
+        reply = self.replicas[target].driver.handle(decode(cls, frame, version), version)
 
         def respond(response: Any, _: ApiError | None) -> None:
             body = encode(response, version)
@@ -71,10 +71,10 @@ class Network:
                 1, lambda: pending.complete(decode(response_class(cls.API_KEY), memoryview(body), version))
             )
 
-        if isinstance(answer, Pending):
-            answer.then(respond)
+        if isinstance(reply, Pending):
+            reply.then(respond)
         else:
-            respond(answer, None)
+            respond(reply, None)
 
     def _damaged(self, body: bytes) -> bytes:
         self._chunks += 1
@@ -133,7 +133,7 @@ def test_three_elect_and_replicate(tmp_path: Path, newest: dict[int, int]) -> No
 def test_a_new_observer_loads_the_snapshot_in_chunks(
     tmp_path: Path, damaged: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And fetches it again where what has come is not what the leader wrote."""
+    """And fetches it again where it arrives damaged."""
     network = Network(World())
     config = MetadataLogConfig(segment_bytes=400, retention_bytes=1)
     for node_id in (1, 2, 3):
@@ -163,7 +163,7 @@ def test_a_new_observer_loads_the_snapshot_in_chunks(
     ]
 
 
-def test_the_others_go_on_without_the_leader(tmp_path: Path) -> None:
+def test_the_other_voters_elect_another_leader(tmp_path: Path) -> None:
     network = Network(World())
     for node_id in (1, 2, 3):
         add(network, tmp_path, node_id).start()
@@ -179,8 +179,10 @@ def test_the_others_go_on_without_the_leader(tmp_path: Path) -> None:
         old.driver.append(epoch, [topic("y")])
 
 
-def test_a_follower_that_is_to_undo_what_is_committed_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not go on as if nothing had happened, asking and being told so again."""
+def test_a_follower_stops_where_it_would_truncate_committed_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not fetch again and receive the same reply again."""
     network = Network(World())
     for node_id in (1, 2, 3):
         add(network, tmp_path, node_id).start()
@@ -190,14 +192,14 @@ def test_a_follower_that_is_to_undo_what_is_committed_stops(tmp_path: Path, monk
     network.world.run(1_000)
     follower = next(replica for replica in network.replicas.values() if replica is not leader)
     assert follower.driver.high_watermark == 2
-    monkeypatch.setattr(LogState, "check_fetch", lambda *end: OffsetAndEpoch(0, 0))
+    monkeypatch.setattr(LogState, "validate_fetch", lambda *_: Diverging(OffsetAndEpoch(0, 0)))
     leader.driver.append(epoch, [topic("b")])
     network.world.run(1_000)
     assert [type(failure) for failure in follower.failures] == [AssertionError]
     assert "would undo what is committed" in str(follower.failures[0])
 
 
-def test_a_change_of_static_voters_is_refused_on_the_wire(tmp_path: Path) -> None:
+def test_a_change_of_static_voters_is_refused_in_the_response(tmp_path: Path) -> None:
     network = Network(World())
     for node_id in (1, 2, 3):
         add(network, tmp_path, node_id).start()

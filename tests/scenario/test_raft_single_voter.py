@@ -1,4 +1,4 @@
-"""A quorum of one, step by step."""
+"""A quorum of one voter, effect by effect."""
 
 from __future__ import annotations
 

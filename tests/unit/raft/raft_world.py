@@ -1,4 +1,4 @@
-"""A driver on a real directory, with time, threads and network by hand."""
+"""A driver on a real directory, with time, threads and network that the test moves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kalda.protocol.messages.metadata_records import TopicRecord
 from kalda.protocol.notation import Request
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import CommittedBatch
-from kalda.raft.machine import RaftConfig
+from kalda.raft.config import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
 from kalda.raft.values import Destination, Endpoint, ReplicaKey
@@ -32,7 +32,7 @@ class Handle:
 
 
 class World:
-    """Clock, timers and jobs; `run` turns the loop until nothing is due."""
+    """Clock, timers and jobs; `run` runs them until none is due."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -82,7 +82,7 @@ class Jobs:
 
 
 class Recorder:
-    """A listener that remembers."""
+    """A listener that records what it receives."""
 
     def __init__(self) -> None:
         self.batches: list[CommittedBatch] = []
@@ -138,10 +138,10 @@ class Replica:
             timers=world,
             jobs=Jobs(world),  # type: ignore[arg-type]
             send=send or (lambda destination, request, timeout_ms: Pending()),
-            below=Random(node_id).randrange,
+            random_below=Random(node_id).randrange,
             on_fatal=self.failures.append,
         )
-        self.driver.register(self.listener)
+        self.driver.listeners.register(self.listener)
 
     def start(self) -> None:
         self.driver.start()

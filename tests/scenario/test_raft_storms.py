@@ -9,11 +9,11 @@ import os
 
 import pytest
 
-from kalda.sim.quorum_storm import calm, storm
+from kalda.sim.quorum_storm import recover, storm
 
 FIRST, LAST = (int(part) for part in os.environ.get("RAFT_SEEDS", "0:30").split(":"))
 
 
 @pytest.mark.parametrize("seed", range(FIRST, LAST))
 def test_storm(seed: int) -> None:
-    calm(storm(seed))
+    recover(storm(seed))
