@@ -13,7 +13,7 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
-from kalda.storage.truncating import cut_job
+from kalda.storage.truncating import cut_job, truncate_fully_and_start_at, truncate_to
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
 TP = TopicPartition("t", 0)
@@ -79,7 +79,7 @@ def test_a_log_that_is_cut_back(seed: int) -> None:
     if stage:
         assert log.log_end_offset <= target or headers[target].partition_leader_epoch == 2
     if headers:
-        assert log.latest_epoch == headers[-1].partition_leader_epoch
+        assert log.leader_epochs.latest == headers[-1].partition_leader_epoch
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -90,7 +90,7 @@ def test_a_log_that_gets_records_of_an_earlier_epoch_in_place_of_others(seed: in
     append(log, rng, 0, 5)
     append(log, rng, 1, 3)
     log.flush()
-    log.truncate_to(5)
+    truncate_to(log, 5)
     for offset, epoch in ((5, 0), (6, 0), (7, 2)):
         log.append_as_follower(build_batch([(0, None, b"v", ())], base_offset=offset, leader_epoch=epoch), 2)
     disk.crash()
@@ -108,8 +108,8 @@ def test_a_log_that_is_emptied(seed: int) -> None:
     append(log, rng, 0, rng.randrange(1, 6))
     append(log, rng, 1, rng.randrange(1, 6))
     log.flush()
-    log.truncate_fully_and_start_at(log.log_end_offset + 5)
+    truncate_fully_and_start_at(log, log.log_end_offset + 5)
     disk.crash()
     log = open_log(disk, 1)
     headers = [header for _, header in iter_batches(content(log))]
-    assert log.latest_epoch == (headers[-1].partition_leader_epoch if headers else None)
+    assert log.leader_epochs.latest == (headers[-1].partition_leader_epoch if headers else None)

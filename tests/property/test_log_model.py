@@ -15,11 +15,15 @@ from kalda.base.ids import TopicPartition
 from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk, SimFile
-from kalda.storage import loading
+from kalda.storage import loading, truncating
 from kalda.storage.config import LogConfig
 from kalda.storage.flushing import Unsynced
 from kalda.storage.loading import Loading
-from kalda.storage.log import AppendInfo, Log
+from kalda.storage.log import Log
+from kalda.storage.reading import ColdRead
+from kalda.storage.retention import delete_old_segments
+from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import AppendInfo, FetchInfo
 
 TP = TopicPartition("events", 3)
 CONFIG = LogConfig(segment_bytes=1500, index_interval_bytes=150, retention_ms=-1, file_delete_delay_ms=0)
@@ -147,14 +151,14 @@ class Model:
         start, end = self.log.log_start_offset, self.log.log_end_offset
         offset = start + number % (end - start + 1)
         bases = [base for base, after, _ in self.batches if base <= offset < after]
-        self.log.truncate_to(bases[0] if bases else offset)
+        truncate_to(self.log, bases[0] if bases else offset)
         self.log_start = self.log.log_start_offset
         self.keep_below(self.log.log_end_offset)
 
     def restart_at(self, number: int) -> None:
         if number % 10:
             return
-        self.log.truncate_fully_and_start_at(self.log.log_end_offset + number)
+        truncate_fully_and_start_at(self.log, self.log.log_end_offset + number)
         self.batches.clear()
         self.log_start = self.log.log_start_offset
         self.log.update_high_watermark(self.log.log_end_offset)
@@ -165,15 +169,18 @@ class Model:
         self.log_start = self.log.log_start_offset
 
     def retain(self, number: int) -> None:
-        self.log.delete_old_segments(1_000_000)
+        delete_old_segments(self.log, 1_000_000)
 
     def read(self, number: int) -> None:
         start, end = self.log.log_start_offset, self.log.log_end_offset
         offset = start + number % (end - start + 1)
         max_bytes = number % 700
-        hot = self.log.read_nowait(offset, max_bytes, end, True)  # None where a file would have to be opened
-        info = self.log.cold_read(offset)(offset, max_bytes, end, True)
-        assert hot is None or bytes(hot.records) == bytes(info.records)
+        hot = self.log.read_nowait(offset, max_bytes, end, True)
+        cold = self.log.read_later(offset, max_bytes, end, True)
+        cold.run()
+        info = cold.finish()
+        assert isinstance(info, FetchInfo)
+        assert isinstance(hot, ColdRead) or bytes(hot.records) == bytes(info.records)
         expected = [data for _, after, data in self.batches if after > offset]
         assert bytes(b"".join(expected)).startswith(bytes(info.records))
         assert info.size_bytes > 0 or not expected
@@ -252,7 +259,7 @@ ABLATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "names are synced": lambda patch: patch.setattr(Unsynced, "_sync_dirs", lambda _: None),
     "files are synced": lambda patch: patch.setattr(SimFile, "sync", lambda _: None),
     "batches are checked": lambda patch: patch.setattr(loading, "check_crc", lambda *_: None),
-    "the recovery point is lowered": lambda patch: patch.setattr(Log, "lower_recovery_point", lambda *_: None),
+    "the recovery point is lowered": lambda patch: patch.setattr(truncating, "lower_recovery_point", lambda *_: None),
 }
 
 

@@ -20,6 +20,7 @@ from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.reading import start_reads
 from kalda.storage.values import AppendOrigin, FetchInfo
 
 log = logging.getLogger("kalda.groups")
@@ -95,18 +96,18 @@ class GroupCoordinatorShell:
     def _load(self, partition: Partition, epoch: int, offset: int) -> None:
         log_, end = partition.log, partition.log.log_end_offset
         try:
-            read = log_.cold_read(offset)
+            read = log_.read_later(offset, _LOAD_SLICE_BYTES, end, True)
         except ApiError as error:
             self._give_up(partition, error)
             return
 
-        def finish(info: FetchInfo | None, error: BaseException | None) -> None:
-            log_.take_over(read)
+        def finish(results: list[FetchInfo | ApiError]) -> None:
+            (info,) = results
             if partition.leader_epoch != epoch or not partition.is_leader:
                 return
             index = partition.topic_partition.partition
-            if info is None:
-                self._give_up(partition, error)
+            if isinstance(info, ApiError):
+                self._give_up(partition, info)
                 return
             if info.size_bytes:
                 self._coordinator.load(index, info.records, log_.high_watermark, self._clock.mono_ms())
@@ -115,9 +116,9 @@ class GroupCoordinatorShell:
             else:
                 self._loaded(partition)
 
-        self._jobs.run(lambda: read(offset, _LOAD_SLICE_BYTES, end, True), finish)
+        start_reads(self._jobs, [read], finish)
 
-    def _give_up(self, partition: Partition, error: BaseException | None) -> None:
+    def _give_up(self, partition: Partition, error: ApiError) -> None:
         """Its groups find no coordinator here, until the partition is led anew."""
         log.error("%s cannot be loaded: %s", partition.topic_partition, error)
         self._coordinator.on_resigned(partition.topic_partition.partition)

@@ -21,10 +21,12 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `leader_epochs`: which leader epoch began at which offset
 - `checkpoints`: offset checkpoints and the other small text files
 - `checkpoint_file`: an offset checkpoint that jobs replace, the newest contents winning
-- `log`: the log: append, read, roll, flush, truncate
+- `offsets`: the offsets of a log and their order
+- `log`: the log: append, read, roll, flush
+- `appending`: which batches of a buffer are appended, for replicas and raft leaders
 - `loading`: opening a log, cleanly or by recovery
 - `opening`: files of logs that are about to be appended to, on another thread
-- `reading`: batches out of segments, here or on another thread
+- `reading`: where the batches that are read come from, and who waits for them
 - `searching`: offsets by time
 - `flushing`: what is not synced yet, and the job that syncs it
 - `truncating`: taking back what was appended

@@ -13,7 +13,7 @@ may wait, so that the bytes that a cleaning has moved stay below `log.cleaner.io
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -35,7 +35,9 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
+from kalda.storage.naming import SWAP_SUFFIX
 from kalda.storage.offset_map import ENTRY_BYTES, LOAD_FACTOR, OffsetMap
+from kalda.storage.retention import delete_segments
 from kalda.storage.segment import Segment
 
 
@@ -171,7 +173,7 @@ class Cleaning:
         self._groups = group_segments(segments, log.config, upto)
         self._rules = CleanRules(
             offsets=offsets,
-            last_records={s.producer_id: LastRecord(s.last_data_offset, s.epoch) for s in log.producers()},
+            last_records={s.producer_id: LastRecord(s.last_data_offset, s.epoch) for s in log.producer_states},
             delete_retention_ms=log.config.delete_retention_ms,
             now_ms=self._now_ms,
             round_end=upto,
@@ -217,7 +219,7 @@ class Cleaning:
             result.cleaned.close()
             result.cleaned.files()(log.disk)
             return
-        log.replace_segments(result.cleaned, group)
+        replace_segments(log, result.cleaned, group)
         del self._groups[0]
         self.bytes_read += result.bytes_read
         self.bytes_written += result.bytes_written
@@ -237,6 +239,21 @@ class Cleaning:
             self._synced = True
 
         return Job(f"sync what was cleaned of {log.topic_partition}", job.run, finish)
+
+
+def replace_segments(log: Log, new: Segment, old: Sequence[Segment]) -> None:
+    """A cleaned segment, synced, takes the place of those that it was made from.
+
+    Its files go from `.cleaned` to `.swap`, which the next start after a crash finishes, before those of the old ones
+    are renamed.
+    """
+    try:
+        new.change_suffix(SWAP_SUFFIX)
+        delete_segments(log, old, kept_snapshot=new.base_offset)
+        new.change_suffix("")
+    except OSError as error:
+        raise log.failed(error) from error
+    log.segments.add(new)
 
 
 def _close(views: Iterable[Segment]) -> None:

@@ -10,15 +10,15 @@ indexes are as well, checkpoints do not vouch for its end: a start after a crash
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kalda.base.disk import Disk, File
 from kalda.storage.checkpoints import PARTITION_METADATA_FILE
 from kalda.storage.job import Job
-from kalda.storage.leader_epochs import LeaderEpochs
-from kalda.storage.producer_snapshot import SnapshotFiles
 from kalda.storage.segment import Segment
-from kalda.storage.segments import Segments
+
+if TYPE_CHECKING:
+    from kalda.storage.log import Log
 
 
 class Unsynced:
@@ -44,19 +44,20 @@ class Unsynced:
         if segment not in self._sealed:
             self._sealed.append(segment)
 
-    def vouched(self, segments: Segments, recovery_point: int, end: int) -> int:
-        """The recovery point of a log that ends at `end`, or one below it where recovery must begin a segment earlier:
-        it begins with the segment that would hold the recovery point.
+    def vouched(self, log: Log) -> int:
+        """The log's recovery point, or a lower one where recovery must begin a segment earlier: it begins with the
+        segment that would hold the recovery point.
 
         The log's end, in a segment with records, is never vouched for, however well that is synced: recovery and
         truncation write its indexes anew, and if it then ends just there, a start after a crash has to see to them.
         """
+        segments, recovery_point = log.segments, log.recovery_point
         oldest = next((each for each in self._sealed if segments.floor(each.base_offset) is each), segments.active)
         holder = segments.floor(recovery_point) or segments.first
         if holder.base_offset < oldest.base_offset:
             oldest = holder
         following = segments.after(oldest)
-        end = end if following is None else following.base_offset
+        end = log.log_end_offset if following is None else following.base_offset
         return min(recovery_point, max(oldest.base_offset, min(recovery_point, end) - 1))
 
     @property
@@ -67,19 +68,11 @@ class Unsynced:
         self._disk.sync_dir(self.directory)
         self._disk.sync_dir(self.directory.rpartition("/")[0])
 
-    def job(
-        self,
-        description: str,
-        segments: Segments,
-        snapshots: SnapshotFiles,
-        epochs: LeaderEpochs,
-        recovery_point: int,
-        upto: int,
-        reached: Callable[[bool], None],
-        indexes: bool,
-    ) -> Job[None]:
-        """Sync what is below `upto`; `reached(whole)` is called in the end, false where it was truncated meanwhile."""
-        files = self._files(segments, snapshots, epochs, recovery_point, upto, indexes)
+    def job(self, log: Log, upto: int, now_ms: int | None, indexes: bool) -> Job[None]:
+        """Sync what is below `upto`. The finish raises the log's recovery point, unless the log was cut meanwhile,
+        and sets the time of its last flush, where `now_ms` is given."""
+        snapshots, epochs = log.snapshots, log.leader_epochs
+        files = self._files(log, upto, indexes)
         # Snapshots and epochs may be new files: synced ones, whose names a crash could still take.
         new_files = bool(snapshots.unsynced) or epochs.unsynced
         names, truncations = self.names, self.truncations
@@ -108,22 +101,18 @@ class Unsynced:
             if epochs.writes == synced_epochs:
                 epochs.unsynced = False
             self._names_synced = max(self._names_synced, names)
-            reached(truncations == self.truncations)
+            if truncations == self.truncations:
+                log.raise_recovery_point(upto)
+            if now_ms is not None:
+                log.last_flush_ms = now_ms
 
-        return Job(description, work, finish)
+        return Job(f"flush {log.topic_partition}", work, finish)
 
-    def _files(
-        self,
-        segments: Segments,
-        snapshots: SnapshotFiles,
-        epochs: LeaderEpochs,
-        recovery_point: int,
-        upto: int,
-        indexes: bool,
-    ) -> list[File]:
+    def _files(self, log: Log, upto: int, indexes: bool) -> list[File]:
         """Handles of the job's own."""
         files: list[File] = []
-        below = segments.between(recovery_point, upto) if upto > recovery_point else []
+        segments, snapshots, epochs = log.segments, log.snapshots, log.leader_epochs
+        below = segments.between(log.recovery_point, upto) if upto > log.recovery_point else []
         sealed = [each for each in self._sealed if each not in below and segments.floor(each.base_offset) is each]
         for segment in sealed + below:
             files += segment.sync_files() if indexes else [segment.file().share()]

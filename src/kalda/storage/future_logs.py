@@ -309,7 +309,7 @@ def _is_likelier(one: tuple[Log, LogDir, Uuid | None], other: tuple[Log, LogDir,
     that topic at all, before a former one of its name; and in that directory. Where the metadata does not say yet in
     which, the replica was made anew while the directory of the other was away, and what has more of the log is it."""
     ranks = [
-        (placed is not None, placed == directory.directory_id, log.latest_epoch or 0, log.log_end_offset)
+        (placed is not None, placed == directory.directory_id, log.leader_epochs.latest or 0, log.log_end_offset)
         for log, directory, placed in (one, other)
     ]
     return ranks[0] >= ranks[1]

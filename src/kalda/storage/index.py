@@ -34,7 +34,7 @@ def read_waiting(file: File, position: int, size: int) -> Buffer:
     return file.read(position, size)
 
 
-def read_nowait(file: File, position: int, size: int) -> Buffer:
+def read_cached(file: File, position: int, size: int) -> Buffer:
     data = file.read_nowait(position, size)
     if data is None:
         raise WouldWait
@@ -115,7 +115,7 @@ class Index:
     def reading(self, read: Reader) -> File:
         """The file, to be read. Opening one may wait for the device: `WouldWait` where that must not be."""
         if self._file is None:
-            if read is read_nowait:
+            if read is read_cached:
                 raise WouldWait
             self._file = self._disk.open(self.path)
         return self._file
@@ -176,7 +176,7 @@ class Index:
         holds entry `number - 1` where `number` is not 0, and entry `number` where there is one.
         """
         width, entries = self.ENTRY.size, self._entries
-        if self._count < 0 and read is read_nowait:
+        if self._count < 0 and read is read_cached:
             raise WouldWait
         count = self.count
         unpack = self.KEY.unpack_from

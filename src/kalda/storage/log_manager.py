@@ -36,6 +36,7 @@ from kalda.storage.naming import (
     marked_dir_name,
     parse_dir_name,
 )
+from kalda.storage.retention import delete_old_segments
 
 T = TypeVar("T")
 _LOGS_A_POLL = 64
@@ -526,9 +527,9 @@ class LogManager:
 
         def visit(log: Log) -> None:
             if task is _Task.RETENTION:
-                log.delete_old_segments(now_ms)
+                delete_old_segments(log, now_ms)
             elif task is _Task.PRODUCERS:
-                log.expire_producers(now_ms)
+                log.producer_states.expire(now_ms, self.config.producer_expiration_ms)
             elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
                 jobs.append(self._flush(log, now_ms))
 

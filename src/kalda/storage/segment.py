@@ -19,7 +19,7 @@ from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
 from kalda.storage.config import LogConfig
-from kalda.storage.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_nowait, read_waiting
+from kalda.storage.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_cached, read_waiting
 from kalda.storage.naming import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -169,7 +169,7 @@ class Segment:
     def reading(self, read: Reader) -> File:
         """The file, to be read. Opening one may wait for the device: `WouldWait` where that must not be."""
         if self._file is None:
-            if read is read_nowait:
+            if read is read_cached:
                 raise WouldWait
             self._file = self._disk.open(self.path(LOG_SUFFIX))
         return self._file

@@ -22,14 +22,26 @@ if TYPE_CHECKING:
     from kalda.storage.log import Log
 
 
-def cut(log: Log, offset: int) -> None:
-    """Everything from `offset` on goes."""
+def truncate_to(log: Log, offset: int) -> bool:
+    """Give up everything from `offset` on; False where the log ends before. For followers."""
     assert offset >= 0, f"truncating {log.topic_partition} to {offset}"
-    if log.segments.first.base_offset > offset:
-        empty(log, offset, None)
-        return
-    _shorten(log, offset)()
-    _settle(log, offset)
+    if offset >= log.log_end_offset:
+        # A former leader that wrote nothing in its epoch has noted the epoch's beginning all the same.
+        log.check_online()
+        try:
+            log.leader_epochs.truncate_from_end(log.log_end_offset)
+        except OSError as error:
+            raise log.failed(error) from error
+        log.refresh()
+        return False
+    _change(log, lambda: _cut(log, offset))
+    return True
+
+
+def truncate_fully_and_start_at(log: Log, offset: int, log_start_offset: int | None = None) -> None:
+    """Empty the log: the next record gets `offset`. The log start offset is `log_start_offset`, which is at most that,
+    or `offset`."""
+    _change(log, lambda: _empty(log, offset, offset if log_start_offset is None else log_start_offset))
 
 
 def cut_job(log: Log, offset: int) -> Job[None]:
@@ -37,22 +49,64 @@ def cut_job(log: Log, offset: int) -> Job[None]:
     The log ends at `offset` at once; its epochs and producers follow when the files do."""
     assert log.segments.first.base_offset <= offset < log.log_end_offset, f"{log.topic_partition} has no {offset}"
     works: list[Callable[[], None]] = []
-    log.cut_with(lambda: works.append(_shorten(log, offset)))
-    return Job(f"truncate {log.topic_partition}", works[0], lambda _: log.cut_with(lambda: _settle(log, offset)))
+    _change(log, lambda: works.append(_shorten(log, offset)))
+    return Job(f"truncate {log.topic_partition}", works[0], lambda _: _change(log, lambda: _settle(log, offset)))
+
+
+def start_within(log: Log, records: Buffer, leader_epoch: int, first: UnexpectedAppendOffset) -> AppendInfo:
+    """The log, which is empty, starts within the first batch of `records`, whose first records were deleted: take that
+    batch whole. What follows has to be sent again, as it has not been checked."""
+    start = log.log_end_offset
+    truncate_fully_and_start_at(log, first.first_offset)
+    info = log.append_as_follower(memoryview(records)[: read_header(records).size_bytes], leader_epoch)
+    log.update_high_watermark(start)
+    log.advance_log_start_offset(start)
+    return info._replace(log_start_offset=start)
+
+
+def _change(log: Log, work: Callable[[], None]) -> None:
+    """Do `work`, which cuts segments, and derive from what is left whatever appends read."""
+    log.check_online()
+    try:
+        log.on_segments_changed()
+        work()
+    except OSError as error:
+        raise log.failed(error) from error
+    log.producer_states.on_high_watermark(log.high_watermark)
+    log.refresh()
+
+
+def lower_recovery_point(log: Log, offset: int) -> None:
+    """Lower the log start offset and the recovery point to `offset`, where they are above it, before anything is cut
+    there. Checkpoints that say more are replaced by the hooks, which raise `OSError`."""
+    if offset < log.log_start_offset:
+        log.log_start_offset = offset
+        log.hooks.on_log_start_lowered(log)
+    if offset < log.recovery_point:
+        log.recovery_point = offset
+        log.hooks.on_recovery_point_lowered(log)
+
+
+def _cut(log: Log, offset: int) -> None:
+    """Everything from `offset` on goes."""
+    if log.segments.first.base_offset > offset:
+        _empty(log, offset, offset)
+        return
+    _shorten(log, offset)()
+    _settle(log, offset)
 
 
 def _shorten(log: Log, offset: int) -> Callable[[], None]:
     """The log ends at `offset`. What does the same to its files, durably, is given back: for any thread, as soon as
     may be."""
-    log.lower_recovery_point(offset)
+    lower_recovery_point(log, offset)
     later = log.segments.above(offset)
     for segment in later:
         log.segments.remove(segment)
         segment.close()
     removers = [segment.files() for segment in reversed(later)]
     cut_off = log.segments.active.shorten_to(offset)
-    log.log_end_offset = offset
-    log.high_watermark = min(log.high_watermark, offset)
+    log.end_at(offset)
     log.producer_states.clear(offset)
     disk, directory = log.disk, log.directory
 
@@ -74,17 +128,9 @@ def _settle(log: Log, offset: int) -> None:
     replay_producers(log.producer_states, log.segments, offset)
 
 
-def start_within(log: Log, records: Buffer, leader_epoch: int, first: UnexpectedAppendOffset) -> AppendInfo:
-    """The log, which is empty, starts within the first batch of `records`, whose first records were deleted: take that
-    batch whole. What follows has to be sent again: were it damaged, the log would be left ending before its start."""
-    start = log.log_end_offset
-    log.truncate_fully_and_start_at(first.first_offset, start)
-    return log.append_as_follower(memoryview(records)[: read_header(records).size_bytes], leader_epoch)
-
-
-def empty(log: Log, offset: int, log_start_offset: int | None) -> None:
+def _empty(log: Log, offset: int, log_start_offset: int) -> None:
     """Everything goes; the log goes on at `offset`."""
-    log.lower_recovery_point(offset)
+    lower_recovery_point(log, offset)
     log.leader_epochs.forget()
     for segment in reversed(list(log.segments)):
         _remove(log, segment)
@@ -93,9 +139,7 @@ def empty(log: Log, offset: int, log_start_offset: int | None) -> None:
     for taken in list(log.snapshots.offsets):
         log.snapshots.remove(taken)
     log.producer_states.clear(offset)
-    log.log_end_offset = offset
-    log.log_start_offset = offset if log_start_offset is None else log_start_offset
-    log.high_watermark = max(log.log_start_offset, min(log.high_watermark, offset))
+    log.begin_anew_at(offset, log_start_offset)
 
 
 def _remove(log: Log, segment: Segment) -> None:

@@ -12,7 +12,6 @@ from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
 from kalda.records.batch import read_header
 from kalda.records.builder import read_records
 from kalda.records.compression import Compression
-from kalda.storage.reading import ColdRead
 
 
 class Coordinator:
@@ -27,48 +26,39 @@ class Coordinator:
 
 class Log(SimpleNamespace):
     log_start_offset, log_end_offset, high_watermark = 0, 5, 5
-    failure: OSError | None = None
-
-    def take_over(self, read: ColdRead) -> None:
-        self.failure = read.failure
 
 
 def refuse(*_: object) -> None:
     raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
 
 
-def failing(*_: object) -> ColdRead:
-    class Read:
-        failure = OSError(5, "no disk")
+class FailingRead:
+    """A disk that fails under the thread."""
 
-        def __call__(self, *_: object) -> None:
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
+    def run(self, min_one: bool) -> bool:
+        return False
 
-    read: Any = Read()
-    return read  # type: ignore[no-any-return]
+    def finish(self, last: bool) -> ApiError:
+        return ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 class Jobs:
     def run(self, job: Any, finish: Any) -> None:
-        try:
-            finish(job(), None)
-        except ApiError as error:
-            finish(None, error)
+        finish(job(), None)
 
 
-@pytest.mark.parametrize("cold_read", [refuse, failing])
-def test_a_partition_that_cannot_be_read_is_coordinated_by_nobody(cold_read: Any) -> None:
+@pytest.mark.parametrize("read_later", [refuse, lambda *_: FailingRead()], ids=["at once", "on a thread"])
+def test_a_partition_that_cannot_be_read_is_coordinated_by_nobody(read_later: Any) -> None:
     coordinator, jobs = Coordinator(), Jobs()
     unused: Any = SimpleNamespace(mono_ms=lambda: 0)
     machine: Any = coordinator
     shell = GroupCoordinatorShell(machine, unused, unused, unused, jobs)
-    log = Log(cold_read=cold_read)
+    log = Log(read_later=read_later)
     partition: Any = SimpleNamespace(
         topic_partition=SimpleNamespace(partition=0), leader_epoch=1, is_leader=True, log=log, on_high_watermark=None
     )
     shell.on_elected(partition)
     assert coordinator.told == ["begin_load", "on_resigned"]
-    assert (log.failure is not None) is (cold_read is failing), "the log hears of the disk"
 
 
 @pytest.mark.parametrize("codec", Compression)

@@ -14,9 +14,11 @@ from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
 from kalda.storage.config import LogConfig
-from kalda.storage.log import AppendOrigin, Log
+from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.offset_map import OffsetMap
+from kalda.storage.truncating import truncate_to
+from kalda.storage.values import AppendOrigin
 
 TP = TopicPartition("t", 0)
 NOW = 1_700_000_000_000
@@ -169,7 +171,7 @@ def test_an_active_producers_last_sequence_survives() -> None:
     node.disk.sync_dir("/d/t-0")
     node.disk.crash()
     node.start()
-    assert [state.last_sequence for state in node.log.producers()] == [2]
+    assert [state.last_sequence for state in node.log.producer_states] == [2]
     assert node.log.log_end_offset == 4
 
 
@@ -257,7 +259,7 @@ def test_a_log_truncated_meanwhile_is_left_alone() -> None:
     second = cleaning.next_job()
     assert second is not None
     second.run()
-    node.log.truncate_to(2)
+    truncate_to(node.log, 2)
     second.finish()
     assert cleaning.next_job() is None
     assert not cleaning.done
@@ -273,7 +275,7 @@ def test_a_log_truncated_between_two_steps_is_left_alone() -> None:
     first = cleaning.next_job()
     assert first is not None
     first.complete()
-    node.log.truncate_to(2)
+    truncate_to(node.log, 2)
     assert cleaning.next_job() is None
     assert not cleaning.done
     assert len(contents(node.log)) == 2
@@ -455,7 +457,7 @@ def test_a_log_inherits_no_clean_part_from_a_former_one_of_its_name() -> None:
 def test_what_is_appended_in_place_of_a_clean_part_is_dirty() -> None:
     node = Node(delete_retention_ms="1000")
     _clean_among_others(node)
-    node.log.truncate_to(4)
+    truncate_to(node.log, 4)
     _delete_a_key(node)
     _clean_among_others(node)
     assert _is_gone_for_good(node)
@@ -467,7 +469,7 @@ def test_what_is_cut_back_while_the_cleaning_is_synced_is_not_called_clean() -> 
     while (job := cleaning.next_job()) is not None:
         job.run()
         if job.description.startswith("sync"):
-            node.log.truncate_to(4)
+            truncate_to(node.log, 4)
             for _ in range(30):
                 node.put(("key", "x" * 60))
         job.finish()

@@ -178,7 +178,7 @@ def test_recovery_finds_what_a_clean_start_finds(name: str) -> None:
         )
         aborted = [segment.txn_index.entries() for segment in log.segments]
         producers = [
-            (state.producer_id, state.epoch, state.last_sequence, state.last_timestamp) for state in log.producers()
+            (state.producer_id, state.epoch, state.last_sequence, state.last_timestamp) for state in log.producer_states
         ]
         sizes = [(segment.base_offset, segment.size) for segment in log.segments]
         logs.append((log.log_end_offset, sizes, aborted, producers, log.leader_epochs.entries))

@@ -17,9 +17,13 @@ from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.config import LogConfig
-from kalda.storage.log import AppendOrigin, Log, UnexpectedAppendOffset
-from kalda.storage.truncating import start_within
+from kalda.storage.config import DAY_MS, LogConfig
+from kalda.storage.log import Log
+from kalda.storage.reading import ColdRead
+from kalda.storage.retention import delete_old_segments
+from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.truncating import start_within, truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import AppendOrigin, FetchInfo, UnexpectedAppendOffset
 
 TP = TopicPartition("t", 0)
 NOW = 1_700_000_000_000
@@ -141,12 +145,15 @@ def test_a_cold_cache_is_read_by_a_thread(disk: SimDisk) -> None:
     log.close()
     log = open_log(disk)
     disk.cold = True
-    assert log.read_nowait(0, 1000, 5) is None
-    read = log.cold_read(2)
-    log.truncate_to(0)
-    assert read(2, 1000, 5, True).first_offset == 2
+    read = log.read_nowait(0, 1000, 5)
+    assert isinstance(read, ColdRead)
+    assert read.run()
+    disk.cold = False
+    found = read.finish()
+    assert isinstance(found, FetchInfo)
+    assert (found.first_offset, found.next_offset) == (0, 5)
     with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
-        log.cold_read(9)
+        log.read_later(9, 1000, 5)
 
 
 def test_a_follower_takes_what_follows_and_nothing_else(disk: SimDisk) -> None:
@@ -171,14 +178,14 @@ def test_timestamps_are_found(disk: SimDisk) -> None:
     for i in range(10):
         append(log, 2, timestamp=NOW + 100 * i)
     assert len(log.segments) > 2
-    found = log.timestamp_job(NOW + 301).complete()
+    found = timestamp_job(log, NOW + 301).complete()
     assert found is not None
     assert (found.timestamp, found.offset) == (NOW + 301, 7)
-    found = log.timestamp_job(NOW + 302).complete()
+    found = timestamp_job(log, NOW + 302).complete()
     assert found is not None
     assert found.offset == 8
-    assert log.timestamp_job(NOW + 902).complete() is None
-    latest = log.max_timestamp_job().complete()
+    assert timestamp_job(log, NOW + 902).complete() is None
+    latest = max_timestamp_job(log).complete()
     assert latest is not None
     assert latest.offset == 19
 
@@ -220,14 +227,14 @@ def test_retention_by_time(disk: SimDisk, hooks: Hooks) -> None:
     log = open_log(disk, LogConfig(segment_bytes=200, retention_ms=1000, file_delete_delay_ms=77), hooks=hooks)
     for i in range(6):
         append(log, 1, size=60, timestamp=NOW + 500 * i)
-    assert log.delete_old_segments(NOW + 2100) == 3
+    assert delete_old_segments(log, NOW + 2100) == 3
     assert log.log_start_offset == log.segments.first.base_offset == 3
     assert [delay for delay, _ in hooks.deletions] == [77]
     deleted = [name for name in disk.list_dir("/d/t-0") if name.endswith(".deleted")]
     assert len(deleted) == 11  # three segments of three files; two have a snapshot at their start
     hooks.deletions[0][1](disk)
     assert not any(name.endswith(".deleted") for name in disk.list_dir("/d/t-0"))
-    assert log.delete_old_segments(NOW + 100_000) == 3  # the active one too: the log goes on in a new one
+    assert delete_old_segments(log, NOW + 100_000) == 3  # the active one too: the log goes on in a new one
     assert (log.log_start_offset, log.log_end_offset, log.size_bytes) == (6, 6, 0)
 
 
@@ -237,9 +244,9 @@ def test_retention_by_size_and_not_beyond_the_high_watermark(disk: SimDisk, hook
         log.append_as_leader(build_batch(rows(1, 60)), 0, NOW)
     one = log.segments.first.size
     log.update_high_watermark(1)
-    assert log.delete_old_segments(NOW) == 1
+    assert delete_old_segments(log, NOW) == 1
     log.update_high_watermark(8)
-    log.delete_old_segments(NOW)
+    delete_old_segments(log, NOW)
     assert 450 <= log.size_bytes < 450 + one
 
 
@@ -251,7 +258,7 @@ def test_records_are_deleted_below_an_offset(disk: SimDisk) -> None:
         log.advance_log_start_offset(11)
     assert log.advance_log_start_offset(5)
     assert not log.advance_log_start_offset(4)
-    assert log.delete_old_segments(NOW) == 2
+    assert delete_old_segments(log, NOW) == 2
     assert (log.log_start_offset, log.segments.first.base_offset) == (5, 4)
     assert log.read(5, 1000, 10).size_bytes > 0
     with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
@@ -264,7 +271,7 @@ def test_a_topic_that_only_compacts_keeps_its_segments(disk: SimDisk) -> None:
     log = open_log(disk, config)
     for _ in range(5):
         append(log, 1, size=60)
-    assert log.delete_old_segments(NOW + 10**9) == 0
+    assert delete_old_segments(log, NOW + 10**9) == 0
 
 
 # Producers
@@ -299,7 +306,7 @@ def test_sequences_wrap(disk: SimDisk) -> None:
     assert produce(log, 2**31 - 2, 2) == -1 - 0
     produce(log, 1)
     log.close()
-    assert [state.last_sequence for state in open_log(disk).producers()] == [1]
+    assert [state.last_sequence for state in open_log(disk).producer_states] == [1]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -314,16 +321,16 @@ def test_a_clean_stop_outlives_a_loss_of_power(seed: int) -> None:
     produce(log, 1)
     log.close()
     disk.crash()
-    assert [state.last_sequence for state in open_log(disk).producers()] == [1]
+    assert [state.last_sequence for state in open_log(disk).producer_states] == [1]
 
 
 def test_producers_expire_but_not_within_a_transaction(disk: SimDisk) -> None:
     log = open_log(disk)
     produce(log, 0, pid=1)
     produce(log, 0, pid=2, txn=True)
-    assert log.expire_producers(NOW + 86_400_000 - 1) == 0
-    assert log.expire_producers(NOW + 86_400_000) == 1
-    assert [state.producer_id for state in log.producers()] == [2]
+    assert log.producer_states.expire(NOW + DAY_MS - 1, DAY_MS) == 0
+    assert log.producer_states.expire(NOW + DAY_MS, DAY_MS) == 1
+    assert [state.producer_id for state in log.producer_states] == [2]
 
 
 def test_a_transaction_holds_the_last_stable_offset(disk: SimDisk) -> None:
@@ -357,10 +364,10 @@ def test_a_transaction_survives_recovery_and_truncation(disk: SimDisk) -> None:
     log = open_log(disk, clean=False)
     log.update_high_watermark(5)
     assert log.last_stable_offset == 3
-    log.truncate_to(3)
+    truncate_to(log, 3)
     assert log.last_stable_offset == 3
     assert produce(log, 2, 2, txn=True) == 3
-    log.truncate_to(2)  # into the marker: the transaction is open again
+    truncate_to(log, 2)  # into the marker: the transaction is open again
     assert log.last_stable_offset == 0
 
 
@@ -411,8 +418,8 @@ def test_truncation_below_the_first_segment_starts_over(disk: SimDisk) -> None:
     for _ in range(4):
         append(log, 1, size=60)
     log.advance_log_start_offset(3)
-    log.delete_old_segments(NOW)
-    assert log.truncate_to(1)
+    delete_old_segments(log, NOW)
+    assert truncate_to(log, 1)
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (1, 1, 1)
     assert append(log) == 1
 
@@ -420,9 +427,9 @@ def test_truncation_below_the_first_segment_starts_over(disk: SimDisk) -> None:
 def test_truncate_fully(disk: SimDisk) -> None:
     log = open_log(disk)
     produce(log, 0)
-    log.truncate_fully_and_start_at(100)
+    truncate_fully_and_start_at(log, 100)
     assert (log.log_start_offset, log.log_end_offset, log.recovery_point) == (100, 100, 0)
-    assert log.producers() == []
+    assert not len(log.producer_states)
     assert append(log) == 100
     log.close()
     assert open_log(disk).log_end_offset == 101
@@ -579,11 +586,12 @@ def test_slices_are_what_is_read(disk: SimDisk) -> None:
             rng.choice((400_000, 1 << 22)),
         )
         log.read(offset, 1, end)  # opens what is not open
-        found = log.slice_nowait(offset, max_bytes, end, NoJobs())
-        if found is None:
+        found = log.read_nowait(offset, max_bytes, end, slices=NoJobs())
+        assert isinstance(found, FetchInfo)
+        if not isinstance(found.records, FileSlice):
+            assert log.read(offset, max_bytes, end).records == found.records
             continue
         sliced += 1
-        assert isinstance(found.records, FileSlice)
         data = found.records.read(1 << 22, lambda: None)
         read = log.read(offset, max_bytes, end)
         assert data
@@ -595,10 +603,15 @@ def test_slices_are_what_is_read(disk: SimDisk) -> None:
         assert sum(header.size_bytes for header in headers) == len(data)
         assert read.size_bytes - len(data) < 80_000, "the index knows a place near the end"
     assert sliced > 20
-    assert log.slice_nowait(10, 100_000, log.log_end_offset, NoJobs()) is None, "too little"
-    assert log.slice_nowait(log.log_end_offset, 1 << 20, log.log_end_offset, NoJobs()) is None
+    found = log.read_nowait(10, 100_000, log.log_end_offset, slices=NoJobs())
+    assert isinstance(found, FetchInfo)
+    assert not isinstance(found.records, FileSlice), "too little"
+    found = log.read_nowait(log.log_end_offset, 1 << 20, log.log_end_offset, slices=NoJobs())
+    assert isinstance(found, FetchInfo)
+    assert not found.size_bytes
     log.close()
-    assert log.slice_nowait(10, 1 << 20, log.log_end_offset, NoJobs()) is None, "whoever reads is told why"
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        log.read_nowait(10, 1 << 20, log.log_end_offset, slices=NoJobs())
 
 
 @pytest.mark.parametrize("torn", [b"", b"0\n2\n1 0\n3 1"], ids=["to nothing", "within its last number"])

@@ -19,6 +19,7 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
 
 IDS = (uuid_from_text("MNPHyT7ST3aczZRbLi0kuQ"), uuid_from_text("mVVpxU3pQaCoy1YXQTK1ow"))
 TOPIC_ID = Uuid(bytes(15) + b"\x09")
@@ -211,7 +212,7 @@ def test_the_age_of_a_segment_survives_a_truncation_and_a_loss_of_power() -> Non
         append(log)
         log.flush()
         node.checkpoint()
-        log.truncate_to(2)
+        truncate_to(log, 2)
         log.roll(node.now_ms)
         node.disk.crash()
         found = node.start().get(TopicPartition("t", 0))
@@ -322,11 +323,13 @@ def test_futures_of_a_directory_that_fails_while_they_are_settled_are_left_alone
 
 def test_a_disk_that_fails_a_reader_on_a_thread_takes_its_directory_offline(node: Node) -> None:
     append(log := node.log(0, IDS[0]))
-    read = log.cold_read(0)
+    read = log.read_later(0, 1_000, 1, True)
     node.disk.fail("/d0", operations=frozenset({"read"}))
-    assert code_of(lambda: read(0, 1_000, 1, True)) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert not read.run()
     assert node.failed == [], "threads decide nothing"
-    log.take_over(read)
+    failed = read.finish()
+    assert isinstance(failed, ApiError)
+    assert failed.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert node.failed == ["/d0"]
 
 
@@ -369,7 +372,7 @@ def test_a_directory_that_fails_at_the_start(node: Node) -> None:
 def test_a_log_that_its_disk_left_without_a_segment_is_not_asked_where_it_starts(node: Node) -> None:
     append(node.log(0), 3)
     node.disk.fail("/d0", operations=frozenset({"name"}))
-    assert code_of(lambda: node.log(0).truncate_fully_and_start_at(50)) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert code_of(lambda: truncate_fully_and_start_at(node.log(0), 50)) is ErrorCode.KAFKA_STORAGE_ERROR
     for _ in range(3):
         node.poll(after_ms=60_000)
     assert [directory.online for directory in node.logs.dirs] == [False, True]
@@ -408,7 +411,7 @@ def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> Non
     checkpoint = "/d0/recovery-point-offset-checkpoint"
     assert len(log.segments) == 2
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 4
-    log.truncate_to(2)
+    truncate_to(log, 2)
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 1  # it ends at 2
 
 
@@ -447,7 +450,7 @@ def test_a_cut_below_the_log_start_is_checkpointed_first(node: Node) -> None:
     log.advance_log_start_offset(8)
     node.checkpoint()
     node.disk.sync_dir("/d0")
-    log.truncate_to(4)
+    truncate_to(log, 4)
     append(log, 2)
     log.flush()
     node.disk.crash()

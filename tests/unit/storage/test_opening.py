@@ -14,6 +14,9 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.opening import opening_job
+from kalda.storage.reading import ColdRead
+from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.values import FetchInfo
 
 NOW = 1_700_000_000_000
 
@@ -65,13 +68,12 @@ def read(disk: WatchedDisk, log: Log, offset: int) -> int:
     """How many times a thread had to read for a reader there."""
     jobs = 0
     disk.owner = True
-    while (found := log.read_nowait(offset, 20_000, log.log_end_offset)) is None:
+    while isinstance(found := log.read_nowait(offset, 20_000, log.log_end_offset), ColdRead):
         jobs += 1
-        reader = log.cold_read(offset, by_name=True)
         disk.owner = False
-        assert reader(offset, 20_000, log.log_end_offset, True).next_offset > offset
+        assert found.run()
         disk.owner = True
-        log.take_over(reader)
+        assert isinstance(found.finish(), FetchInfo)
     disk.owner = False
     assert found.first_offset == offset
     assert found.next_offset > offset
@@ -150,25 +152,13 @@ def test_readers_open_on_a_thread_and_only_once(disk: WatchedDisk) -> None:
             assert read(disk, log, segment.base_offset + 1) <= 1, "only a few stay open"
 
 
-def test_what_is_deleted_before_its_reader_comes_reads_as_nothing(disk: WatchedDisk) -> None:
-    log = found_on_disk(disk, 60)
-    reader = log.cold_read(3, by_name=True)
-    names = disk.names("/d/t-0")
-    log.delete_segments([log.segments.first])
-    assert reader(3, 20_000, 60, True).size_bytes == 0
-    log.take_over(reader)
-    assert set(disk.names("/d/t-0")) <= set(names), "nothing is made by a reader"
-    again = log.segments.first.base_offset
-    assert read(disk, log, again) == 1
-
-
 def test_what_cannot_be_kept_open_is_opened_by_the_next_reader_too(disk: WatchedDisk) -> None:
     """There may be no descriptor left, say."""
     log = found_on_disk(disk, 60)
-    reader = log.cold_read(3, by_name=True)
-    assert reader(3, 20_000, 60, True).size_bytes > 0
+    reader = log.read_later(3, 20_000, 60, True)
+    assert reader.run()
     disk.fail("/d", operations=frozenset({"read"}))
-    log.take_over(reader)
+    assert isinstance(reader.finish(), FetchInfo)
     disk.mend("/d")
     assert not log.offline
     assert read(disk, log, 3) == 1
@@ -194,7 +184,7 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
     assert len(log.segments) > 5
     for wanted in (3, 30, 59, 3):
         disk.owner = True
-        job = log.timestamp_job(NOW + 10 * wanted - 5)
+        job = timestamp_job(log, NOW + 10 * wanted - 5)
         disk.owner = False
         job.run()
         disk.owner = True
@@ -204,7 +194,7 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
         disk.owner = False
     assert all(segment.known_timestamp is not None for segment in log.segments), "what was found is kept"
     disk.owner = True
-    latest, beyond = log.max_timestamp_job(), log.timestamp_job(NOW + 10_000)
+    latest, beyond = max_timestamp_job(log), timestamp_job(log, NOW + 10_000)
     disk.owner = False
     found = latest.complete()
     assert found is not None
@@ -214,13 +204,13 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
 
 def test_a_search_in_what_is_renamed_meanwhile_is_to_be_asked_again(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 60)
-    job = log.timestamp_job(NOW)
+    job = timestamp_job(log, NOW)
     log.rename_dir("/d/u-0")
     with pytest.raises(ApiError) as refused:
         job.complete()
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert not log.offline
     assert disk.stat("/d/t-0") is None
-    found = log.timestamp_job(NOW).complete()
+    found = timestamp_job(log, NOW).complete()
     assert found is not None
     assert found.offset == 0
