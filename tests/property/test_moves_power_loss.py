@@ -22,10 +22,10 @@ from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import write_meta_properties
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.future_logs import FutureLogs
 from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
 
 IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16)}
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)
@@ -101,7 +101,7 @@ class Broker(HandTime):
 
     def upkeep(self) -> None:
         self.now_ms += 7
-        for job in self.manager.poll(self.now_ms):
+        for job in self.manager.upkeep.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
         self.advance(0)
 

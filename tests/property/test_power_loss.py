@@ -25,9 +25,9 @@ from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)
 STEPS = 300
@@ -58,7 +58,7 @@ class Broker:
 
     def upkeep(self) -> None:
         self.now_ms += 1
-        for job in self.manager.poll(self.now_ms):
+        for job in self.manager.upkeep.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
 
     def values(self) -> list[int]:

@@ -60,9 +60,9 @@ class BrokerSide:
             config, host, lambda topic: self.services.log_config(topic, quorum.loader.image), self._on_dir_failed
         )
         self._cleaner = make_cleaner(config, self.logs)
-        self._keeper = LogKeeper(self.logs, self._cleaner, host.clock, timers, jobs)
+        self._keeper = LogKeeper(self.logs.upkeep, self._cleaner, host.clock, timers, jobs)
         self._load_jobs = self.logs.load_jobs()
-        who = identity(self._online_dir_ids, self.logs.previous_broker_epoch)
+        who = identity(self._online_dir_ids, self.logs.dirs.previous_broker_epoch)
         self.lifecycle = BrokerLifecycle(
             who,
             channel.send,

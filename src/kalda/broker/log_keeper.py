@@ -17,10 +17,11 @@ from kalda.base.errors import ApiError
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.shell import Host
 from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
+from kalda.storage.upkeep import Upkeep
 
 log = logging.getLogger("kalda.logs")
 
@@ -74,15 +75,15 @@ def cleaner_config(config: ServerConfig) -> CleanerConfig:
 
 
 class LogKeeper:
-    """Polls the manager and the cleaner until it is closed."""
+    """Polls the logs' upkeep and the cleaner until it is closed."""
 
-    def __init__(self, logs: LogManager, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
-        self._logs = logs
+    def __init__(self, upkeep: Upkeep, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
+        self._upkeep = upkeep
         self._cleaner = cleaner
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
-        self._upkeep: Timer | None = None
+        self._polling: Timer | None = None
         self._cleaning: Timer | None = None
         self._closed = False
 
@@ -94,7 +95,7 @@ class LogKeeper:
     def close(self) -> None:
         """Start nothing more; what runs is finished by its thread."""
         self._closed = True
-        for timer in (self._upkeep, self._cleaning):
+        for timer in (self._polling, self._cleaning):
             if timer is not None:
                 timer.cancel()
 
@@ -104,11 +105,11 @@ class LogKeeper:
         """What is due now, and again when more is."""
         if self._closed:
             return
-        for job in self._logs.poll(self._clock.wall_ms()):
+        for job in self._upkeep.poll(self._clock.wall_ms()):
             self._jobs.run(job.run, partial(_finish, job))
         now_ms = self._clock.wall_ms()
-        delay_ms = min(max(1, self._logs.next_deadline_ms(now_ms) - now_ms), _LONGEST_WAIT_MS)
-        self._upkeep = self._timers.call_later_ms(delay_ms, self._poll)
+        delay_ms = min(max(1, self._upkeep.next_deadline_ms(now_ms) - now_ms), _LONGEST_WAIT_MS)
+        self._polling = self._timers.call_later_ms(delay_ms, self._poll)
 
     # -- compaction
 

@@ -306,7 +306,7 @@ class BrokerPublisher:
     ) -> bool:
         """Whether the log, with what was acknowledged, may be in a directory that is offline, although the metadata
         does not name that one: it then names the directory of a copy that a move has not finished, or none as yet."""
-        if self._logs.all_online or self._logs.get(topic_partition) is not None:
+        if self._logs.dirs.all_online or self._logs.get(topic_partition) is not None:
             return False
         if self._logs.futures.is_alone(topic_partition, topic_id):
             return True
@@ -320,7 +320,7 @@ class BrokerPublisher:
         its disk was replaced or taken out, any will do; but not while the cluster counts on what was there."""
         directory = registration.directory(self._broker_id)
         counted_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
-        if self._broker_id in counted_on or not self._logs.all_online:
+        if self._broker_id in counted_on or not self._logs.dirs.all_online:
             return directory
         return directory if any(each.directory_id == directory for each in self._logs.dirs) else DIRECTORY_UNASSIGNED
 

@@ -138,7 +138,7 @@ class DirMoves:
         home = self._logs.dir_of(topic_partition)
         if home is target or under_way is target:
             return
-        if not self._logs.all_online:
+        if not self._logs.dirs.all_online:
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} is not moved while a log directory is offline"
             )

@@ -321,7 +321,7 @@ class LogCleaner:
         if self._manager.get(topic_partition) is not cleaning.log:
             return None  # moved to another directory meanwhile
         job = directory.cleaned_job(topic_partition, cleaning.end_offset)
-        return None if job is None else self._manager.checkpoint_job(directory, job)
+        return None if job is None else self._manager.dirs.checkpoint_job(directory, job)
 
     def failed(self, cleaning: Cleaning, error: BaseException) -> None:
         """A step raised: a failing disk takes its directory offline, a damaged log is not cleaned any more."""

@@ -1,4 +1,4 @@
-"""A topic's log settings, typed. Names are Kafka's topic config keys with underscores."""
+"""Settings of logs, typed: a topic's, whose names are Kafka's topic config keys with underscores, and a broker's."""
 
 from __future__ import annotations
 
@@ -135,3 +135,18 @@ _PARSER_OF_TYPE: dict[str, Callable[[str], object]] = {
     "TimestampType": _timestamp_type,
 }
 _PARSERS = {field.name: _PARSER_OF_TYPE[str(field.type)] for field in fields(LogConfig)}
+
+
+@dataclass(frozen=True, slots=True)
+class LogManagerConfig:
+    """Broker settings, by Kafka's defaults; comments name the keys."""
+
+    retention_check_interval_ms: int = 300_000  # log.retention.check.interval.ms
+    flush_check_interval_ms: int = MAX_INT64  # log.flush.scheduler.interval.ms
+    recovery_point_interval_ms: int = 60_000  # log.flush.offset.checkpoint.interval.ms
+    log_start_interval_ms: int = 60_000  # log.flush.start.offset.checkpoint.interval.ms
+    high_watermark_interval_ms: int = 5_000  # replica.high.watermark.checkpoint.interval.ms
+    initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
+    producer_expiration_ms: int = DAY_MS  # producer.id.expiration.ms
+    producer_check_interval_ms: int = 600_000  # producer.id.expiration.check.interval.ms
+    verify_transactions: bool = True  # transaction.partition.verification.enable

@@ -83,7 +83,7 @@ class FutureLogs:
             future is not None
             and topic_id in (None, future.topic_id)
             and self._manager.get(topic_partition) is None
-            and not self._manager.all_online
+            and not self._manager.dirs.all_online
         )
 
     # Wishes
@@ -211,9 +211,9 @@ class FutureLogs:
             disk.remove_tree(away)
 
         now_ms = self._now_ms()
-        self._manager.doom(target, now_ms, lambda disk: disk.sync_dir(target.path))
-        self._manager.doom(home, now_ms, lambda disk: disk.sync_dir(home.path))
-        self._manager.doom(home, now_ms + current.config.file_delete_delay_ms, remove)
+        self._manager.upkeep.remove_later(target, now_ms, lambda disk: disk.sync_dir(target.path))
+        self._manager.upkeep.remove_later(home, now_ms, lambda disk: disk.sync_dir(home.path))
+        self._manager.upkeep.remove_later(home, now_ms + current.config.file_delete_delay_ms, remove)
         return future
 
     # Start

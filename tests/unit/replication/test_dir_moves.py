@@ -76,7 +76,7 @@ class World(HandTime, HandJobs):
         agreed()
 
     def work(self) -> None:
-        for job in self.logs.poll(self.now_ms):
+        for job in self.logs.upkeep.poll(self.now_ms):
             job.complete()
 
     def lead(self, epoch: int = 0, topic_partition: TopicPartition = TP) -> Partition:
@@ -308,7 +308,7 @@ def test_orders_that_cannot_be_followed(world: World) -> None:
         assert refused.value.code is code, (topic, path)
     world.moves.alter(TP, "/d0")
     assert not world.moves
-    world.logs.fail_dir(world.logs.dirs[2], OSError(5, "broken"))
+    world.logs.dirs.fail(world.logs.dirs[2], OSError(5, "broken"))
     with pytest.raises(ApiError) as refused:
         world.moves.alter(TP, "/d2")
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR

@@ -336,7 +336,7 @@ def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
         if seed % 4:
             job.finish()
         if seed % 5 == 1:
-            for due in node.logs.poll(NOW + DAY):  # the old files are deleted
+            for due in node.logs.upkeep.poll(NOW + DAY):  # the old files are deleted
                 due.complete()
     node.disk.crash()
     node.start()
@@ -357,7 +357,7 @@ def test_what_a_loss_of_power_took_from_the_middle_is_no_gap_of_compaction(clean
             node.put((f"key-{number % 4}", "x" * 60))
         node.log.roll(NOW)
         node.log.flush()
-        for due in node.logs.poll(NOW + DAY):  # checkpoints
+        for due in node.logs.upkeep.poll(NOW + DAY):  # checkpoints
             due.complete()
         if cleaned:
             node.clean()
@@ -374,7 +374,7 @@ def test_what_a_loss_of_power_took_from_the_middle_is_no_gap_of_compaction(clean
 def test_nothing_is_missing_from_the_middle_of_a_log_that_was_never_flushed() -> None:
     for seed in range(40):
         node = Node(seed)
-        for due in node.logs.poll(NOW + DAY):  # checkpoints
+        for due in node.logs.upkeep.poll(NOW + DAY):  # checkpoints
             due.complete()
         node.disk.sync_dir("/d")
         for number in range(20):
@@ -392,7 +392,7 @@ def test_what_compaction_has_left_out_is_not_missed(seed: int) -> None:
         node.put((f"key-{number}", "x" * 60))
     node.log.roll(NOW)
     node.log.flush()
-    for due in node.logs.poll(NOW + DAY):
+    for due in node.logs.upkeep.poll(NOW + DAY):
         due.complete()
     for number in range(24):
         node.put((f"key-{number % 3}", "x" * 60))

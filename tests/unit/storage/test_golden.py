@@ -112,7 +112,7 @@ def test_opened_and_closed_the_files_are_the_same() -> None:
     disk = golden_disk()
     before = {name: files(disk, f"/node/{name}") for name in PARTITIONS}
     logs = manager(disk)
-    assert logs.previous_broker_epoch == 227
+    assert logs.dirs.previous_broker_epoch == 227
     assert sorted(str(log.topic_partition) for log in logs) == PARTITIONS
     logs.close(227)
     for name in PARTITIONS:

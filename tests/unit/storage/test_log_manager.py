@@ -14,11 +14,11 @@ from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_offsets, write_meta_properties
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
 from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
 
 IDS = (uuid_from_text("MNPHyT7ST3aczZRbLi0kuQ"), uuid_from_text("mVVpxU3pQaCoy1YXQTK1ow"))
@@ -69,7 +69,7 @@ class Node:
 
     def poll(self, after_ms: int = 0) -> int:
         self.now_ms += after_ms
-        jobs = self.logs.poll(self.now_ms)
+        jobs = self.logs.upkeep.poll(self.now_ms)
         for job in jobs:
             job.complete()
         return len(jobs)
@@ -121,7 +121,7 @@ def test_a_clean_stop_is_believed(node: Node) -> None:
     assert node.disk.read_file("/d0/log-start-offset-checkpoint") == b"0\n1\nt 0 2\n"
     node.disk.crash()
     logs = node.start()
-    assert logs.previous_broker_epoch == 42
+    assert logs.dirs.previous_broker_epoch == 42
     assert ".kafka_cleanshutdown" not in node.disk.list_dir("/d0")
     log = logs.get(TopicPartition("t", 0))
     assert log is not None
@@ -138,7 +138,7 @@ def test_a_crash_is_recovered_from_the_recovery_points(node: Node) -> None:
     assert read_offsets(node.disk, "/d0/recovery-point-offset-checkpoint") == {TopicPartition("t", 0): 3}
     node.disk.crash()
     logs = node.start()
-    assert logs.previous_broker_epoch == -1
+    assert logs.dirs.previous_broker_epoch == -1
     log = logs.get(TopicPartition("t", 0))
     assert log is not None
     assert 3 <= log.log_end_offset <= 6
@@ -253,7 +253,7 @@ def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> Non
     node.checkpoint()
     node.disk.sync_dir("/d0")
     node.logs.delete_log(TopicPartition("t", 0))
-    half_done = node.logs.poll(node.now_ms)
+    half_done = node.logs.upkeep.poll(node.now_ms)
     append(node.log(0), 3)
     node.disk.let_go()
     node.start()
@@ -351,11 +351,11 @@ def test_a_failed_directory_leaves_the_others(node: Node) -> None:
     assert code_of(lambda: node.log(0)) is ErrorCode.KAFKA_STORAGE_ERROR
     append(other)
     assert node.log(7).directory == "/d1/t-7"
-    assert [found.online for found in node.logs.describe_job().complete()] == [False, True]
+    assert [found.online for found in node.logs.dirs.describe_job().complete()] == [False, True]
     node.poll(600_000)
     node.logs.close()
     node.disk.mend("/d0")
-    assert node.start().previous_broker_epoch == -1  # one directory was not stopped cleanly
+    assert node.start().dirs.previous_broker_epoch == -1  # one directory was not stopped cleanly
     assert len(node.logs) == 3
 
 
@@ -380,7 +380,7 @@ def test_a_log_that_its_disk_left_without_a_segment_is_not_asked_where_it_starts
 
 def test_a_job_that_fails_takes_its_directory_offline(node: Node) -> None:
     append(node.log(0), 4)
-    jobs = node.logs.poll(node.now_ms)
+    jobs = node.logs.upkeep.poll(node.now_ms)
     node.disk.fail("/d0", operations=frozenset({"sync"}))
     for job in jobs:
         job.run()
@@ -400,7 +400,7 @@ def test_retention_walks_over_all_logs(node: Node) -> None:
     node.poll(30_000)
     node.poll()
     assert all(log.size_bytes == 0 for log in node.logs)
-    assert node.logs.next_deadline_ms(node.now_ms) >= node.now_ms
+    assert node.logs.upkeep.next_deadline_ms(node.now_ms) >= node.now_ms
 
 
 def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> None:
