@@ -318,7 +318,7 @@ class Log(LogOffsets):
         states = self.producer_states
         if not header.is_control:
             if states.apply_data(header):
-                self.first_unstable_offset = states.first_unstable_offset
+                self.refresh()
         elif marker is not None:
             completed = states.apply_marker(header, marker)
             if completed is not None:

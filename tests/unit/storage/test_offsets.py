@@ -133,3 +133,19 @@ def test_a_disk_that_fails_below_a_new_log_start_finds_the_offsets_in_order() ->
     with pytest.raises(ApiError, match="EIO"):
         log.advance_log_start_offset(10)
     assert hooks.calls[-1] == "error"
+
+
+def test_the_last_stable_offset_is_not_below_the_log_start() -> None:
+    """Records of an open transaction were deleted, and another transaction begins."""
+    _, log = open_log(Watching())
+    for producer_id in (1, 2):
+        rows = [(NOW_MS, b"k", b"v", ())] * 3
+        transactional = build_batch(
+            rows, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+        )
+        log.append_as_leader(transactional, 0, NOW_MS)
+        assert in_order(log)
+        log.update_high_watermark(log.log_end_offset)
+        log.advance_log_start_offset(2)
+        assert log.last_stable_offset == 2
+        assert in_order(log)
