@@ -85,7 +85,7 @@ class Model:
         pass
 
     def on_recovery_point_lowered(self, log: Log) -> None:
-        self.recovery_point = min(self.recovery_point, log.vouched_recovery_point)
+        self.recovery_point = min(self.recovery_point, log.checkpoint_recovery_point)
 
     def on_log_start_lowered(self, log: Log) -> None:
         pass
@@ -120,14 +120,14 @@ class Model:
     def flush(self, number: int) -> None:
         self.log.flush()
         assert self.log.recovery_point == self.log.log_end_offset
-        self.recovery_point = self.log.vouched_recovery_point
+        self.recovery_point = self.log.checkpoint_recovery_point
 
     def flush_some(self, number: int) -> None:
         job = self.log.flush_job(number % (self.log.log_end_offset + 1))
         if number % 2:
             self.append(number)
         job.complete()
-        self.recovery_point = self.log.vouched_recovery_point
+        self.recovery_point = self.log.checkpoint_recovery_point
 
     def crash(self, number: int) -> None:
         synced = self.log.recovery_point

@@ -1,7 +1,8 @@
-"""Which batches of a buffer are appended, for those who append several at once: a replica that takes what its leader
-sent, and the leader of a raft quorum. (A client's batch comes alone, and `records.validate` judges it.)
+"""Which batches of a buffer are appended, and where, when there may be several: in a replica that has fetched them, and
+in the leader of a raft quorum. (A client's batch comes alone; `records.validate` checks it.)
 
-These functions read headers and write nothing but the leader's own stamps: the log appends what they give.
+These functions read headers, and write only the offsets and epochs that a raft leader stamps. The log writes the
+batches.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def stamped_batches(records: bytearray | memoryview, offset: int, leader_epoch: 
 
 
 def replicated_batches(records: Buffer, log_end_offset: int, leader_epoch: int, log_name: object) -> Batches:
-    """The whole batches of epochs up to `leader_epoch`: those of a later one belong to a fetch of another leader.
+    """The whole batches at the front of `records`, up to the first one of a later epoch than `leader_epoch`.
 
     Raises `UnexpectedAppendOffset` where the first one begins below `log_end_offset`, `CorruptRecord` for bad bytes.
     """

@@ -135,9 +135,10 @@ class Log(LogOffsets):
     ) -> Log:
         """Open the log in `directory`, making it where it is missing.
 
-        `clean`: the process that had it before stopped cleanly; otherwise it is recovered from `recovery_point`, which
-        reads files: such a log is opened on a thread. Raises INCONSISTENT_TOPIC_ID where the directory belongs to
-        another topic than `topic_id`, and `OSError` where the disk fails.
+        `clean`: the process that had it open before stopped cleanly. Otherwise the log is recovered from
+        `recovery_point` on, which reads files, so it is opened on a thread. `compacted_upto`: as in
+        `LogDir.compacted_upto`. Raises INCONSISTENT_TOPIC_ID where the directory belongs to another topic than
+        `topic_id`, and `OSError` where the disk fails.
         """
         fresh = disk.stat(directory) is None
         if fresh:
@@ -186,22 +187,23 @@ class Log(LogOffsets):
 
     @property
     def flush_due(self) -> bool:
-        """True where `flush.messages` records have been appended since the last flush."""
+        """Whether `flush.messages` records have been appended since the last flush."""
         return self.log_end_offset - self.recovery_point >= self.config.flush_messages
 
     @property
-    def vouched_recovery_point(self) -> int:
-        """What a checkpoint may say of the recovery point; see `Unsynced.vouched`."""
-        return self.unsynced.vouched(self)
+    def checkpoint_recovery_point(self) -> int:
+        """The recovery point that a checkpoint may name; see `Unsynced.checkpoint_recovery_point`."""
+        return self.unsynced.checkpoint_recovery_point(self)
 
     def update_config(self, config: LogConfig) -> None:
+        """Go by other settings from now on."""
         self.config = config
         for segment in self.segments:
             segment.config = config
         self._rules = config.record_rules()
 
     def assign_topic_id(self, topic_id: Uuid) -> None:
-        """Write `partition.metadata`. The next flush syncs it: a log with synced records always has its id."""
+        """Write `partition.metadata`. The next flush syncs it: a log with synced records always has a synced id."""
         self.check_online()
         if self.topic_id is not None:
             if self.topic_id != topic_id:
@@ -228,9 +230,9 @@ class Log(LogOffsets):
     ) -> AppendInfo:
         """Validate one batch, give it offsets and write it. `records` is written to.
 
-        A duplicate of one of its producer's last five batches is not appended again: its first offsets are returned.
-        `transaction_version`: of the transaction that a marker ends. The raft leader's batches may be several, and are
-        taken as they are. Raises `ApiError` with Kafka's codes; nothing has been appended then.
+        A duplicate of one of its producer's last five batches is not appended again: the offsets that it got the first
+        time are returned. `transaction_version`: of the transaction that a marker ends. A raft leader may append
+        several batches, which are not validated. Raises `ApiError` with Kafka's codes; nothing has been appended then.
         """
         if self.offline:
             self.check_online()
@@ -279,7 +281,7 @@ class Log(LogOffsets):
     def append_as_follower(self, records: Buffer, leader_epoch: int, now_ms: int = 0) -> AppendInfo:
         """Write batches as a leader sent them: with their offsets and epochs. A cut-off batch at the end is left out.
 
-        Batches of a later epoch than `leader_epoch` are left out too: the fetch belongs to an older leader.
+        Batches of a later epoch than `leader_epoch` are left out too: they were fetched in an older leader's epoch.
         Raises `UnexpectedAppendOffset` where the first batch does not follow the log, `CorruptRecord` for bad bytes.
         """
         if self.offline:
@@ -331,7 +333,8 @@ class Log(LogOffsets):
     def start_verification(
         self, producer_id: int, sequence: int, epoch: int, now_ms: int, *, supports_epoch_bump: bool = False
     ) -> Verification | None:
-        """The guard for a transactional append that must first be verified with the coordinator; None: go ahead."""
+        """The guard for a transactional append that must first be verified with the coordinator; None where it need
+        not (KIP-890)."""
         if not self._verify:
             return None
         return self.producer_states.verify(producer_id, sequence, epoch, now_ms, supports_epoch_bump)
@@ -363,8 +366,8 @@ class Log(LogOffsets):
     ) -> FetchInfo | ColdRead:
         """As `read`, never waiting: where the page cache cannot answer, a read for `start_reads`.
 
-        With `slices` much may come as a `FileSlice`, which these jobs read where the page cache cannot. What is read
-        so must not be truncated: a consumer's part of the log.
+        With `slices` a large part may come as a `FileSlice`, which these jobs read where it is not in the page cache.
+        That part must not be truncated later: it must be below the high watermark.
         """
         log_end = self.log_end_offset
         if not self.log_start_offset <= offset <= log_end or self.offline:
@@ -379,8 +382,8 @@ class Log(LogOffsets):
             raise self.failed(error) from error
 
     def read_later(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool = False) -> ColdRead:
-        """As `read`, for `start_reads` wherever the batches are: for those who read much, and leave the log's thread to
-        others meanwhile."""
+        """As `read`, on another thread even where the page cache could answer: for bulk reads, which would otherwise
+        occupy the log's thread. The result is a read for `start_reads`."""
         self.check_range(offset)
         try:
             return ColdRead(self, offset, max_bytes, min(end_offset, self.log_end_offset), min_one_message)
@@ -420,7 +423,8 @@ class Log(LogOffsets):
         return offset
 
     def advance_log_start_offset(self, offset: int) -> bool:
-        """Serve nothing below `offset` any more; False where that is so already. Raises OFFSET_OUT_OF_RANGE."""
+        """Serve nothing below `offset` any more; False where the log starts there or later already. Raises
+        OFFSET_OUT_OF_RANGE above the high watermark."""
         self.check_online()
         if offset > self.high_watermark:
             raise ApiError(
@@ -446,7 +450,7 @@ class Log(LogOffsets):
         self.refresh()
 
     def refresh(self) -> None:
-        """Derive anew what appends read of leader epochs and of producers: one of those has changed otherwise."""
+        """Derive the latest epoch and the first unstable offset anew: leader epochs or producers have changed."""
         latest = self.leader_epochs.latest
         self._latest_epoch = -1 if latest is None else latest
         first = self.producer_states.first_unstable_offset
@@ -463,11 +467,12 @@ class Log(LogOffsets):
             raise self.failed(error) from error
 
     def _roll(self, now_ms: int, first_offset: int) -> Segment:
-        # At the log's end even where the first batch leaves a gap: segments that meet show that none is missing.
+        # At the log's end even where the first batch leaves a gap: a segment that begins where the one before it ends
+        # shows recovery that nothing is missing between them.
         base = self.log_end_offset if first_offset - self.log_end_offset <= MAX_GAP else first_offset
         active = self.segments.active
         if active.base_offset == base:
-            # Empty, but its clock or an index is used up: it is made anew in place.
+            # Empty, but over age, or its index is full: it is made anew in place.
             self.segments.remove(active)
             active.close()
         else:
@@ -485,7 +490,7 @@ class Log(LogOffsets):
 
     def on_segments_changed(self) -> None:
         """Segments are, or are about to be, removed or cut: positions in them are not valid any more, and flush jobs
-        under way do not vouch for what takes their place."""
+        under way do not raise the recovery point."""
         self.reads.forget()
         self.unsynced.names += 1
         self.unsynced.truncations += 1
@@ -497,8 +502,9 @@ class Log(LogOffsets):
         self.flush_job(upto).complete()
 
     def flush_job(self, upto: int | None = None, now_ms: int | None = None, *, indexes: bool = True) -> Job[None]:
-        """A job that syncs everything below `upto` (the log's end); its finish moves the recovery point there. Without
-        the `indexes` only for a log whose every opening makes them anew."""
+        """A job that syncs everything below `upto` (the log's end); its finish raises the recovery point to it.
+        `now_ms` is noted as the time of the last flush. Only a log whose indexes are made anew by each opening is
+        flushed without its `indexes`."""
         self.check_online()
         upto = self.log_end_offset if upto is None else min(upto, self.log_end_offset)
         try:
@@ -523,7 +529,7 @@ class Log(LogOffsets):
         return Job(f"close {self.topic_partition}", job.run, finish)
 
     def close(self, clean: bool = True) -> None:
-        """`close_job` here and now; with `clean` false only the file descriptors are let go."""
+        """`close_job` here and now; with `clean` false, close the files and write nothing."""
         if clean and not self.offline:
             self.close_job().complete()
             return
@@ -533,7 +539,7 @@ class Log(LogOffsets):
         self.offline = True
 
     def rename_dir(self, directory: str) -> None:
-        """Move the log; open files stay open."""
+        """Rename the log's directory; open files stay open. Raises KAFKA_STORAGE_ERROR."""
         self.check_online()
         try:
             self.disk.rename(self.directory, directory)
@@ -545,23 +551,25 @@ class Log(LogOffsets):
         self.leader_epochs.directory = directory
         self.unsynced.directory = directory
         self.unsynced.names += 1
-        self.unsynced.truncations += 1  # jobs of before have not synced the new name
+        self.unsynced.truncations += 1  # a flush job under way does not sync the new name
         self.snapshots.directory = directory
 
     # Failures
 
     def check_online(self) -> None:
+        """Raise KAFKA_STORAGE_ERROR where the log is closed or its disk failed."""
         if self.offline:
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"the log {self.topic_partition} is closed or its disk failed"
             )
 
     def on_io_error(self, error: BaseException) -> None:
-        """A job's thread met this: the log goes offline and the hooks are told."""
+        """A job raised this: an `OSError` takes the log offline."""
         if isinstance(error, OSError):
             self.failed(error)
 
     def failed(self, error: OSError) -> ApiError:
+        """The disk failed: the log is offline from now on, and the hooks are called, once. Returns what to raise."""
         if not self.offline:
             self.offline = True
             self.hooks.on_io_error(self, error)

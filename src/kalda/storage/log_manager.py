@@ -6,8 +6,8 @@ marker is written only over directories that are whole. `dirs` are the log direc
 
 A partition has one log here, in one directory. While its replica is moved it has another one in `futures`.
 
-The runner of a job calls `run` on any thread, then `finish` here. A failing disk takes its directory offline in
-`finish`; neither half raises for it.
+The shell calls `run` of a job on any thread, then `finish` on the manager's. A failing disk takes its directory offline
+in `finish`; neither half raises for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOGS_A_JOB = 8
 
 
 class NewLog(NamedTuple):
-    """What `get_or_create_log` is to find."""
+    """A log that `make_logs_job` makes: the arguments of `get_or_create_log`."""
 
     topic_partition: TopicPartition
     topic_id: Uuid | None
@@ -49,7 +49,7 @@ class NewLog(NamedTuple):
 
 
 class LogManager:
-    """Belongs to one thread, as its logs do. Is also their hooks."""
+    """Belongs to one thread, as its logs do. Implements their hooks."""
 
     def __init__(
         self,
@@ -63,9 +63,10 @@ class LogManager:
         on_dir_failed: Callable[[LogDir, OSError], None] = lambda directory, error: None,
         locks_dirs: bool = True,
     ) -> None:
-        """`dirs`: paths with their disks, in the order of `log.dirs`; `config_of(topic)`: a topic's settings while the
-        metadata is not known yet; `unique`: fresh 32 hex digits; `jitter(bound)`: a random number below `bound`;
-        `locks_dirs`: false where the caller holds the directories' locks.
+        """`dirs`: paths with their disks, in the order of `log.dirs`; `config_of(topic)`: a topic's settings until the
+        metadata is loaded; `unique`: 32 new hex digits; `jitter(bound)`: a random number below `bound`;
+        `on_dir_failed`: called when a directory has just gone offline; `locks_dirs`: false where the caller holds the
+        directories' locks.
         """
         self.config = config or LogManagerConfig()
         self._config_of = config_of
@@ -85,8 +86,9 @@ class LogManager:
     # Start
 
     def load_jobs(self) -> list[Job[None]]:
-        """Lock and read every directory; jobs that open its logs: one a directory after a clean stop, one a log after
-        any other. A directory that fails is taken offline. Raises `BlockingIOError` where one is another process's.
+        """Lock and read every directory. Returns jobs that open the logs: one a directory after a clean stop, one a log
+        after any other. A directory whose disk fails is taken offline. Raises `BlockingIOError` where another process
+        holds one.
         """
         jobs: list[Job[None]] = []
         now = self._now_ms()
@@ -107,9 +109,9 @@ class LogManager:
         return jobs
 
     def _found(self, directory: LogDir, names: list[str], now_ms: int) -> list[tuple[TopicPartition, str]]:
-        return [(tp, name) for name in names if (tp := self._wanted(directory, name, now_ms)) is not None]
+        return [(tp, name) for name in names if (tp := self._partition_of(directory, name, now_ms)) is not None]
 
-    def _wanted(self, directory: LogDir, name: str, now_ms: int) -> TopicPartition | None:
+    def _partition_of(self, directory: LogDir, name: str, now_ms: int) -> TopicPartition | None:
         topic_partition = parse_dir_name(name)
         if topic_partition is None or topic_partition.topic == METADATA_TOPIC_NAME:
             return None
@@ -148,7 +150,7 @@ class LogManager:
         return self.dirs.job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
 
     def _open(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
-        """On any thread. What a clean stop cannot have left is recovered."""
+        """On any thread. A log that a clean stop cannot have left like that is recovered."""
         try:
             return self._open_as(directory, topic_partition, name, clean)
         except (CorruptRecord, ValueError) as error:
@@ -165,7 +167,7 @@ class LogManager:
             topic_partition=topic_partition,
             now_ms=self._now_ms(),
             clean=clean,
-            # A checkpoint may speak of another log of the partition that was here: a copy is read whole.
+            # The checkpoint's entry may be that of a former log of the partition: a future log is read whole.
             recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
@@ -196,9 +198,8 @@ class LogManager:
         config: LogConfig,
         directory_id: Uuid | None,
     ) -> Log:
-        """The partition's log with this config, made where there is none: where an operator wants it, else in the
-        directory of that id, else, where the id is none or reserved, in the one with the fewest logs of those that are
-        not cordoned.
+        """The partition's log with this config. Where there is none, it is made in the directory that an operator
+        prefers, else where `LogDirs.choose` says.
 
         Raises KAFKA_STORAGE_ERROR where that directory is offline, INCONSISTENT_TOPIC_ID where the log is another
         topic's.
@@ -227,7 +228,7 @@ class LogManager:
     def make_logs_job(self, wanted: Sequence[NewLog]) -> Job[None]:
         """A job that makes the logs of some partitions that have none, so that `get_or_create_log` finds them.
 
-        Where one cannot be made, that will say why.
+        A log that cannot be made is left out: `get_or_create_log` raises the error.
         """
         planned: list[tuple[LogDir, NewLog]] = []
         more: Counter[str] = Counter()
@@ -236,7 +237,7 @@ class LogManager:
                 continue
             try:
                 directory = self.futures.take_preferred(new.topic_partition) or self.dirs.choose(new.directory_id, more)
-                directory.vouch_no_more_for(new.topic_partition)
+                directory.drop_former_entries(new.topic_partition)
             except (ApiError, OSError):
                 continue
             if self.futures.dir_of(new.topic_partition) is not directory:
@@ -273,7 +274,7 @@ class LogManager:
     ) -> Log:
         """An empty log in that directory. Raises KAFKA_STORAGE_ERROR."""
         try:
-            directory.vouch_no_more_for(topic_partition)
+            directory.drop_former_entries(topic_partition)
             return self._make(directory, name, topic_partition, topic_id, config, self._now_ms())
         except OSError as error:
             self.dirs.fail(directory, error)
@@ -317,24 +318,25 @@ class LogManager:
         return directory, log
 
     def replace(self, topic_partition: TopicPartition, directory: LogDir, log: Log) -> None:
-        """From now on this is the partition's log; what was it before is the caller's."""
+        """From now on `log` is the partition's log. The caller closes the one before it."""
         self._drop(topic_partition)
         self._add(directory, log)
         self.upkeep.sync_soon(topic_partition)
         self.upkeep.checkpoint_soon()
 
     def delete_log(self, topic_partition: TopicPartition) -> None:
-        """Forget a log at once; its directory is renamed, and removed after `file.delete.delay.ms`."""
+        """Drop a log at once; its directory is renamed, and removed after `file.delete.delay.ms`."""
         self.futures.drop(topic_partition)
         self._retire(topic_partition, DELETE_DIR_SUFFIX)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
-        """Forget a log that the metadata does not know; its directory is kept for a person to look at (`-stray`)."""
+        """Drop a log that the metadata does not have, and its future log; the directories are kept under names that end
+        in `-stray`, for an operator to inspect."""
         self.futures.set_aside(topic_partition)
         self.set_log_aside(topic_partition)
 
     def set_log_aside(self, topic_partition: TopicPartition) -> None:
-        """`set_aside`, but for what is to take its place."""
+        """`set_aside`, of the log alone: its future log is to replace it."""
         self._retire(topic_partition, STRAY_DIR_SUFFIX)
 
     def _retire(self, topic_partition: TopicPartition, suffix: str) -> None:
@@ -343,9 +345,8 @@ class LogManager:
             self.rename_away(*dropped, suffix)
 
     def rename_away(self, directory: LogDir, log: Log, suffix: str) -> None:
-        """Close a log that nobody uses any more, under a name that says so; what is to be deleted is, later.
-
-        Where the disk fails, its directory is offline, and the next start finds the log again.
+        """Close a log that is not used any more, and rename its directory to that suffix; one that is to be deleted is
+        deleted later. Where the disk fails, its log directory is offline, and the next start finds the log again.
         """
         if log.offline:
             return
@@ -369,7 +370,7 @@ class LogManager:
     def close_jobs(self) -> Iterator[Job[None]]:
         """Jobs that close every log as a clean stop does, a few logs each, in any order. No log is used after this.
 
-        Each is made when it is asked for, as it holds the files open that it is to sync.
+        Each job is made when the iterator gets to it, as it holds open the files that it is to sync.
         """
         logs = iter([*self, *self.futures])
         while some := list(islice(logs, _LOGS_A_JOB)):
@@ -383,9 +384,9 @@ class LogManager:
         return jobs
 
     def marker_jobs(self, broker_epoch: int) -> list[Job[None]]:
-        """When all `close_jobs` are finished: the checkpoints and the marker of a clean stop, one job a directory.
+        """Jobs for the checkpoints and the marker of a clean stop, one a directory, once all `close_jobs` are finished.
 
-        None for a directory with logs that were not opened: they may still need recovery.
+        There is none for a directory with logs that were not opened: these may still need recovery.
         """
         return [self._marker_job(directory, broker_epoch) for directory in self.dirs if directory.may_be_marked]
 

@@ -15,9 +15,9 @@ Invariants, at every moment that another callback can run:
 | log end | has been appended | each append | truncation |
 
 On disk, each in a checkpoint of the log directory (`log_dir.py`), written now and then: the recovery point, or a lower
-one (`Unsynced.vouched`); the log start offset, where no segment begins there; the high watermark. A checkpoint with a
-recovery point or a log start offset above what a truncation leaves is replaced before the truncation. The log end is
-found in the last segment, the last stable offset from the producers' state.
+one (`Unsynced.checkpoint_recovery_point`); the log start offset, where no segment begins there; the high watermark. A
+checkpoint with a recovery point or a log start offset above what a truncation leaves is replaced before the truncation.
+The log end is found in the last segment, the last stable offset from the producers' state.
 
 The last stable offset is the smaller one of the high watermark and the first offset of the oldest transaction that is
 open, or whose end is not committed yet.

@@ -1,7 +1,7 @@
-"""What may be deleted: by time, by size, by log start offset.
+"""Which segments are deleted, by time, by size, by log start offset; and deleting them.
 
-Only from the old end, whole segments, and only below the high watermark. The active segment goes too where all its
-records are over age; the log then goes on in a fresh one.
+Whole segments are deleted, from the old end, and only below the high watermark. The active segment is deleted too where
+all its records are over age; the log then goes on in a new one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Searches by time, on another thread.
 
-Which segment has what is looked for, their largest timestamps tell. Those of segments that nobody has touched since the
-start are in files: they are opened by name, by the search, and what it has found of them is kept.
+The largest timestamp of each segment decides in which one a search goes on. Those of segments that were not used since
+the start are in files: the search opens these by name, and the timestamps that it reads are kept in the segments.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _job(
         try:
             return find(views)
         except FileNotFoundError as error:
-            # Deleted or renamed since: whoever asks again is told by what is there then.
+            # Deleted or renamed since the job was made: the client's next request searches the files of that time.
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{name}: {error}") from error
         finally:
             for view in views:

@@ -94,7 +94,8 @@ class Upkeep:
         self._rolled.pop(log, None)
 
     def checkpoint_soon(self) -> None:
-        """A new log of a name must not inherit an old one's offsets after a crash."""
+        """Write checkpoints at the next `poll`: after a crash, a new log must not get the offsets of a former one of
+        its name."""
         self._due[_Task.RECOVERY_POINTS] = self._due[_Task.LOG_STARTS] = self._now_ms()
 
     def remove_later(self, directory: LogDir, due_ms: int, remove: Callable[[Disk], None]) -> None:

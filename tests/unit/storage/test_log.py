@@ -526,7 +526,7 @@ def test_a_flush_of_less_takes_no_leader_epoch_back(disk: SimDisk) -> None:
     log.assign_leader_epoch(2, 5)
     log.flush(1)
     further.finish()
-    point = log.vouched_recovery_point
+    point = log.checkpoint_recovery_point
     assert point == 4
     disk.crash()
     log = Log.open(disk, "/d/t-0", log.config, topic_partition=TP, now_ms=NOW, clean=False, recovery_point=point)
