@@ -1,5 +1,5 @@
-"""The power fails while a log is cut back by a job, before it, or after: what is left is a beginning of the one history
-or of the other, and its last epoch is told by name."""
+"""The power fails before, during or after the job that truncates a log: what is left is a prefix of the log as it was
+before the truncation, or after it, and the latest epoch is that of the last record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def content(log: Log) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_log_that_is_cut_back(seed: int) -> None:
+def test_a_log_that_is_truncated(seed: int) -> None:
     rng = random.Random(seed)
     disk, log = new_log(rng)
     append(log, rng, 0, rng.randrange(2, 12))
@@ -84,7 +84,8 @@ def test_a_log_that_is_cut_back(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_log_that_gets_records_of_an_earlier_epoch_in_place_of_others(seed: int) -> None:
-    """A leader that had not truncated yet leads again: the log of the one between them is cut, and gets its records."""
+    """A leader that had not truncated yet leads again: the log of the leader in between is truncated, and gets the
+    first one's records, of an earlier epoch."""
     rng = random.Random(seed)
     disk, log = new_log(rng)
     append(log, rng, 0, 5)
@@ -102,7 +103,7 @@ def test_a_log_that_gets_records_of_an_earlier_epoch_in_place_of_others(seed: in
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_log_that_is_emptied(seed: int) -> None:
-    """Epochs of records that are gone must not come back: they would be taken for those before the log's start."""
+    """Epochs of removed records must not come back: they would count as epochs from before the log's start."""
     rng = random.Random(seed)
     disk, log = new_log(rng)
     append(log, rng, 0, rng.randrange(1, 6))

@@ -1,4 +1,4 @@
-"""The log against a list: whatever is done to it, it holds a prefix of what was appended, and all that was synced."""
+"""The log against a list: after any operations it holds a prefix of what was appended, and all that was synced."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Model:
         self.disk.make_dirs("/data")
         self.disk.sync_dir("/")
         self.batches: list[tuple[int, int, bytes]] = []  # base offset, next offset, bytes
-        self.recovery_point = 0  # as a checkpoint would have it
+        self.recovery_point = 0  # in the checkpoint
         self.log_start = 0
         self.epoch = 0
         self.sequence = 0

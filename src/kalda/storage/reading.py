@@ -1,17 +1,17 @@
 """Reading batches out of a log, wherever they are: the one place that decides how.
 
-A read has one of these outcomes, and callers tell two kinds of them apart: a `FetchInfo` is here now; anything else is
-handed to `start_reads`, which calls back with a `FetchInfo` or an `ApiError` for each.
+A read has one of these outcomes. Callers distinguish two kinds: a `FetchInfo` is the result; any other outcome is given
+to `start_reads`, which calls back with a `FetchInfo` or an `ApiError`.
 
-| outcome | when | what waits |
+| outcome | when | what waits for the device |
 | --- | --- | --- |
 | `FetchInfo` with bytes | the page cache has the index entries and the batches | nothing |
-| `FetchInfo` with a `FileSlice` | the same, and there is so much that it is read as it is sent | nothing |
+| `FetchInfo` with a `FileSlice` | likewise, and it is so much that it is read while it is sent | nothing |
 | `ColdRead` | a file has to be opened, or a device has to be read | a thread |
 
-A segment that was moved to remote storage adds an outcome here and changes no caller: `Reads.nowait` meets it where
-the offset lies below the first local segment, `Log.read_later` likewise, and `start_reads` starts it beside the job of
-the cold reads.
+This is where reads of remote storage (tiered segments) belong: one more outcome of `Reads.nowait` and `Log.read_later`,
+for an offset below the first local segment, which `start_reads` starts beside the job of the cold reads. No caller
+changes for it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from kalda.storage.log import Log
 
 _SLICED_BYTES = 128 * 1024
-"""What is less goes out in one write anyway."""
+"""The least size of a slice: less is sent in one write anyway."""
 _HOT_BYTES = 1 << 20
+"""So much of what this process has appended last is taken to be in the page cache."""
 _REMEMBERED = 32
 _OPEN_SEGMENTS = 4
 _ATTEMPTS = 5
@@ -42,8 +43,8 @@ _ATTEMPTS = 5
 
 
 class Reads:
-    """The reads of one log, and what they leave for the next one: positions, so that a reader who goes on where one
-    has ended needs no index; and the files of the older segments that were read last, which stay open."""
+    """The reads of one log, and what they leave for later ones: positions, so that a read that begins where another has
+    ended needs no index; and the files of the older segments that were read last, which stay open."""
 
     __slots__ = ("_opened", "_segments", "positions")
 
@@ -90,7 +91,7 @@ class Reads:
 
     def _slice(self, log: Log, offset: int, max_bytes: int, end_offset: int, jobs: Jobs) -> FetchInfo | None:
         """A large part of the file, cut by the index. None where it would not be large, or the index is not in the page
-        cache: the batches may be."""
+        cache; the batches may be there all the same."""
         try:
             place = self.positions.get(offset)
             if place is None or place[1] >= place[0].size:
@@ -112,7 +113,7 @@ class Reads:
         return FetchInfo(offset, next_offset, cast(Buffer, part))
 
     def _find(self, offset: int, read: Reader) -> tuple[Segment, int] | None:
-        """Where a reader at `offset` begins, by the index; None where there is nothing for it."""
+        """Where a read at `offset` begins, by the index; None where there is no batch for it."""
         place = find_place(self._segments, offset, read)
         if place is not None:
             self._note(offset, *place)
@@ -121,7 +122,7 @@ class Reads:
         return place
 
     def _note(self, offset: int, segment: Segment, position: int) -> None:
-        """A reader at `offset` begins at that position."""
+        """Remember that a read at `offset` begins at that position."""
         positions = self.positions
         positions[offset] = (segment, position)
         if len(positions) > _REMEMBERED:
@@ -185,17 +186,19 @@ class ColdRead:
         self._by_name: list[tuple[Segment, Segment]] = []
         """Those of them whose file was closed when the snapshot was made."""
         self._found: FetchInfo | None = None
+        """What `run` has read; None before it, or where it failed."""
         self._failure: ApiError | OSError | None = None
-        self._look()
+        """What was raised in `run`."""
+        self._take_snapshot()
 
-    def _look(self) -> None:
-        """Take a snapshot of the segments that hold the offset."""
+    def _take_snapshot(self) -> None:
+        """Take a snapshot of the segments that the read needs."""
         self._views = [(segment, segment.snapshot()) for segment in self._log.segments.for_read(self._offset)]
         self._by_name = [pair for pair in self._views if not pair[1].is_open]
         self._found = self._failure = None
 
     def run(self, min_one: bool = True) -> bool:
-        """Read, on any thread. Whether any batch was found. With `min_one` false the first one must fit, too."""
+        """Read, on any thread. Whether a batch was found. With `min_one` false the first batch must fit, too."""
         try:
             self._found = self._read(self._min_one and min_one)
         except (OSError, ApiError) as error:
@@ -215,8 +218,8 @@ class ColdRead:
         return segment.read_slice(position, max_bytes, end_offset, min_one, read_waiting).info(offset)
 
     def result(self) -> FetchInfo:
-        """What `run` has found, for those who read on their own thread and never `finish`. Nothing where the files
-        were renamed or removed. Raises `ApiError`."""
+        """What `run` has found, for callers that do not `finish`: no batch where the files were renamed or removed.
+        Raises `ApiError`."""
         if self._found is not None:
             return self._found
         if isinstance(self._failure, FileNotFoundError):
@@ -224,8 +227,8 @@ class ColdRead:
         raise self._error()
 
     def finish(self, last: bool = False) -> FetchInfo | ApiError | None:
-        """On the log's thread: what `run` has found; None where it must `run` again. With `last` it must not: a log
-        that changes all the time is an error. A disk that failed takes the log offline."""
+        """On the log's thread: what `run` has found; None where it must `run` again, or an error instead with `last`.
+        An `OSError` of the disk takes the log offline."""
         log, views = self._log, self._views
         self._views = []
         replaced = any(
@@ -246,7 +249,7 @@ class ColdRead:
             if last:
                 raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"segments of {log.topic_partition} change while read")
             self._end_offset = min(self._end_offset, log.log_end_offset)
-            self._look()
+            self._take_snapshot()
         except ApiError as error:
             return error
         except OSError as error:
@@ -260,8 +263,8 @@ class ColdRead:
 
 
 def start_reads(jobs: Jobs, reads: Sequence[ColdRead], done: Callable[[list[FetchInfo | ApiError]], None]) -> None:
-    """Do reads that are not here by one job, one after another; `done` gets their results, in the same order, on the
-    log's thread. A batch larger than its limit is only taken as long as none was found (KIP-74).
+    """Run reads by one job, one after another; `done` gets their results, in the same order, on the log's thread. A
+    batch larger than its limit is only returned where no batch was found before it (KIP-74).
 
     A read whose files were renamed or removed meanwhile is done again.
     """

@@ -1,4 +1,4 @@
-"""Reads by other threads: they see as much of a log as its own thread does, whatever happens to its files meanwhile."""
+"""Reads by other threads give what the log's own thread would read, whatever happens to the files meanwhile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Jobs:
 
 
 def compacting() -> tuple[Log, Callable[[], object]]:
-    """A log of small segments with one batch each, and what compacts it: keys of the second to the fifth are one."""
+    """A log of small segments with one batch each, and a function that compacts it: the second to the fifth batch have
+    the same key."""
     disk = SimDisk(random.Random(3))
     disk.make_dirs("/d")
     disk.sync_dir("/")
@@ -90,7 +91,8 @@ def close_files(log: Log) -> None:
 
 
 def test_a_read_goes_on_in_the_segment_that_compaction_has_put_in_place() -> None:
-    """Nothing is taken for read that was renamed before it was opened: whoever loads a log would miss the rest."""
+    """A file that was renamed before it was opened must not read as empty: a coordinator that loads the log would miss
+    the rest."""
     log, compact = compacting()
     close_files(log)
     once: list[Callable[[], object]] = [compact]
@@ -123,7 +125,7 @@ def test_files_that_are_open_are_read_though_they_are_deleted_meanwhile() -> Non
     assert jobs.count == 1
 
 
-def test_a_log_whose_files_change_all_the_time_is_an_error_in_the_end() -> None:
+def test_a_read_whose_files_change_all_the_time_ends_with_an_error() -> None:
     log, _ = compacting()
     names = ["/d/u-0", "/d/t-0"] * 10
 
@@ -142,8 +144,8 @@ def test_a_log_whose_files_change_all_the_time_is_an_error_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (0, 1)])
-def test_of_reads_together_one_batch_may_be_larger_than_its_limit(sizes: tuple[int, int]) -> None:
-    """The first one that is found: where a partition has none, the next one may bring it."""
+def test_one_batch_of_several_reads_may_be_larger_than_its_limit(sizes: tuple[int, int]) -> None:
+    """It is the first batch that is found, whichever partition has it."""
     log, _ = compacting()
     offsets = [1 if size else log.log_end_offset for size in sizes]
     reads = [log.read_later(offset, 1, log.log_end_offset, True) for offset in offsets]
@@ -164,7 +166,7 @@ def test_a_job_that_was_not_run_is_an_error_of_each_read() -> None:
     assert "no thread" in str(result)
 
 
-def test_what_is_in_the_page_cache_is_here_at_once() -> None:
+def test_batches_in_the_page_cache_are_read_at_once() -> None:
     log, _ = compacting()
     assert isinstance(log.read_nowait(5, 1_000, 6, True), FetchInfo)
     close_files(log)

@@ -1,4 +1,5 @@
-"""Files that Apache Kafka 4.3.1 wrote: read row for row, left as they were, and written again byte for byte."""
+"""Files that Apache Kafka 4.3.1 wrote: their rows are read, opening leaves them unchanged, and appending the same
+batches writes the same bytes."""
 
 from __future__ import annotations
 
@@ -183,7 +184,7 @@ def test_recovery_finds_what_a_clean_start_finds(name: str) -> None:
         sizes = [(segment.base_offset, segment.size) for segment in log.segments]
         logs.append((log.log_end_offset, sizes, aborted, producers, log.leader_epochs.entries))
     if name == "idempotent-0":
-        # These producers have been silent too long for a snapshot to be believed; batches are not asked for their age.
+        # These producers expired long ago, so they are left out of a loaded snapshot; replayed batches do not expire.
         logs = [(end, sizes, aborted, None, epochs) for end, sizes, aborted, _, epochs in logs]  # type: ignore[misc]
     assert logs[0] == logs[1]
 

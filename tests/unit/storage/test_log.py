@@ -156,7 +156,7 @@ def test_a_cold_cache_is_read_by_a_thread(disk: SimDisk) -> None:
         log.read_later(9, 1000, 5)
 
 
-def test_a_follower_takes_what_follows_and_nothing_else(disk: SimDisk) -> None:
+def test_a_follower_appends_only_batches_that_follow_its_log(disk: SimDisk) -> None:
     log = open_log(disk)
     two = build_batch(rows(2), base_offset=0, leader_epoch=1) + build_batch(rows(2), base_offset=2, leader_epoch=2)
     cut = two + build_batch(rows(2), base_offset=4, leader_epoch=2)[:40]
@@ -212,7 +212,8 @@ def test_segments_roll_when_an_index_is_full(disk: SimDisk) -> None:
     log = open_log(disk, LogConfig(segment_index_bytes=36, index_interval_bytes=0))
     for i in range(10):
         append(log, 1, timestamp=NOW + i)
-    # Three places in the time index, the last kept for the end: full with the second entry, made at the third batch.
+    # The time index has three places, the last one for the end of the segment: the second entry, at the third batch,
+    # fills it.
     assert [segment.base_offset for segment in log.segments] == [0, 3, 6, 9]
 
 
@@ -311,7 +312,7 @@ def test_sequences_wrap(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_clean_stop_outlives_a_loss_of_power(seed: int) -> None:
-    """What the marker of a clean stop vouches for is all on the device, the names of new files as well."""
+    """After a clean stop everything is on the device, the names of new files as well."""
     disk = SimDisk(random.Random(seed))
     disk.make_dirs("/d")
     disk.sync_dir("/")
@@ -333,7 +334,7 @@ def test_producers_expire_but_not_within_a_transaction(disk: SimDisk) -> None:
     assert [state.producer_id for state in log.producer_states] == [2]
 
 
-def test_a_transaction_holds_the_last_stable_offset(disk: SimDisk) -> None:
+def test_the_last_stable_offset_stays_at_an_open_transaction(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
     produce(log, 0, 2, txn=True, pid=1)
@@ -413,7 +414,7 @@ def test_the_first_batch_of_a_transaction_must_be_verified(disk: SimDisk) -> Non
 # Stops, truncation, failures
 
 
-def test_truncation_below_the_first_segment_starts_over(disk: SimDisk) -> None:
+def test_truncation_below_the_first_segment_empties_the_log(disk: SimDisk) -> None:
     log = open_log(disk, LogConfig(segment_bytes=200, retention_ms=-1))
     for _ in range(4):
         append(log, 1, size=60)
@@ -479,7 +480,7 @@ def test_a_full_disk_takes_the_log_offline(disk: SimDisk, hooks: Hooks) -> None:
     assert open_log(disk, clean=False).log_end_offset == 1  # the torn batch is cut off
 
 
-def test_a_failing_disk_is_told_once(disk: SimDisk, hooks: Hooks) -> None:
+def test_the_hooks_are_called_once_for_a_failing_disk(disk: SimDisk, hooks: Hooks) -> None:
     log = open_log(disk, hooks=hooks)
     append(log)
     disk.fail("/d")
@@ -514,8 +515,8 @@ def test_a_missing_index_is_rebuilt(disk: SimDisk) -> None:
     assert log.log_end_offset == 12
 
 
-def test_a_flush_of_less_takes_no_leader_epoch_back(disk: SimDisk) -> None:
-    """Such as a new log's first, while another goes further and an epoch has begun in which nothing is written yet."""
+def test_a_flush_of_less_does_not_remove_a_leader_epoch_from_the_file(disk: SimDisk) -> None:
+    """Such as a new log's first flush, while another one goes further and an epoch has begun that has no record yet."""
     log = open_log(disk)
     append(log, 2)
     append(log, 2, epoch=1)
@@ -535,8 +536,8 @@ def test_a_flush_of_less_takes_no_leader_epoch_back(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_missing_index_is_rebuilt_for_good(clean: bool, seed: int) -> None:
-    """Zeros in the time index would have retention delete the segment."""
+def test_a_rebuilt_index_outlives_a_loss_of_power(clean: bool, seed: int) -> None:
+    """With zeros in the time index, retention would delete the segment."""
     disk = SimDisk(random.Random(seed))
     disk.make_dirs("/d")
     disk.sync_dir("/")
@@ -555,7 +556,7 @@ def test_a_missing_index_is_rebuilt_for_good(clean: bool, seed: int) -> None:
     assert [segment.max_timestamp for segment in log.segments] == largest
 
 
-def test_nothing_is_synced_unless_asked(disk: SimDisk) -> None:
+def test_an_append_syncs_nothing(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
     synced = disk.syncs
@@ -574,7 +575,7 @@ class NoJobs:
         raise AssertionError("a simulated disk has everything in memory")
 
 
-def test_slices_are_what_is_read(disk: SimDisk) -> None:
+def test_a_slice_has_the_batches_that_a_read_has(disk: SimDisk) -> None:
     log = open_log(disk, LogConfig(segment_bytes=900_000))
     rng = random.Random(5)
     while log.log_end_offset < 3_000:

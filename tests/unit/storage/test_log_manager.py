@@ -93,7 +93,7 @@ def code_of(action: object) -> ErrorCode:
     return found.value.code
 
 
-def test_new_logs_go_where_the_fewest_are_or_where_they_are_told(node: Node) -> None:
+def test_new_logs_go_to_the_directory_named_or_to_the_one_with_the_fewest(node: Node) -> None:
     homes = [node.log(partition).directory for partition in range(4)]
     assert homes == ["/d0/t-0", "/d1/t-1", "/d0/t-2", "/d1/t-3"]
     assert node.log(4, IDS[1]).directory == "/d1/t-4"
@@ -111,7 +111,7 @@ def test_new_logs_avoid_cordoned_directories_while_there_are_others(node: Node) 
     assert node.log(3).directory == "/d0/t-3"
 
 
-def test_a_clean_stop_is_believed(node: Node) -> None:
+def test_after_a_clean_stop_nothing_is_recovered(node: Node) -> None:
     append(node.log(0), 9)
     append(node.log(1), 2)
     node.log(0).advance_log_start_offset(2)
@@ -185,7 +185,7 @@ def _close_and_be_killed_and_roll(node: Node, log: Log) -> None:
 
 @pytest.mark.parametrize("end", [_roll, _roll_and_go_on, _roll_and_poll, _close, _close_and_be_killed_and_roll])
 def test_the_age_of_a_segment_survives_a_loss_of_power(end: Callable[[Node, Log], None]) -> None:
-    """It is the last entry of the time index, made when the segment ends: here after its batches were synced. Zeros in
+    """The last entry of the time index is made when the segment ends: here after its batches were synced. Zeros in
     its place would have retention delete the segment."""
     for seed in range(30):
         node = Node(seed=seed)
@@ -202,7 +202,7 @@ def test_the_age_of_a_segment_survives_a_loss_of_power(end: Callable[[Node, Log]
 
 
 def test_the_age_of_a_segment_survives_a_truncation_and_a_loss_of_power() -> None:
-    """The segment that is cut into was whole and synced, and ends anew where it was cut."""
+    """The segment that is cut was complete and synced, and gets a new last entry."""
     for seed in range(30):
         node = Node(LogConfig(retention_ms=-1), seed=seed)
         log = node.log(0)
@@ -221,7 +221,7 @@ def test_the_age_of_a_segment_survives_a_truncation_and_a_loss_of_power() -> Non
         assert found.segments.first.max_timestamp == (2, 1)
 
 
-def test_a_deleted_log_is_gone_at_once_and_its_files_later(node: Node) -> None:
+def test_a_deleted_log_is_dropped_at_once_and_its_files_later(node: Node) -> None:
     append(node.log(0))
     node.logs.delete_log(TopicPartition("t", 0))
     assert node.logs.get(TopicPartition("t", 0)) is None
@@ -246,7 +246,7 @@ def test_a_deletion_is_finished_after_a_restart(node: Node) -> None:
 
 
 def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> None:
-    """Whatever the checkpoints say when the power fails: recovered, committed or deleted up to."""
+    """Neither a recovery point, nor a high watermark, nor a log start offset, when the power fails."""
     append(log := node.log(0), 9)
     log.advance_log_start_offset(7)
     log.flush()
@@ -262,8 +262,8 @@ def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> Non
     assert (found.log_start_offset, found.log_end_offset, found.high_watermark) == (0, 3, 0)
 
 
-def test_of_two_logs_of_a_name_the_one_of_the_known_topic_is_served(node: Node) -> None:
-    """A topic was deleted, and made again, while one of the directories was away."""
+def test_of_two_logs_the_one_with_the_topic_id_of_the_metadata_is_served(node: Node) -> None:
+    """A topic was deleted, and made again, while one of the directories was offline."""
     append(node.log(0, IDS[0]), 9)
     node.logs.close()
     node.disk.fail("/d0")
@@ -326,7 +326,7 @@ def test_a_disk_that_fails_a_reader_on_a_thread_takes_its_directory_offline(node
     read = log.read_later(0, 1_000, 1, True)
     node.disk.fail("/d0", operations=frozenset({"read"}))
     assert not read.run()
-    assert node.failed == [], "threads decide nothing"
+    assert node.failed == [], "only `finish` takes a directory offline"
     failed = read.finish()
     assert isinstance(failed, ApiError)
     assert failed.code is ErrorCode.KAFKA_STORAGE_ERROR
@@ -369,7 +369,7 @@ def test_a_directory_that_fails_at_the_start(node: Node) -> None:
     assert [str(log.topic_partition) for log in logs] == ["t-1"]
 
 
-def test_a_log_that_its_disk_left_without_a_segment_is_not_asked_where_it_starts(node: Node) -> None:
+def test_a_log_that_its_disk_left_without_a_segment_is_not_checkpointed(node: Node) -> None:
     append(node.log(0), 3)
     node.disk.fail("/d0", operations=frozenset({"name"}))
     assert code_of(lambda: truncate_fully_and_start_at(node.log(0), 50)) is ErrorCode.KAFKA_STORAGE_ERROR
@@ -415,8 +415,8 @@ def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> Non
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 1  # it ends at 2
 
 
-def test_a_log_that_is_found_shorter_than_it_was_is_not_vouched_for_beyond() -> None:
-    """Such as one that was just emptied when the power failed."""
+def test_the_checkpoint_is_lowered_for_a_log_that_is_found_shorter() -> None:
+    """The power failed just after it was emptied."""
     for seed in range(30):
         node = Node(seed=seed)
         append(node.log(0), 9)
@@ -443,7 +443,8 @@ def test_a_log_that_is_found_shorter_than_it_was_is_not_vouched_for_beyond() -> 
 
 
 def test_a_cut_below_the_log_start_is_checkpointed_first(node: Node) -> None:
-    """The leader ends below what was deleted here: what follows is not to be taken for deleted after a crash."""
+    """The leader's log ends below this log's start: records that are appended then must not count as deleted after a
+    crash."""
     log = node.log(0)
     append(log, 9)
     log.flush()
@@ -460,8 +461,8 @@ def test_a_cut_below_the_log_start_is_checkpointed_first(node: Node) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_log_that_took_the_place_of_another_is_as_durable_as_that(late: bool) -> None:
-    """Until its new name is synced too, the other one may come back."""
+def test_a_swapped_log_has_the_recovery_point_of_the_one_before(late: bool) -> None:
+    """Until its new name is synced too, a loss of power may bring back the other one."""
     for seed in range(40):
         node = Node(seed=seed)
         log = node.log(0, IDS[0])
@@ -498,7 +499,7 @@ def test_a_damaged_checkpoint_means_recovery(node: Node) -> None:
     assert log.log_end_offset == 5
 
 
-def test_a_start_that_was_broken_off_does_not_vouch_for_logs_it_has_not_read(node: Node) -> None:
+def test_a_start_that_was_broken_off_writes_no_marker_over_unopened_logs(node: Node) -> None:
     for partition in range(4):
         append(node.log(partition), 6)
         node.log(partition).advance_log_start_offset(5)
@@ -544,7 +545,7 @@ def test_a_flush_covers_the_topic_id(node: Node) -> None:
     assert again.log_end_offset == 1
 
 
-def test_a_log_that_nobody_wrote_to_syncs_nothing_at_the_stop(node: Node) -> None:
+def test_a_log_without_appends_syncs_nothing_at_the_stop(node: Node) -> None:
     for partition in range(3):
         node.log(partition).assign_leader_epoch(4, 0)
     node.poll()
@@ -556,7 +557,7 @@ def test_a_log_that_nobody_wrote_to_syncs_nothing_at_the_stop(node: Node) -> Non
     assert synced == []
 
 
-def test_what_a_failed_flush_did_not_sync_is_synced_by_the_next(node: Node) -> None:
+def test_files_that_a_failed_flush_did_not_sync_are_synced_by_the_next(node: Node) -> None:
     log = node.log(0)
     append(log, 30)
     assert log.snapshots.unsynced

@@ -53,7 +53,7 @@ def test_moves_that_would_break_the_order_are_refused(move: Callable[[LogOffsets
 
 
 class Watching:
-    """The hooks of a log, each of which finds the offsets in order."""
+    """Hooks of a log, each of which checks the order of its offsets."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -112,7 +112,8 @@ def test_callbacks_find_the_offsets_in_order() -> None:
 
 
 def test_a_log_that_starts_within_a_batch_is_in_order_throughout() -> None:
-    """The first of the batch's records are below the log's start: while it is taken the log starts before them."""
+    """The first records of the batch are below the log's start: while the batch is appended, the log starts before
+    it."""
     hooks = Watching()
     _, log = open_log(hooks)
     truncate_fully_and_start_at(log, 12)

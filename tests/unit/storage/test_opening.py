@@ -1,4 +1,4 @@
-"""Who owns a log waits for no file to be opened: neither before its first append, nor before a read."""
+"""The thread of a log opens no file: neither before the first append, nor before a read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = 1_700_000_000_000
 
 
 class WatchedDisk(SimDisk):
-    """Files that are open may be read and written; what has to look for one is refused on the owner's thread."""
+    """Open files may be read and written; while `owner` is set, the log's own thread runs, and must not open any."""
 
     owner = False
 
@@ -35,7 +35,7 @@ class WatchedDisk(SimDisk):
         return super().read_file(path, max_bytes)
 
     def stat(self, path: str) -> Any:
-        assert not self.owner, f"{path} is looked for"
+        assert not self.owner, f"{path} is looked up"
         return super().stat(path)
 
 
@@ -56,7 +56,7 @@ def append(log: Log, size: int = 5_000) -> None:
 
 
 def found_on_disk(disk: SimDisk, batches: int) -> Log:
-    """A log that another process has left."""
+    """A log that another process has written."""
     log = open_log(disk)
     for _ in range(batches):
         append(log)
@@ -65,7 +65,7 @@ def found_on_disk(disk: SimDisk, batches: int) -> Log:
 
 
 def read(disk: WatchedDisk, log: Log, offset: int) -> int:
-    """How many times a thread had to read for a reader there."""
+    """How many cold reads it takes until a read at `offset` is hot."""
     jobs = 0
     disk.owner = True
     while isinstance(found := log.read_nowait(offset, 20_000, log.log_end_offset), ColdRead):
@@ -101,7 +101,7 @@ def test_the_first_appends_open_nothing(disk: WatchedDisk) -> None:
     assert open_log(disk).log_end_offset == 8
 
 
-def test_what_was_written_while_it_was_opened_stays(disk: WatchedDisk) -> None:
+def test_batches_appended_while_the_files_are_opened_stay(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 5)
     job = opening_job([log])
     job.run()
@@ -131,7 +131,7 @@ def test_a_log_that_was_moved_away_meanwhile_is_not_opened(disk: WatchedDisk) ->
     assert log.read(5, 1 << 20, 6).next_offset == 6
 
 
-def test_a_job_that_finds_nothing_leaves_the_rest_to_the_append(disk: WatchedDisk) -> None:
+def test_the_append_opens_what_the_job_did_not_find(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 5)
     job = opening_job([log])
     log.rename_dir("/d/u-0")
@@ -142,7 +142,7 @@ def test_a_job_that_finds_nothing_leaves_the_rest_to_the_append(disk: WatchedDis
     assert log.log_end_offset == 6
 
 
-def test_readers_open_on_a_thread_and_only_once(disk: WatchedDisk) -> None:
+def test_files_are_opened_once_and_by_cold_reads(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 60)
     assert len(log.segments) > 5
     assert [read(disk, log, 3) for _ in range(3)] == [1, 0, 0]
@@ -152,8 +152,8 @@ def test_readers_open_on_a_thread_and_only_once(disk: WatchedDisk) -> None:
             assert read(disk, log, segment.base_offset + 1) <= 1, "only a few stay open"
 
 
-def test_what_cannot_be_kept_open_is_opened_by_the_next_reader_too(disk: WatchedDisk) -> None:
-    """There may be no descriptor left, say."""
+def test_files_that_cannot_be_kept_open_are_opened_by_the_next_read_too(disk: WatchedDisk) -> None:
+    """As when the process has no descriptor left."""
     log = found_on_disk(disk, 60)
     reader = log.read_later(3, 20_000, 60, True)
     assert reader.run()
@@ -164,7 +164,7 @@ def test_what_cannot_be_kept_open_is_opened_by_the_next_reader_too(disk: Watched
     assert read(disk, log, 3) == 1
 
 
-def test_what_was_opened_for_an_append_and_cannot_be_kept_is_opened_again(disk: WatchedDisk) -> None:
+def test_files_opened_for_an_append_that_cannot_be_kept_are_opened_again(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 3)
     job = opening_job([log])
     job.run()
@@ -202,7 +202,7 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
     assert beyond.complete() is None
 
 
-def test_a_search_in_what_is_renamed_meanwhile_is_to_be_asked_again(disk: WatchedDisk) -> None:
+def test_a_search_in_files_that_are_renamed_meanwhile_is_refused(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 60)
     job = timestamp_job(log, NOW)
     log.rename_dir("/d/u-0")
