@@ -28,6 +28,7 @@ from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest
 from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
+from kalda.storage.truncating import truncate_to
 
 PARTITIONS = 3
 
@@ -143,7 +144,7 @@ def test_what_another_leader_puts_in_its_place_while_another_log_is_opened_does_
     deposed = partitions[0]
     world.assign("a", 0, Assigned(2, 1, (SELF, 2), (SELF, 2)))
     world.let_jobs_run()
-    deposed.log.truncate_to(2)
+    truncate_to(deposed.log, 2)
     deposed.append_as_follower(build_batch([(0, None, b"x", ())], base_offset=2, leader_epoch=1), 1, 3, 0)
     assert deposed.committed(3)
     partitions[1].on_follower_fetch(2, 7, 2, 0, epoch_known=True)

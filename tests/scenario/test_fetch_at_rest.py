@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from replication_world import LAG_MAX_MS, World
 
 from kalda.replication.partition import Partition
-from kalda.storage.log import FetchInfo
+from kalda.storage.reading import ColdRead
+from kalda.storage.values import FetchInfo
 
 
 @pytest.fixture
@@ -15,11 +18,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     read = Partition.read
 
-    def counted(
-        partition: Partition, offset: int, max_bytes: int, end_offset: int, min_one_message: bool
-    ) -> FetchInfo | None:
+    def counted(partition: Partition, offset: int, *how: Any) -> FetchInfo | ColdRead:
         seen.append(offset)
-        return read(partition, offset, max_bytes, end_offset, min_one_message)
+        return read(partition, offset, *how)
 
     monkeypatch.setattr(Partition, "read", counted)
     return seen

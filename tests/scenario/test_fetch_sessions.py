@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from data_path_world import SELF, Assigned, World, offsets, told
 
@@ -9,7 +11,8 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.protocol.messages.fetch import FetchResponse
 from kalda.replication.partition import Partition
-from kalda.storage.log import FetchInfo
+from kalda.storage.reading import ColdRead
+from kalda.storage.values import FetchInfo
 
 A, B = ("a", 0, 0), ("b", 0, 0)
 
@@ -138,9 +141,9 @@ def test_partitions_read_to_their_end_are_passed_over(world: World, monkeypatch:
     read: list[str] = []
     original = Partition.read
 
-    def counted(partition: Partition, offset: int, max_bytes: int, end: int, min_one: bool) -> FetchInfo | None:
+    def counted(partition: Partition, *how: Any) -> FetchInfo | ColdRead:
         read.append(partition.topic_partition.topic)
-        return original(partition, offset, max_bytes, end, min_one)
+        return original(partition, *how)
 
     monkeypatch.setattr(Partition, "read", counted)
     waiting = world.fetch(session=(session, 1))

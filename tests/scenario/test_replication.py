@@ -6,6 +6,7 @@ import pytest
 from replication_world import LAG_MAX_MS, World
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.storage.retention import delete_segments
 
 
 def ends(world: World) -> list[tuple[int, int]]:
@@ -199,7 +200,7 @@ def test_a_follower_behind_the_leaders_first_record_begins_anew() -> None:
         world[1].write(values)
     world[1].partition.delete_records(3)
     world[1].log.roll(0)
-    world[1].log.delete_segments([])
+    delete_segments(world[1].log, [])
     world.restart(2)
     world.run(1_000)
     assert world[2].log.log_start_offset == 3

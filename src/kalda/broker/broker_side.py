@@ -73,7 +73,7 @@ class BrokerSide:
         )
         self._load_jobs = self.logs.load_jobs()
         """Open or recover the logs; `start` runs them while the broker registers and catches up."""
-        who = identity(self._online_dir_ids, self.logs.previous_broker_epoch)
+        who = identity(self._online_dir_ids, self.logs.dirs.previous_broker_epoch)
         self.lifecycle = BrokerLifecycle(
             who,
             channel.send,

@@ -26,6 +26,7 @@ from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.reading import start_reads
 from kalda.storage.values import AppendOrigin, FetchInfo
 
 log = logging.getLogger("kalda.coordinator")
@@ -136,23 +137,23 @@ class CoordinatorShell:
         """Read the slice at `offset`, then the next one, until the log's end or the load's."""
         log_, end = partition.log, partition.log.log_end_offset
         try:
-            read = log_.cold_read(offset)
+            read = log_.read_later(offset, _LOAD_SLICE_BYTES, end, True)
         except ApiError as error:
             load.fail(str(error), self._clock.mono_ms())
             self.arm()
             return
 
-        def finish(info: FetchInfo | None, error: BaseException | None) -> None:
-            log_.take_over(read)
+        def finish(results: list[FetchInfo | ApiError]) -> None:
+            (info,) = results
             if load.has_ended:
                 return
-            if info is None:
-                load.fail(str(error), self._clock.mono_ms())
+            if isinstance(info, ApiError):
+                load.fail(str(info), self._clock.mono_ms())
             else:
                 self._take_slice(load, partition, info, end)
             self.arm()
 
-        self._jobs.run(lambda: read(offset, _LOAD_SLICE_BYTES, end, True), finish)
+        start_reads(self._jobs, [read], finish)
 
     def _take_slice(self, load: Load[Any], partition: Partition, info: FetchInfo, end: int) -> None:
         now_ms, high_watermark = self._clock.mono_ms(), partition.log.high_watermark

@@ -20,10 +20,11 @@ from kalda.base.errors import ApiError
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.shell import Host
 from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
+from kalda.storage.upkeep import Upkeep
 
 log = logging.getLogger("kalda.logs")
 
@@ -78,16 +79,16 @@ def cleaner_config(config: ServerConfig) -> CleanerConfig:
 
 
 class LogKeeper:
-    """Polls the manager and the cleaner from `start` until `close`."""
+    """Polls the logs' upkeep and the cleaner from `start` until `close`."""
 
-    def __init__(self, logs: LogManager, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
-        self._logs = logs
+    def __init__(self, upkeep: Upkeep, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
+        self._upkeep = upkeep
         self._cleaner = cleaner
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
         self._poll_timer: Timer | None = None
-        """For the next poll of the manager; None before `start`."""
+        """For the next poll of the upkeep; None before `start`."""
         self._clean_timer: Timer | None = None
         """For the next choice of a log to compact, or the next step; None before `start`."""
         self._closed = False
@@ -110,10 +111,10 @@ class LogKeeper:
         """Run the jobs that are due, and set the timer for the next ones."""
         if self._closed:
             return
-        for job in self._logs.poll(self._clock.wall_ms()):
+        for job in self._upkeep.poll(self._clock.wall_ms()):
             self._jobs.run(job.run, partial(_finish, job))
         now_ms = self._clock.wall_ms()
-        delay_ms = min(max(1, self._logs.next_deadline_ms(now_ms) - now_ms), _MAX_POLL_INTERVAL_MS)
+        delay_ms = min(max(1, self._upkeep.next_deadline_ms(now_ms) - now_ms), _MAX_POLL_INTERVAL_MS)
         self._poll_timer = self._timers.call_later_ms(delay_ms, self._poll)
 
     # -- compaction

@@ -292,7 +292,7 @@ class BrokerPublisher:
     ) -> bool:
         """Whether the log, with acknowledged records, may be in an offline directory that the metadata does not name:
         because it names that of an unfinished copy (KIP-113), or none yet."""
-        if self._logs.all_online or self._logs.get(topic_partition) is not None:
+        if self._logs.dirs.all_online or self._logs.get(topic_partition) is not None:
             return False
         if self._logs.futures.is_alone(topic_partition, topic_id):
             return True
@@ -306,7 +306,7 @@ class BrokerPublisher:
         disk was replaced or removed, in any; but not while the cluster relies on the records that were there."""
         directory = registration.directory(self._broker_id)
         relied_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
-        if self._broker_id in relied_on or not self._logs.all_online:
+        if self._broker_id in relied_on or not self._logs.dirs.all_online:
             return directory
         return directory if any(each.directory_id == directory for each in self._logs.dirs) else DIRECTORY_UNASSIGNED
 

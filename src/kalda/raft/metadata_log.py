@@ -40,6 +40,9 @@ from kalda.storage.checkpoints import replace_file
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
+from kalda.storage.retention import delete_old_segments
+from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import FetchInfo
 
 METADATA_PARTITION = TopicPartition(METADATA_TOPIC_NAME, 0)
 READ_BYTES = 1 << 20
@@ -107,7 +110,7 @@ class MetadataLog:
         metadata_log._advance_start_to_epochs()
         latest = metadata_log.latest_snapshot
         if latest is not None and not metadata_log.state().continues(latest):
-            log.truncate_fully_and_start_at(latest.offset)
+            truncate_fully_and_start_at(log, latest.offset)
         metadata_log._drop_snapshots([old for old in metadata_log.snapshots if old.offset < log.log_start_offset])
         return metadata_log
 
@@ -196,10 +199,15 @@ class MetadataLog:
         have them."""
         end = self.log.log_end_offset
         found = self.log.read_nowait(offset, max_bytes, end, True)
-        if found is not None:
+        if isinstance(found, FetchInfo):
             return found.records
-        cold = self.log.cold_read(offset)
-        return lambda: cold(offset, max_bytes, end, True).records
+        cold = found
+
+        def read() -> Buffer:
+            cold.run()
+            return cold.result().records
+
+        return read
 
     # Changing.
 
@@ -217,7 +225,7 @@ class MetadataLog:
         self.log.append_as_follower(memoryview(records)[:size], epoch)
 
     def truncate(self, offset: int) -> None:
-        self.log.truncate_to(offset)
+        truncate_to(self.log, offset)
 
     # Snapshots.
 
@@ -300,7 +308,7 @@ class MetadataLog:
 
     def restart_at(self, snapshot: OffsetAndEpoch) -> None:
         """Empty the log, and begin it at the end of `snapshot`, which replaces all other snapshots."""
-        self.log.truncate_fully_and_start_at(snapshot.offset)
+        truncate_fully_and_start_at(self.log, snapshot.offset)
         self._drop_snapshots([old for old in self.snapshots if old != snapshot])
         self.snapshots = [snapshot]
 
@@ -321,7 +329,7 @@ class MetadataLog:
         start = max(self.log.log_start_offset, kept[0].offset)
         self.log.advance_log_start_offset(start)
         self._drop_snapshots(dropped)
-        self.log.delete_old_segments(now_ms)
+        delete_old_segments(self.log, now_ms)
         return start, tuple(dropped)
 
     def _too_large(self, snapshots: list[OffsetAndEpoch]) -> bool:

@@ -25,10 +25,12 @@ from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.future_logs import may_move
 from kalda.storage.job import Job
-from kalda.storage.log import FetchInfo, Log, UnexpectedAppendOffset
+from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
-from kalda.storage.truncating import cut_job, start_within
+from kalda.storage.reading import start_reads
+from kalda.storage.truncating import cut_job, start_within, truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import FetchInfo, UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.moves")
 
@@ -136,7 +138,7 @@ class DirMoves:
         home = self._logs.dir_of(topic_partition)
         if home is target or under_way is target:
             return
-        if not self._logs.all_online:
+        if not self._logs.dirs.all_online:
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} is not moved while a log directory is offline"
             )
@@ -284,13 +286,13 @@ class DirMoves:
         current, future = move.partition.log, move.future
         end = _common_end(current, future)
         if future.log_end_offset < current.log_start_offset:
-            future.truncate_fully_and_start_at(current.log_start_offset)
+            truncate_fully_and_start_at(future, current.log_start_offset)
         elif end < future.log_end_offset:
             log.info("the copy of %s is cut back from %d to %d", move.partition, future.log_end_offset, end)
             if end >= future.log_start_offset:
                 self._run(move, cut_job(future, end))
                 return False
-            future.truncate_to(end)
+            truncate_to(future, end)
         self._take_watermarks(current, future)
         if future.config != current.config:
             future.update_config(current.config)
@@ -305,20 +307,21 @@ class DirMoves:
     def _copy(self, move: _Move) -> None:
         """One piece, read by a job."""
         current, offset = move.partition.log, move.future.log_end_offset
-        read, end = current.cold_read(offset), current.log_end_offset
+        end = current.log_end_offset
+        read = current.read_later(offset, _BATCH_BYTES, end, True)
         self._running += 1
 
-        def finish(info: FetchInfo | None, error: BaseException | None) -> None:
+        def finish(results: list[FetchInfo | ApiError]) -> None:
+            (info,) = results
             self._running -= 1
             if self._closed:
                 return
-            current.take_over(read)
             if self._moves.get(move.partition.topic_partition) is not move:
                 self._go_on()
                 return
             try:
-                if info is None:
-                    raise error if error is not None else AssertionError("a read without a result")
+                if isinstance(info, ApiError):
+                    raise info
                 if not self._is_under_way(move):
                     self._end(move)
                 elif move.future.log_end_offset == offset and info.next_offset <= current.log_end_offset:
@@ -337,14 +340,14 @@ class DirMoves:
                     self._try_tail(move)
                 self._soon(move)
 
-        self._jobs.run(lambda: read(offset, _BATCH_BYTES, end, True), finish)
+        start_reads(self._jobs, [read], finish)
 
     def _skip(self, move: _Move, end_offset: int) -> None:
         """Compaction has left no record up to the end: an empty copy begins there, any other waits for the next one."""
         current, future = move.partition.log, move.future
         if not future.size_bytes and current.log_end_offset == end_offset:
             try:
-                future.truncate_fully_and_start_at(end_offset, current.log_start_offset)
+                truncate_fully_and_start_at(future, end_offset, current.log_start_offset)
             except ApiError as error:
                 self._fail(move, error)
                 return
@@ -381,7 +384,7 @@ class DirMoves:
     def _copy_tail(self, move: _Move) -> None:
         current, future = move.partition.log, move.future
         info = current.read_nowait(future.log_end_offset, _TAIL_BYTES, current.log_end_offset, True)
-        if info is not None:
+        if isinstance(info, FetchInfo):
             self._append(move, info)
 
     # -- the end of a move
@@ -451,13 +454,13 @@ class DirMoves:
 
 def _common_end(current: Log, future: Log) -> int:
     """Up to where the copy says what the log says, by leader epochs."""
-    epoch = future.latest_epoch
+    epoch = future.leader_epochs.latest
     if epoch is None:
         return min(future.log_end_offset, current.log_end_offset)
     known, end = current.end_offset_for_epoch(epoch)
     if known != epoch:
         # The log has given up all of this epoch: at least where that began, the copy ends.
-        _, copy_end = future.end_offset_for_epoch(known if known >= 0 else (current.latest_epoch or 0))
+        _, copy_end = future.end_offset_for_epoch(known if known >= 0 else (current.leader_epochs.latest or 0))
         end = min(copy_end, current.log_end_offset if known < 0 else end)
     return max(0, min(end, future.log_end_offset))
 

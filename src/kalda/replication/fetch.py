@@ -32,8 +32,8 @@ from kalda.protocol.notation import maker
 from kalda.replication.fetch_session import FetchContext, FetchEntry, Resting
 from kalda.replication.partition import Partition
 from kalda.replication.waiting import Waiter
-from kalda.storage.log import FetchInfo
-from kalda.storage.reading import ColdRead
+from kalda.storage.reading import ColdRead, start_reads
+from kalda.storage.values import FetchInfo
 
 if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
@@ -93,7 +93,7 @@ class Fetch:
         self.answers: list[FetchResponsePartitionData | None] = []
         """For each entry of the context; None where a partition rests, and its session has heard that."""
         self._read_bytes = 0
-        self._cold: list[tuple[int, Partition, int, ColdRead]] = []
+        self._cold: list[tuple[int, Partition, ColdRead]] = []
 
     def run(self) -> FetchResponse | Pending[FetchResponse]:
         """Answer now, or later."""
@@ -185,9 +185,8 @@ class Fetch:
                 info = self._read_one(partition, asked.fetch_offset, allowed)
                 if note_follower:
                     self._note_follower(partition, asked)
-                if info is None:
-                    read = partition.log.cold_read(asked.fetch_offset, by_name=True)
-                    self._cold.append((len(self.answers) - 1, partition, allowed, read))
+                if not isinstance(info, FetchInfo):
+                    self._cold.append((len(self.answers) - 1, partition, info))
                     remaining -= allowed
                 else:
                     remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
@@ -245,17 +244,14 @@ class Fetch:
         self._fill(answer, partition, FetchInfo.EMPTY)
         return True
 
-    def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | None:
+    def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | ColdRead:
         end_offset = self._end_of(partition)
         if max_bytes <= 0 and self._read_bytes:
             partition.check_range(offset)
             return FetchInfo.EMPTY
-        if self._follower_id < 0:
-            # What a follower may read, a new leader may truncate: it gets a copy.
-            whole = partition.log.slice_nowait(offset, max_bytes, end_offset, self._manager.jobs)
-            if whole is not None:
-                return whole
-        return partition.read(offset, max_bytes, end_offset, self._read_bytes == 0)
+        # What a follower may read, a new leader may truncate: it gets a copy.
+        slices = self._manager.jobs if self._follower_id < 0 else None
+        return partition.read(offset, max_bytes, end_offset, self._read_bytes == 0, slices)
 
     def _fill(self, answer: FetchResponsePartitionData, partition: Partition, info: FetchInfo) -> None:
         log = partition.log
@@ -297,35 +293,18 @@ class Fetch:
         """Read in a job what is not in the page cache, then answer; such a request has no need to wait for more."""
         pending: Pending[FetchResponse] = Pending()
         cold = self._cold
-        entries = self._context.entries
-        wants = [
-            (partition.log, read, entries[at].asked.fetch_offset, max_bytes, self._end_of(partition))
-            for at, partition, max_bytes, read in cold
-        ]
 
-        def job() -> list[FetchInfo | ApiError]:
-            results: list[FetchInfo | ApiError] = []
-            for _, read, offset, max_bytes, end_offset in wants:
-                try:
-                    results.append(read(offset, max_bytes, end_offset, not results))
-                except ApiError as error:
-                    results.append(error)
-            return results
-
-        def finish(results: list[FetchInfo | ApiError] | None, error: BaseException | None) -> None:
-            for log, read, *_ in wants:
-                log.take_over(read)
-            for at, (index, partition, _, _) in enumerate(cold):
+        def finish(results: list[FetchInfo | ApiError]) -> None:
+            for (index, partition, _), result in zip(cold, results, strict=True):
                 answer = self.answers[index]
                 assert answer is not None, "what rests is not read"
-                result = results[at] if results is not None else ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
                 if isinstance(result, ApiError):
                     self._fail(answer, result.code, partition)
                 else:
                     self._fill(answer, partition, result)
             pending.complete(self.response())
 
-        self._manager.jobs.run(job, finish)
+        start_reads(self._manager.jobs, [read for _, _, read in cold], finish)
         return pending
 
     # -- answering

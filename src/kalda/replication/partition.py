@@ -27,8 +27,10 @@ from kalda.base.scheduling import Jobs
 from kalda.replication.followers import Alone, FollowerState, IsrOutcome, ReplicationPeers
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
-from kalda.storage.log import AppendInfo, AppendOrigin, FetchInfo, Log, UnexpectedAppendOffset
+from kalda.storage.log import Log
+from kalda.storage.reading import ColdRead
 from kalda.storage.truncating import start_within
+from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, UnexpectedAppendOffset
 
 if TYPE_CHECKING:
     from kalda.replication.waiting import Waiter
@@ -441,10 +443,12 @@ class Partition:
 
     # -- reading
 
-    def read(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> FetchInfo | None:
-        """Read below `end_offset` from the page cache; None where only the disk knows (then `Log.read`, in a job)."""
+    def read(
+        self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool, slices: Jobs | None = None
+    ) -> FetchInfo | ColdRead:
+        """Read below `end_offset`, as `Log.read_nowait` does."""
         self.check_range(offset)
-        return self.log.read_nowait(offset, max_bytes, end_offset, min_one_message)
+        return self.log.read_nowait(offset, max_bytes, end_offset, min_one_message, slices)
 
     def check_range(self, offset: int) -> None:
         """Raise where the log does not have `offset`. Its end is in range: the next record will be there."""

@@ -39,7 +39,9 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.replication.fetch_session_handler import FetchSessionHandler, Key
 from kalda.replication.partition import Partition
-from kalda.storage.log import Log, UnexpectedAppendOffset
+from kalda.storage.log import Log
+from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.fetcher")
 
@@ -315,7 +317,7 @@ class ReplicaFetcher:
             level = logging.WARNING if offset < partition.log.high_watermark else logging.INFO
             log.log(level, "%s is cut back from %d to %d", partition, partition.log.log_end_offset, offset)
         try:
-            partition.log.truncate_to(offset)
+            truncate_to(partition.log, offset)
         except ApiError as error:
             self._give_up(followed, error)
         followed.asked = None
@@ -352,7 +354,7 @@ class ReplicaFetcher:
         if offset > partition.log.log_end_offset:
             log.info("%s begins anew at %d, where its leader's log begins", partition, offset)
             try:
-                partition.log.truncate_fully_and_start_at(offset)
+                truncate_fully_and_start_at(partition.log, offset)
             except ApiError as error:
                 self._give_up(followed, error)
 

@@ -137,13 +137,14 @@ def _take_any_copy(switch: Switch) -> None:
     from kalda.replication import dir_moves
     from kalda.storage.future_logs import FutureLogs
     from kalda.storage.log import Log
+    from kalda.storage.truncating import truncate_to
 
     checked = FutureLogs.swap
 
     def swap(self: FutureLogs, topic_partition: TopicPartition) -> Log:
         current, future = self._manager.get(topic_partition), self._logs[topic_partition]
         assert current is not None
-        current.truncate_to(future.log_end_offset)
+        truncate_to(current, future.log_end_offset)
         return checked(self, topic_partition)
 
     switch.set(FutureLogs, "swap", swap)

@@ -34,28 +34,34 @@ class DiskLog:
         self.refuses = False
         """Whether a read is refused at once, because the log is offline."""
         self.failure: OSError | None = None
+        self.is_cut_off = False
+        """Whether the first batch is longer than its segment."""
         self.failed_reads: list[OSError] = []
         """Failures of reads that were reported to the log."""
 
-    def cold_read(self, offset: int) -> Any:
+    def read_later(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> Any:
         if self.refuses:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
-        failure, data, end = self.failure, self.data, self.log_end_offset
+        return _Read(self, offset)
 
-        class Read:
-            def __init__(self) -> None:
-                self.failure = failure
 
-            def __call__(self, *_: object) -> FetchInfo:
-                if failure is not None:
-                    raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
-                return FetchInfo(offset, end if data else offset, data)
+class _Read:
+    """A read of the slice, which fails where the disk does."""
 
-        return Read()
+    def __init__(self, log: DiskLog, offset: int) -> None:
+        self._log = log
+        self._offset = offset
 
-    def take_over(self, read: Any) -> None:
-        if read.failure is not None:
-            self.failed_reads.append(read.failure)
+    def run(self, min_one: bool) -> bool:
+        return self._log.failure is None and bool(self._log.data)
+
+    def finish(self, last: bool) -> FetchInfo | ApiError:
+        log = self._log
+        if log.failure is not None:
+            log.failed_reads.append(log.failure)
+            return ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
+        end = log.log_end_offset if log.data else self._offset
+        return FetchInfo(self._offset, end, log.data, first_entry_incomplete=log.is_cut_off)
 
 
 class BrokerByHand:

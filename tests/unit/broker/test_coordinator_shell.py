@@ -17,7 +17,6 @@ from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.records.batch import read_header
 from kalda.records.builder import read_records
 from kalda.records.compression import Compression
-from kalda.storage.values import FetchInfo
 
 
 def shell_over(broker: Any) -> tuple[CoordinatorShell, CoordinatorRuntime[CountingShard]]:
@@ -74,10 +73,7 @@ def test_a_batch_that_is_longer_than_its_segment_fails_the_load() -> None:
     broker = BrokerByHand()
     shell, runtime = shell_over(broker)
     log = DiskLog(b"", 5)
-    log.cold_read = lambda offset: SimpleNamespace(failure=None)  # type: ignore[method-assign, assignment]
-    cut_off = FetchInfo(0, 0, b"", first_entry_incomplete=True)
-    jobs: Any = SimpleNamespace(run=lambda job, finish: finish(cut_off, None))
-    shell._jobs = jobs
+    log.is_cut_off = True
     shell.on_elected(broker.lead(COUNTERS.name, 0, log))
     assert served(runtime) == "NOT_COORDINATOR"
 

@@ -79,17 +79,19 @@ class FakeFutures(set[TopicPartition]):
         return topic_partition in self.alone
 
 
+class FakeDirs(list[SimpleNamespace]):
+    @property
+    def all_online(self) -> bool:
+        return all(directory.online for directory in self)
+
+
 class FakeLogs:
     """Logs by partition; like the manager, it has one of a name at a time."""
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid] = {}
         self.futures = FakeFutures()
-        self.dirs = [SimpleNamespace(online=True, directory_id=HOME), SimpleNamespace(online=True, directory_id=AWAY)]
-
-    @property
-    def all_online(self) -> bool:
-        return all(directory.online for directory in self.dirs)
+        self.dirs = FakeDirs(SimpleNamespace(online=True, directory_id=each) for each in (HOME, AWAY))
 
     def get(self, topic_partition: TopicPartition) -> Any:
         known = self.logs.get(topic_partition)

@@ -21,6 +21,8 @@ from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager, NewLog
+from kalda.storage.retention import delete_segments
+from kalda.storage.truncating import truncate_to
 
 IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16), "/d2": Uuid(b"c" * 16)}
 TP = TopicPartition("t", 0)
@@ -74,7 +76,7 @@ class World(HandTime, HandJobs):
         agreed()
 
     def work(self) -> None:
-        for job in self.logs.poll(self.now_ms):
+        for job in self.logs.upkeep.poll(self.now_ms):
             job.complete()
 
     def lead(self, epoch: int = 0, topic_partition: TopicPartition = TP) -> Partition:
@@ -203,7 +205,7 @@ def test_a_follower_that_truncates_truncates_its_copy(world: World) -> None:
     assert future is not None
     assert future.log_end_offset == 10
     world.follow(1)
-    partition.log.truncate_to(6)
+    truncate_to(partition.log, 6)
     leader = Log.open(world.disk, "/leader", world.config, topic_partition=TP, now_ms=0, clean=True)
     leader.append_as_follower(content(partition.log), 0)
     leader.assign_leader_epoch(1, 6)
@@ -226,7 +228,7 @@ def cut_back(world: World) -> Log:
     assert future is not None
     assert len(future.segments) > 2
     world.follow(1)
-    partition.log.truncate_to(6)
+    truncate_to(partition.log, 6)
     world.hold_jobs = True
     world.agree()
     assert len(world.waiting) == 1
@@ -280,7 +282,7 @@ def test_a_log_whose_last_records_were_compacted_away(world: World, kept: int) -
     write(partition, 7)
     emptied = partition.log.segments.active
     partition.log.roll(1_000_000)
-    partition.log.delete_segments([emptied])
+    delete_segments(partition.log, [emptied])
     world.moves.alter(TP, "/d1")
     if kept:
         assert not world.told, "nothing tells the copy where the log ends"
@@ -306,7 +308,7 @@ def test_orders_that_cannot_be_followed(world: World) -> None:
         assert refused.value.code is code, (topic, path)
     world.moves.alter(TP, "/d0")
     assert not world.moves
-    world.logs.fail_dir(world.logs.dirs[2], OSError(5, "broken"))
+    world.logs.dirs.fail(world.logs.dirs[2], OSError(5, "broken"))
     with pytest.raises(ApiError) as refused:
         world.moves.alter(TP, "/d2")
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR

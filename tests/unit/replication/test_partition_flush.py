@@ -14,6 +14,7 @@ from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
+from kalda.storage.truncating import truncate_to
 
 
 class Later:
@@ -41,7 +42,7 @@ def test_what_was_truncated_owes_the_disk_nothing() -> None:
     for _ in range(3):
         partition.append(build_batch([(1, None, b"x", ())]), -1, 1)
     partition.become_follower(2, 1, 1, (1, 2), (2,))
-    log.truncate_to(1)
+    truncate_to(log, 1)
     while jobs.waiting:
         jobs.step()
         assert len(jobs.waiting) <= 1

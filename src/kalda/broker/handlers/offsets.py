@@ -30,6 +30,7 @@ from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.waiting import OffsetWaiter
 from kalda.storage.job import Job
+from kalda.storage.searching import max_timestamp_job, timestamp_job
 from kalda.storage.values import TimestampOffset
 
 _FIRST_WITH_EPOCHS = 4
@@ -142,11 +143,11 @@ class OffsetHandlers:
                 # Both ask of remote storage, and nothing is there.
                 return _NOTHING
             case OffsetSpec.MAX_TIMESTAMP:
-                search = log.max_timestamp_job()
+                search = max_timestamp_job(log)
             case timestamp:
                 if timestamp < 0:
                     raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
-                search = log.timestamp_job(timestamp)
+                search = timestamp_job(log, timestamp)
         return _Search(search, end)
 
     def _visible_end(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> int:

@@ -13,7 +13,7 @@ class LogUpkeepModule(Module):
 
     def __init__(self, context: BrokerContext) -> None:
         self._cleaner = make_cleaner(context.config, context.logs)
-        self._keeper = LogKeeper(context.logs, self._cleaner, context.host.clock, context.timers, context.jobs)
+        self._keeper = LogKeeper(context.logs.upkeep, self._cleaner, context.host.clock, context.timers, context.jobs)
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
         """Set the limits of the cleaner, which hold from its next step on."""
