@@ -7,6 +7,7 @@ It knows no socket, file, clock or random source; it only names their interfaces
 - `topic_names`: what a topic may be called; internal topics
 - `pending`: an answer that comes later, without asyncio
 - `turn`: a body of work that never runs inside itself
+- `sensors`: counters, gauges and rates under Kafka's metric names
 - `clock`: the clock's interface
 - `scheduling`: the interfaces of timers and of jobs that may block
 - `disk`: the disk's interface
