@@ -57,6 +57,7 @@ class Controller:
 
 class _Assigned:
     leader, replicas, isr = 1, (1,), (1,)
+    adding_replicas: tuple[int, ...] = ()
 
     def __init__(self, epoch: int) -> None:
         self.leader_epoch = self.partition_epoch = epoch

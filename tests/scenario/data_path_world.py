@@ -12,6 +12,7 @@ from by_hand import HandJobs, HandTime
 
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.pending import Pending
+from kalda.base.sensors import Sensors
 from kalda.protocol.messages.fetch import (
     FetchRequest,
     FetchRequestFetchPartition,
@@ -48,6 +49,7 @@ class Assigned:
     def __init__(self, leader: int, epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
         self.leader, self.leader_epoch, self.partition_epoch = leader, epoch, epoch
         self.replicas, self.isr = replicas, isr
+        self.adding_replicas: tuple[int, ...] = ()
 
 
 class World(HandTime, HandJobs):
@@ -57,7 +59,15 @@ class World(HandTime, HandJobs):
         HandTime.__init__(self, 1_700_000_000_000)
         HandJobs.__init__(self)
         self.disk = SimDisk(random.Random(1), now_ms=lambda: self.now_ms)
-        self.replicas = ReplicaManager(SELF, self, self, 57_671_680, lambda name, topic_id, _: name in self.elsewhere)
+        self.sensors = Sensors()
+        self.replicas = ReplicaManager(
+            SELF,
+            self,
+            self,
+            57_671_680,
+            lambda name, topic_id, _: name in self.elsewhere,
+            sensors=self.sensors,
+        )
         self.sessions = FetchSessionCache(slots, random.Random(2).randint)
         self.elsewhere: set[str] = set()
         self.ids: dict[Uuid, str] = {}

@@ -15,6 +15,7 @@ from by_hand import HandJobs, HandTime, HandTimer
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
+from kalda.base.sensors import Sensors
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
@@ -55,6 +56,7 @@ class Assignment(NamedTuple):
     partition_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    adding_replicas: tuple[int, ...] = ()
 
 
 class Broker:
@@ -69,7 +71,10 @@ class Broker:
         self.paused = False
         """It does not see the metadata."""
         self.fenced = False
-        self.replicas = ReplicaManager(broker_id, world.time, HandJobs(), 50_000_000, lambda *_: True, self)
+        self.sensors = Sensors()
+        self.replicas = ReplicaManager(
+            broker_id, world.time, HandJobs(), 50_000_000, lambda *_: True, self, self.sensors
+        )
         self.fetchers = ReplicaFetchers(FetcherConfig(broker_id, "cluster"), lambda: self.epoch, self._started)
         self.replicas.following = self.fetchers
         self.sessions = FetchSessionCache(10, random.Random(broker_id).randint)

@@ -15,6 +15,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_changes, idle_topic_changes
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
+from kalda.base.sensors import Sensors
 from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.assignments import DirectoryAssignments
 from kalda.broker.auto_topics import AutoTopics, TopicPlan
@@ -100,10 +101,12 @@ class Services:
         self._cordoned = config.cordoned_log_dirs
         self._lifecycle = lifecycle
         self.logs = logs
+        self.sensors = Sensors()
+        """What this broker counts."""
         self.cache = MetadataCache(timers)
         self._peers = BrokerPeers(config, self.cache, channel, lambda: lifecycle.broker_epoch, clock, timers)
         self.replicas = ReplicaManager(
-            config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists, self._peers
+            config.node_id, timers, jobs, config["fetch.max.bytes"], self.cache.topic_exists, self._peers, self.sensors
         )
         self._fetchers = self._make_fetchers(cluster_id, host, jobs, on_fatal)
         self.replicas.following = self._fetchers

@@ -16,6 +16,7 @@ argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
 - `read_replica`: which replica a consumer should read from
 - `fetch_session`: incremental fetch sessions (KIP-227)
 - `produce`: the produce path: append, wait for the in-sync replicas
+- `counters`: what replicas count, under Kafka's metric names
 - `dir_moves`: replicas that move between log directories
 - `replica_manager`: all partitions of a broker, kept in step with the metadata
 """

@@ -29,9 +29,10 @@ from kalda.protocol.messages.fetch import (
     FetchResponsePartitionData,
 )
 from kalda.protocol.notation import maker
+from kalda.replication.counters import NO_FETCH_FAILURES
 from kalda.replication.fetch_session import FetchContext, FetchEntry, Resting
 from kalda.replication.partition import Partition
-from kalda.replication.waiting import Waiter
+from kalda.replication.waiting import DelayedOperation, Waiter
 from kalda.storage.log import FetchInfo
 from kalda.storage.reading import ColdRead
 
@@ -103,6 +104,8 @@ class Fetch:
             return self._read_cold()
         if settled or self._read_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not self._context.entries:
             return self.response()
+        if self._read_bytes:
+            self._uncount_bytes()
         partitions = [
             partition
             for entry in self._context.entries
@@ -141,14 +144,14 @@ class Fetch:
         self._read_bytes = 0
         remaining = self.max_bytes
         settled = False
-        find = self._manager.find
+        find = self._manager.partitions.get
         follower_id = self._follower_id
         may_rest = follower_id >= 0 and self._context.incremental
         may_be_read = follower_id < 0 and self._context.incremental and self._prefer is None
         note_ms = self._manager.now_ms() if may_rest and note_follower else None
         for entry in self._context.entries:
             asked = entry.asked
-            partition = find(entry.topic, entry.index)
+            partition = find((entry.topic, entry.index))
             if may_rest and entry.resting is not None and partition is not None:
                 if self._rests(entry, partition, note_ms):
                     self.answers.append(None)
@@ -162,6 +165,7 @@ class Fetch:
             try:
                 if partition is None:
                     raise ApiError(self._missing(entry))
+                partition.topic_counters.fetch_requests.value += 1
                 if entry.topic_id != partition.topic_id and entry.topic_id != _ZERO:
                     raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID)
                 # Unlike elsewhere, any negative epoch says nothing here.
@@ -266,6 +270,10 @@ class Fetch:
         if info.size_bytes:
             answer.records = info.records
             self._read_bytes += info.size_bytes
+            if self._follower_id < 0:
+                partition.topic_counters.bytes_out.value += info.size_bytes
+            else:
+                self._manager.counters.replication_bytes_out.value += info.size_bytes
         if self.read_committed:
             answer.aborted_transactions = (
                 [
@@ -279,7 +287,22 @@ class Fetch:
                 else []
             )
 
+    def _uncount_bytes(self) -> None:
+        """What was read is not sent: it will be read again."""
+        for entry, answer in zip(self._context.entries, self.answers, strict=True):
+            if answer is not None and answer.records:
+                partition = self._manager.find(entry.topic, entry.index)
+                assert partition is not None, "its records have just been read"
+                counters = partition.topic_counters.bytes_out
+                if self._follower_id >= 0:
+                    counters = self._manager.counters.replication_bytes_out
+                counters.value -= len(answer.records)
+
     def _fail(self, answer: FetchResponsePartitionData, code: ErrorCode, partition: Partition | None) -> None:
+        if partition is None:
+            self._manager.counters.fetch_requests.value += 1
+        elif code not in NO_FETCH_FAILURES:
+            partition.topic_counters.failed_fetch_requests.value += 1
         answer.error_code = code
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
         answer.aborted_transactions = [] if partition is None else None
@@ -362,7 +385,7 @@ class FetchWaiter(Waiter):
     __slots__ = ("_fetch", "_missing", "_pending")
 
     def __init__(self, fetch: Fetch, pending: Pending[FetchResponse], missing_bytes: int) -> None:
-        super().__init__()
+        super().__init__(DelayedOperation.FETCH)
         self._fetch = fetch
         self._pending = pending
         self._missing = missing_bytes

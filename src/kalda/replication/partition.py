@@ -24,7 +24,9 @@ from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
-from kalda.replication.followers import Alone, FollowerState, IsrOutcome, ReplicationPeers
+from kalda.base.sensors import Sensors
+from kalda.replication.counters import ReplicaCounters
+from kalda.replication.followers import Alone, FollowerState, IsrOutcome, IsrProposal, ReplicationPeers
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
 from kalda.storage.log import AppendInfo, AppendOrigin, FetchInfo, Log, UnexpectedAppendOffset
@@ -58,10 +60,12 @@ class Partition:
         "__weakref__",
         "_broker_id",
         "_cluster",
+        "_counters",
         "_flush_to",
         "_flushes",
         "_jobs",
         "_uncommitted",
+        "adding_replicas",
         "end_waiters",
         "in_sync",
         "leader_epoch",
@@ -71,6 +75,7 @@ class Partition:
         "on_high_watermark",
         "partition_epoch",
         "replicas",
+        "topic_counters",
         "topic_id",
         "topic_partition",
         "waiters",
@@ -84,6 +89,7 @@ class Partition:
         log: Log,
         jobs: Jobs,
         cluster: ReplicationPeers | None = None,
+        counters: ReplicaCounters | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
@@ -92,6 +98,10 @@ class Partition:
         self.leader_epoch = -1
         self.partition_epoch = -1
         self.replicas: tuple[int, ...] = ()
+        self.adding_replicas: tuple[int, ...] = ()
+        """Those of `replicas` that a reassignment adds: the partition is not under-replicated for want of them."""
+        self._counters = ReplicaCounters(Sensors()) if counters is None else counters
+        self.topic_counters = self._counters.add_partition(topic_partition.topic)
         self._cluster: ReplicationPeers = Alone() if cluster is None else cluster
         self.in_sync = InSync(broker_id, self._cluster)
         self.waiters: dict[Waiter, None] = {}
@@ -191,13 +201,14 @@ class Partition:
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         log = self.log
-        isr = self.in_sync.isr
-        if acks == -1 and len(isr) < log.config.min_insync_replicas and len(isr) < self.min_isr:
-            raise ApiError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
-                f"{self.min_isr} for partition {self.topic_partition}",
-            )
+        if acks == -1:
+            isr = self.in_sync.isr
+            if len(isr) < log.config.min_insync_replicas and len(isr) < self.min_isr:
+                raise ApiError(
+                    ErrorCode.NOT_ENOUGH_REPLICAS,
+                    f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
+                    f"{self.min_isr} for partition {self.topic_partition}",
+                )
         info = log.append_as_leader(records, self.leader_epoch, now_ms, origin)
         if log.flush_due:
             self._flush(log.log_end_offset)
@@ -370,16 +381,20 @@ class Partition:
 
         def answered(outcome: IsrOutcome) -> None:
             if self.in_sync.proposal is proposal and self.is_leader and self.leader_epoch == proposal.leader_epoch:
-                self._on_isr_outcome(outcome)
+                self._on_isr_outcome(proposal, outcome)
 
         self._cluster.propose(self.topic_partition, self.topic_id, proposal, answered)
 
-    def _on_isr_outcome(self, outcome: IsrOutcome) -> None:
+    def _on_isr_outcome(self, proposal: IsrProposal, outcome: IsrOutcome) -> None:
         """Refused for good, the proposal is void. Refused for another reason, the metadata that comes will tell: until
         then the larger ISR counts."""
+        if outcome.error is not ErrorCode.NONE:
+            self._counters.failed_isr_updates.value += 1
         if outcome.error is ErrorCode.NONE:
             if outcome.leader_epoch != self.leader_epoch or outcome.partition_epoch < self.partition_epoch:
                 return
+            counters = self._counters
+            (counters.isr_expands if proposal.grows else counters.isr_shrinks).value += 1
             self.in_sync.decide(outcome.isr)
             self.partition_epoch = outcome.partition_epoch
         elif outcome.error in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED):
@@ -393,6 +408,21 @@ class Partition:
         """True in a new leader until its high watermark has reached where its epoch began: its predecessor may have
         committed more than this one knows of."""
         return self.in_sync.epoch_start > self.log.high_watermark
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Led here, with fewer replicas in sync than there are, those not counted that a reassignment adds."""
+        return self.is_leader and len(self.in_sync.isr) < len(self.replicas) - len(self.adding_replicas)
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """Led here, with fewer replicas in sync than `min.insync.replicas`."""
+        return self.is_leader and len(self.in_sync.isr) < self.min_isr
+
+    @property
+    def is_at_min_isr(self) -> bool:
+        """Led here, with exactly as many replicas in sync as `min.insync.replicas`."""
+        return self.is_leader and len(self.in_sync.isr) == self.min_isr
 
     @property
     def has_enough_replicas(self) -> bool:
@@ -413,6 +443,7 @@ class Partition:
         size = 0
         if len(records):
             size = self._append_fetched(records, leader_epoch)
+            self._counters.replication_bytes_in.value += size
             if log.flush_due:
                 self._flush(log.log_end_offset)
         # What was committed stays so, though a new leader may not know it yet.

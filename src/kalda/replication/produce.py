@@ -23,8 +23,9 @@ from kalda.protocol.messages.produce import (
 )
 from kalda.protocol.notation import maker
 from kalda.records.validate import RecordsRefused
+from kalda.replication.counters import NO_PRODUCE_FAILURES
 from kalda.replication.partition import Partition
-from kalda.replication.waiting import OffsetWaiter
+from kalda.replication.waiting import DelayedOperation, OffsetWaiter
 from kalda.storage.opening import opening_job
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from kalda.storage.log import Log
 
 ALL = -1
-_WRITABLE = (bytearray, memoryview)
+_WRITABLE = (memoryview, bytearray)
 _ATTRIBUTES_AT = 22
 """The low byte of a batch's attributes."""
 _UNJUDGED = frozenset(
@@ -83,7 +84,9 @@ class Produce:
         self._manager = manager
         self._acks = acks
         self._now_ms = now_ms
-        self._cold: dict[Log, list[tuple[str, TopicProduceResponse, PartitionProduceData]]] | None = {}
+        self._cold: dict[Log, list[tuple[str, TopicProduceResponse, PartitionProduceData]]] | None = None
+        """Logs to be opened first, with what is to be appended to each. None: there are none so far; empty: they have
+        been opened, and no more are set aside."""
         self._required: dict[Partition, int] = {}
         self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
         self.response = _response()
@@ -93,16 +96,22 @@ class Produce:
         """Append one partition's records, and put what came of it into `answer`."""
         partition = None
         try:
-            partition = self._manager.get(topic, data.index)
+            partition = self._manager.partitions.get((topic, data.index))
+            if partition is None:
+                raise ApiError(self._manager.missing_code(topic, None, data.index))
+            if partition.log.cold and (self._cold is None or self._cold):
+                if self._cold is None:
+                    self._cold = {}
+                self._cold.setdefault(partition.log, []).append((topic, answer, data))
+                return
+            counters = partition.topic_counters
+            counters.produce_requests.value += 1
             records = data.records
             if not records:
                 raise ApiError(
                     ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
                 )
             assert isinstance(records, _WRITABLE), "a frame is writable memory"
-            if partition.log.cold and self._cold is not None:
-                self._cold.setdefault(partition.log, []).append((topic, answer, data))
-                return
             if not self._zstd and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & _CODEC_BITS == _ZSTD:
                 raise ApiError(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
@@ -111,9 +120,12 @@ class Produce:
         except ApiError as error:
             self.refuse(answer, data.index, error, partition)
             return
-        result = _appended(data.index, info.first_offset, info.log_append_time_ms, info.log_start_offset)
+        first_offset, last_offset, _, log_append_time_ms, log_start_offset, size_bytes, _ = info
+        end = last_offset + 1
+        counters.bytes_in.value += size_bytes
+        counters.messages_in.value += end - first_offset
+        result = _appended(data.index, first_offset, log_append_time_ms, log_start_offset)
         answer.partition_responses.append(result)
-        end = info.last_offset + 1
         if not (partition.committed(end) if self._acks == ALL else partition.durable(end)):
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._answers.setdefault(partition, []).append(result)
@@ -126,8 +138,8 @@ class Produce:
 
     def _open_cold(self, timeout_ms: int) -> Pending[ProduceResponse]:
         """Open these logs in a job, all of them together, and append to them; then `finish`."""
-        cold, self._cold = self._cold, None
-        assert cold is not None, "logs are opened once"
+        cold, self._cold = self._cold, {}
+        assert cold, "logs are opened once"
         job = opening_job(list(cold))
         epochs = {partition: partition.leader_epoch for partition in self._required}
         pending: Pending[ProduceResponse] = Pending()
@@ -177,7 +189,9 @@ class Produce:
         if not self._required:
             return self._answered() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()
-        waiter = OffsetWaiter(self._required, self._satisfied, lambda: self._finished(waiter, pending))
+        waiter = OffsetWaiter(
+            DelayedOperation.PRODUCE, self._required, self._satisfied, lambda: self._finished(waiter, pending)
+        )
         pending.on_abandoned = waiter.stop
         waiter.wait(list(self._required), self._manager.timers, timeout_ms)
         return pending
@@ -203,6 +217,10 @@ class Produce:
     ) -> None:
         """Put into `answer` why one partition's records are not appended."""
         self.failed = True
+        if partition is None:
+            self._manager.counters.produce_requests.value += 1
+        elif error.code not in NO_PRODUCE_FAILURES:
+            partition.topic_counters.failed_produce_requests.value += 1
         result = PartitionProduceResponse(index=index)
         _tell(result, error, partition)
         answer.partition_responses.append(result)

@@ -12,6 +12,8 @@ from typing import Protocol
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
+from kalda.base.sensors import Sensors
+from kalda.replication.counters import ReplicaCounters, make_gauges
 from kalda.replication.followers import ReplicationPeers
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.storage.log import Log
@@ -30,6 +32,8 @@ class Assignment(Protocol):
     def replicas(self) -> tuple[int, ...]: ...
     @property
     def isr(self) -> tuple[int, ...]: ...
+    @property
+    def adding_replicas(self) -> tuple[int, ...]: ...
 
 
 class Following(Protocol):
@@ -50,9 +54,10 @@ class ReplicaManager:
         fetch_max_bytes: int,
         topic_exists: Callable[[str, Uuid, int], bool],
         cluster: ReplicationPeers | None = None,
+        sensors: Sensors | None = None,
     ) -> None:
         """`topic_exists(name, id, partition)` asks the metadata, by whichever of name and id is there. Without a
-        `cluster` no partition has followers."""
+        `cluster` no partition has followers. `sensors` are the node's; counted into either way."""
         self.broker_id = broker_id
         self.timers = timers
         self.jobs = jobs
@@ -61,18 +66,27 @@ class ReplicaManager:
         """Set by whoever runs fetchers, before the first `apply`."""
         self._topic_exists = topic_exists
         self._cluster = cluster
-        self._partitions: dict[tuple[str, int], Partition] = {}
+        self.partitions: dict[tuple[str, int], Partition] = {}
+        """Live replicas by topic and partition. The data path reads it without a call; only this class changes it."""
         self._offline: set[tuple[str, int]] = set()
+        sensors = Sensors() if sensors is None else sensors
+        self.counters = ReplicaCounters(sensors)
+        make_gauges(sensors, self)
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter(self._partitions.values())
+        return iter(self.partitions.values())
 
     def __len__(self) -> int:
-        return len(self._partitions)
+        return len(self.partitions)
+
+    @property
+    def offline_count(self) -> int:
+        """How many replicas are in log directories that are offline."""
+        return len(self._offline)
 
     def find(self, topic: str, index: int) -> Partition | None:
         """The partition, where this broker holds a live replica of it."""
-        return self._partitions.get((topic, index))
+        return self.partitions.get((topic, index))
 
     def now_ms(self) -> int:
         """The time by which followers are in sync or not."""
@@ -80,7 +94,7 @@ class ReplicaManager:
 
     def get(self, topic: str, index: int) -> Partition:
         """The partition. Raises `ApiError` with the reason why it is not here."""
-        partition = self._partitions.get((topic, index))
+        partition = self.partitions.get((topic, index))
         if partition is None:
             raise ApiError(self.missing_code(topic, None, index))
         return partition
@@ -100,17 +114,20 @@ class ReplicaManager:
     ) -> None:
         """Become what the metadata says. `log()` opens or creates the log where there is no replica yet; it raises
         `ApiError` where its directory is offline, and the replica is offline then."""
-        partition = self._partitions.get(topic_partition)
+        partition = self.partitions.get(topic_partition)
         if partition is None:
             try:
-                partition = Partition(topic_partition, topic_id, self.broker_id, log(), self.jobs, self._cluster)
+                partition = Partition(
+                    topic_partition, topic_id, self.broker_id, log(), self.jobs, self._cluster, self.counters
+                )
             except ApiError as error:
                 if error.code != ErrorCode.KAFKA_STORAGE_ERROR:
                     raise
                 self._offline.add(topic_partition)
                 return
-            self._partitions[topic_partition] = partition
+            self.partitions[topic_partition] = partition
             self._offline.discard(topic_partition)
+        partition.adding_replicas = assignment.adding_replicas
         if assignment.leader == self.broker_id:
             self._stop_following(partition)
             partition.become_leader(
@@ -126,7 +143,7 @@ class ReplicaManager:
 
     def shrink_isrs(self) -> None:
         """Propose ISRs without those who do not keep pace; due every half of `replica.lag.time.max.ms`."""
-        for partition in self._partitions.values():
+        for partition in self.partitions.values():
             partition.shrink_isr()
 
     def _stop_following(self, partition: Partition) -> None:
@@ -136,7 +153,7 @@ class ReplicaManager:
     def remove(self, topic_partition: TopicPartition) -> Partition | None:
         """Forget a replica that the metadata no longer gives to this broker; its log is the caller's to delete."""
         self._offline.discard(topic_partition)
-        partition = self._partitions.pop(topic_partition, None)
+        partition = self.partitions.pop(topic_partition, None)
         if partition is not None:
             self._let_go(partition)
         return partition
@@ -144,13 +161,14 @@ class ReplicaManager:
     def _let_go(self, partition: Partition) -> None:
         self._stop_following(partition)
         partition.leader_id = NO_LEADER
+        self.counters.remove_partition(partition.topic_partition.topic)
         partition.release_waiters()
 
     def take_offline(self, topic_partitions: Iterable[TopicPartition]) -> list[Partition]:
         """A log directory failed: its replicas answer KAFKA_STORAGE_ERROR from now on."""
         gone: list[Partition] = []
         for topic_partition in topic_partitions:
-            partition = self._partitions.pop(topic_partition, None)
+            partition = self.partitions.pop(topic_partition, None)
             self._offline.add(topic_partition)
             if partition is not None:
                 self._let_go(partition)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from kalda.base.scheduling import Timer, Timers
@@ -17,13 +18,22 @@ if TYPE_CHECKING:
     from kalda.replication.partition import Partition
 
 
+class DelayedOperation(Enum):
+    """Kafka's names of what may wait."""
+
+    PRODUCE = "Produce"
+    FETCH = "Fetch"
+    DELETE_RECORDS = "DeleteRecords"
+
+
 class Waiter(ABC):
     """One waiting request. `on_moved` is called for every move of a watched partition, `finish` once, unless it is
     stopped before."""
 
-    __slots__ = ("_partitions", "_timer", "done")
+    __slots__ = ("_partitions", "_timer", "done", "operation")
 
-    def __init__(self) -> None:
+    def __init__(self, operation: DelayedOperation) -> None:
+        self.operation = operation
         self.done = False
         self._partitions: list[Partition] = []
         self._timer: Timer | None = None
@@ -66,11 +76,12 @@ class OffsetWaiter(Waiter):
 
     def __init__(
         self,
+        operation: DelayedOperation,
         waiting_for: dict[Partition, int],
         satisfied: Callable[[Partition, int], bool],
         finished: Callable[[], None],
     ) -> None:
-        super().__init__()
+        super().__init__(operation)
         self._waiting_for = waiting_for
         self._satisfied = satisfied
         self._finished = finished

@@ -31,6 +31,7 @@ class _Assigned:
     def __init__(self, leader: int, epoch: int) -> None:
         self.leader, self.replicas, self.isr = leader, (1, 2), (1,)
         self.leader_epoch = self.partition_epoch = epoch
+        self.adding_replicas: tuple[int, ...] = ()
 
 
 class World(HandTime, HandJobs):

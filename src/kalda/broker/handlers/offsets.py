@@ -28,7 +28,7 @@ from kalda.protocol.messages.fetch import (
 from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.waiting import OffsetWaiter
+from kalda.replication.waiting import DelayedOperation, OffsetWaiter
 from kalda.storage.job import Job
 from kalda.storage.values import TimestampOffset
 
@@ -250,7 +250,7 @@ class OffsetHandlers:
                     )
             pending.complete(response)
 
-        waiter = OffsetWaiter(waiting_for, Partition.deleted, finished)
+        waiter = OffsetWaiter(DelayedOperation.DELETE_RECORDS, waiting_for, Partition.deleted, finished)
         pending.on_abandoned = waiter.stop
         waiter.wait(list(waiting_for), self._replicas.timers, max(0, request.timeout_ms))
         return pending
