@@ -8,6 +8,7 @@ argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
 - `followers`: what a leader knows of each follower, and asks of the cluster
 - `in_sync`: who is in the ISR, who may join, who must leave
 - `alter_partition`: ISR changes on their way to the controller
+- `controller_queue`: items on their way to the controller, one request at a time
 - `replica_fetcher`: a follower's fetching from one leader
 - `fetch_session_handler`: the follower's end of a fetch session
 - `replica_fetchers`: which partition is fetched from whom

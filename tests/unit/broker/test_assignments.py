@@ -150,6 +150,20 @@ def test_what_may_have_been_heard_is_taken_back_until_that_is_heard() -> None:
     assert (len(controller.requests), len(controller.told)) == (4, 0)
 
 
+def test_a_replica_that_is_recorded_already_and_places_another_makes_no_second_request() -> None:
+    controller = Controller()
+    controller.told.placed(TOPIC, 0, LEFT, lambda: controller.told.placed(TOPIC, 2, LEFT))
+    controller.told.placed(TOPIC, 1, LEFT)
+    controller.unwanted.add(0)
+    controller.turn()
+    controller.turn()
+    assert controller.last == [(b"l", b"t", 1)]
+    assert len(controller.requests) == 1
+    controller.answer(0)
+    controller.turn()
+    assert controller.last == [(b"l", b"t", 2)]
+
+
 def test_of_a_topic_that_is_gone_nothing_is_taken_back() -> None:
     controller = Controller()
     for directory in (RIGHT, LEFT):
