@@ -21,6 +21,7 @@ from enum import Enum, auto
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.turn import Turn
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.future_logs import may_move
@@ -100,6 +101,7 @@ class DirMoves:
         """`replica.alter.log.dirs.io.max.bytes.per.second`; None: no limit"""
         self._moves: dict[TopicPartition, _Move] = {}
         self._ready: deque[_Move] = deque()
+        self._turn = Turn(self._work)
         self._running = 0
         self._not_before_ms = 0
         self._timer: Timer | None = None
@@ -146,18 +148,17 @@ class DirMoves:
 
     def resume(self) -> None:
         """Go on with the moves that the last stop, or a crash, has interrupted."""
-        for future in self._logs.futures:
-            partition = self._replicas.find(*future.topic_partition)
-            # One that goes on may find that the directory has failed, which ends those after it as well.
-            is_there = self._logs.futures.get(future.topic_partition) is future
-            if is_there and partition is not None and future.topic_partition not in self._moves:
-                log.info("%s goes on with its move to %s", partition, future.directory)
-                self._start(partition)
+        with self._turn.held():
+            for future in self._logs.futures:
+                partition = self._replicas.find(*future.topic_partition)
+                if partition is not None and future.topic_partition not in self._moves:
+                    log.info("%s goes on with its move to %s", partition, future.directory)
+                    self._start(partition)
 
     def close(self) -> None:
         """Copy nothing more."""
         self._closed = True
-        for move in self._moves.values():
+        for move in list(self._moves.values()):
             self._release(move)
         if self._timer is not None:
             self._timer.cancel()
@@ -171,7 +172,7 @@ class DirMoves:
         move = _Move(partition, future, target, None if home is None else home.directory_id)
         self._moves[topic_partition] = move
         self._ready.append(move)
-        self._go_on()
+        self._turn.run()
 
     def _cancel(self, topic_partition: TopicPartition) -> None:
         self._logs.futures.drop(topic_partition)
@@ -182,8 +183,8 @@ class DirMoves:
 
     # -- time
 
-    def _go_on(self) -> None:
-        """Take up what waits for its turn."""
+    def _work(self) -> None:
+        """Take one step of each move that is ready."""
         if self._closed:
             return
         now_ms = self._now_ms()
@@ -200,7 +201,7 @@ class DirMoves:
         for move in list(self._moves.values()):
             if not self._is_under_way(move):
                 self._end(move)
-        self._go_on()
+        self._turn.run()
 
     def _is_under_way(self, move: _Move) -> bool:
         topic_partition = move.partition.topic_partition
@@ -237,7 +238,7 @@ class DirMoves:
     def _soon(self, move: _Move) -> None:
         """A job of this move is done, and there is more to do."""
         self._ready.append(move)
-        self._go_on()
+        self._turn.run()
 
     # -- one step of one move
 
@@ -314,7 +315,7 @@ class DirMoves:
                 return
             current.take_over(read)
             if self._moves.get(move.partition.topic_partition) is not move:
-                self._go_on()
+                self._turn.run()
                 return
             try:
                 if info is None:
@@ -325,11 +326,11 @@ class DirMoves:
                     self._append(move, info)
             except (ApiError, UnexpectedAppendOffset, OSError) as failure:
                 self._fail(move, failure)
-                self._go_on()
+                self._turn.run()
                 return
             if not self._is_under_way(move):
                 self._end(move)
-                self._go_on()
+                self._turn.run()
             elif not info.size_bytes:
                 self._skip(move, end)
             else:
@@ -436,7 +437,7 @@ class DirMoves:
         if not self._is_under_way(move):
             # Its files may have been renamed under the job: what that met says nothing about the disk.
             self._end(move)
-            self._go_on()
+            self._turn.run()
             return
         try:
             if error is not None:
@@ -446,7 +447,7 @@ class DirMoves:
             self._fail(move, failure)
         else:
             self._ready.append(move)
-        self._go_on()
+        self._turn.run()
 
 
 def _common_end(current: Log, future: Log) -> int:

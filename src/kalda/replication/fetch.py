@@ -50,6 +50,7 @@ class Fetch:
     """One fetch request, from its first read to its answer."""
 
     __slots__ = (
+        "_advanced",
         "_cold",
         "_context",
         "_follower_epoch",
@@ -93,6 +94,8 @@ class Fetch:
         self.read_committed = request.isolation_level == READ_COMMITTED
         self.answers: list[FetchResponsePartitionData | None] = []
         """For each entry of the context; None where a partition rests, and its session has heard that."""
+        self._advanced = False
+        """Whether a high watermark advanced by this fetch: what waited for that may have appended to any partition."""
         self._read_bytes = 0
         self._cold: list[tuple[int, Partition, int, ColdRead]] = []
 
@@ -106,6 +109,8 @@ class Fetch:
             return self.response()
         if self._read_bytes:
             self._uncount_bytes()
+        if self._advanced and self._has_more():
+            return self.read_again()
         partitions = [
             partition
             for entry in self._context.entries
@@ -124,11 +129,21 @@ class Fetch:
             return self._read_cold()
         return self.response()
 
+    def _has_more(self) -> bool:
+        """Whether records have been appended, since this fetch read, to a partition of which it read none."""
+        for entry, answer in zip(self._context.entries, self.answers, strict=True):
+            if answer is None or not answer.records:
+                partition = self._manager.find(entry.topic, entry.index)
+                if partition is not None and partition.log.log_end_offset > entry.asked.fetch_offset:
+                    return True
+        return False
+
     def _end_of(self, partition: Partition) -> int:
         """Up to where this fetcher may read."""
         return partition.log.log_end_offset if self._follower_id >= 0 else partition.readable_end(self.read_committed)
 
     def _note_follower(self, partition: Partition, asked: FetchRequestFetchPartition) -> None:
+        high_watermark = partition.log.high_watermark
         partition.on_follower_fetch(
             self._follower_id,
             self._follower_epoch,
@@ -136,6 +151,8 @@ class Fetch:
             asked.log_start_offset,
             epoch_known=asked.current_leader_epoch >= 0,
         )
+        if partition.log.high_watermark != high_watermark:
+            self._advanced = True
 
     def _read_all(self, note_follower: bool = False) -> bool:
         """Read every partition. True where the answer must not wait: something failed, or diverged."""

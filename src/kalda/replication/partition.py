@@ -153,8 +153,9 @@ class Partition:
         in_sync.lead(replicas)
         if new_epoch or not was_leader:
             in_sync.start_epoch(end, keep_offsets=led_before)
-            self._release(self.end_waiters)
         self._take(self._broker_id, leader_epoch, partition_epoch, replicas)
+        if new_epoch or not was_leader:
+            self._release(self.end_waiters)
         if self.log.flush_due:
             # Read back after an unclean stop, but perhaps not on disk yet: not committed before it is.
             self._flush(self.log.log_end_offset)
@@ -323,7 +324,8 @@ class Partition:
                 appended_bytes += uncommitted.popleft()[1]
             if self.waiters:
                 self.tell_waiters(appended_bytes)
-            if self.on_high_watermark is not None:
+            # One of the waiters may have led to a further advance, which has been reported already.
+            if self.on_high_watermark is not None and log.high_watermark == target:
                 self.on_high_watermark(target)
 
     # -- leading others

@@ -74,7 +74,8 @@ class ReplicaManager:
         make_gauges(sensors, self)
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter(self.partitions.values())
+        """Over a copy: what is done with one partition may remove others."""
+        return iter(tuple(self.partitions.values()))
 
     def __len__(self) -> int:
         return len(self.partitions)
@@ -143,7 +144,7 @@ class ReplicaManager:
 
     def shrink_isrs(self) -> None:
         """Propose ISRs without those who do not keep pace; due every half of `replica.lag.time.max.ms`."""
-        for partition in self.partitions.values():
+        for partition in self:
             partition.shrink_isr()
 
     def _stop_following(self, partition: Partition) -> None:
@@ -159,18 +160,19 @@ class ReplicaManager:
         return partition
 
     def _let_go(self, partition: Partition) -> None:
-        self._stop_following(partition)
         partition.leader_id = NO_LEADER
+        self._stop_following(partition)
         self.counters.remove_partition(partition.topic_partition.topic)
         partition.release_waiters()
 
     def take_offline(self, topic_partitions: Iterable[TopicPartition]) -> list[Partition]:
         """A log directory failed: its replicas answer KAFKA_STORAGE_ERROR from now on."""
-        gone: list[Partition] = []
+        removed: list[Partition] = []
         for topic_partition in topic_partitions:
             partition = self.partitions.pop(topic_partition, None)
             self._offline.add(topic_partition)
             if partition is not None:
-                self._let_go(partition)
-                gone.append(partition)
-        return gone
+                removed.append(partition)
+        for partition in removed:
+            self._let_go(partition)
+        return removed

@@ -13,6 +13,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
+from kalda.replication import dir_moves
 from kalda.replication.dir_moves import DirMoves
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
@@ -144,6 +145,15 @@ def test_a_replica_moves(world: World) -> None:
     world.logs.close()
     world.start()
     assert world.lead(1).log.log_end_offset == 54
+
+
+def test_jobs_that_finish_at_once_do_not_pile_up_on_the_stack(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dir_moves, "_BATCH_BYTES", 1)
+    partition = world.lead()
+    write(partition, 400)
+    world.moves.alter(TP, "/d1")
+    world.agree()
+    assert (world.home, partition.log.log_end_offset) == ("/d1", 400)
 
 
 @pytest.mark.parametrize("after_ms", [0, 100_000])
