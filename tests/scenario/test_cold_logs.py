@@ -145,7 +145,7 @@ def test_what_another_leader_puts_in_its_place_while_another_log_is_opened_does_
     world.let_jobs_run()
     deposed.log.truncate_to(2)
     deposed.append_as_follower(build_batch([(0, None, b"x", ())], base_offset=2, leader_epoch=1), 1, 3, 0)
-    assert deposed.committed(3)
+    assert deposed.is_committed(3)
     partitions[1].on_follower_fetch(2, 7, 2, 0, epoch_known=True)
     answers = cast(Any, waiting.value).responses[0].partition_responses
     assert [(each.index, each.error_code) for each in answers] == [(0, ErrorCode.NOT_LEADER_OR_FOLLOWER), (1, 0)]

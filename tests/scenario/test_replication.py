@@ -283,9 +283,9 @@ def test_a_new_leader_does_not_tell_an_end_that_it_may_have_to_take_back() -> No
     assert world[2].log.high_watermark < 3
     world.kill(1)
     world.elect(2, (2, 3))
-    assert world[2].partition.knows_too_little
+    assert world[2].partition.predecessor_hw_unknown
     world.run(100)
-    assert not world[2].partition.knows_too_little
+    assert not world[2].partition.predecessor_hw_unknown
 
 
 def test_marks_that_came_with_a_truncation_are_told_again() -> None:

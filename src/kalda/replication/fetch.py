@@ -30,7 +30,7 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.protocol.notation import maker
 from kalda.replication.counters import NO_FETCH_FAILURES
-from kalda.replication.fetch_session import FetchContext, FetchEntry, Resting
+from kalda.replication.fetch_session import CaughtUp, FetchContext, FetchEntry
 from kalda.replication.partition import Partition
 from kalda.replication.waiting import DelayedOperation, Waiter
 from kalda.storage.log import FetchInfo
@@ -163,18 +163,18 @@ class Fetch:
         settled = False
         find = self._manager.partitions.get
         follower_id = self._follower_id
-        may_rest = follower_id >= 0 and self._context.incremental
-        may_be_read = follower_id < 0 and self._context.incremental and self._prefer is None
-        note_ms = self._manager.now_ms() if may_rest and note_follower else None
+        skips_idle_follower = follower_id >= 0 and self._context.incremental
+        skips_idle_consumer = follower_id < 0 and self._context.incremental and self._prefer is None
+        note_ms = self._manager.now_ms() if skips_idle_follower and note_follower else None
         for entry in self._context.entries:
             asked = entry.asked
             partition = find((entry.topic, entry.index))
-            if may_rest and entry.resting is not None and partition is not None:
-                if self._rests(entry, partition, note_ms):
+            if skips_idle_follower and entry.caught_up is not None and partition is not None:
+                if self._is_idle_follower(entry, partition, note_ms):
                     self.answers.append(None)
                     continue
-                entry.resting = None
-            elif may_be_read and partition is not None and self._is_read(entry, partition):
+                entry.caught_up = None
+            elif skips_idle_consumer and partition is not None and self._is_idle_consumer(entry, partition):
                 self.answers.append(None)
                 continue
             answer = _partition_response(entry.index, _NO_BYTES)
@@ -191,7 +191,7 @@ class Fetch:
                     partition.check_epoch(epoch)
                 else:
                     partition.check_leader(epoch)
-                if self._prefer is not None and self._is_sent_on(partition, answer, asked.fetch_offset):
+                if self._prefer is not None and self._redirect(partition, answer, asked.fetch_offset):
                     settled = True
                     continue
                 if asked.last_fetched_epoch >= 0 and _diverges(
@@ -214,27 +214,27 @@ class Fetch:
                     remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
                     self._fill(answer, partition, info)
                     if follower_id >= 0 and not info.size_bytes:
-                        entry.resting = Resting(partition, asked, partition.leader_epoch)
+                        entry.caught_up = CaughtUp(partition, asked, partition.leader_epoch)
             except ApiError as error:
                 self._fail(answer, error.code, partition)
                 settled = True
         return settled
 
-    def _rests(self, entry: FetchEntry, partition: Partition, note_ms: int | None) -> bool:
+    def _is_idle_follower(self, entry: FetchEntry, partition: Partition, note_ms: int | None) -> bool:
         """Whether a follower's session knows all that there is to say of a partition."""
-        resting, log = entry.resting, partition.log
+        resting, log = entry.caught_up, partition.log
         return (
             resting is not None
             and resting.partition is partition
             and resting.asked is entry.asked
             and entry.high_watermark == log.high_watermark
             and entry.log_start_offset == log.log_start_offset
-            and partition.rests_for(
+            and partition.is_idle_follower(
                 self._follower_id, self._follower_epoch, resting.asked.fetch_offset, resting.leader_epoch, note_ms
             )
         )
 
-    def _is_read(self, entry: FetchEntry, partition: Partition) -> bool:
+    def _is_idle_consumer(self, entry: FetchEntry, partition: Partition) -> bool:
         """Whether a consumer is at the end of a partition, and its session knows all that there is to say of it. Where
         it has many, most are so, each time one of them moves."""
         asked, log = entry.asked, partition.log
@@ -256,7 +256,7 @@ class Fetch:
             return ErrorCode.UNKNOWN_TOPIC_ID
         return self._manager.missing_code(entry.topic, entry.topic_id, entry.index)
 
-    def _is_sent_on(self, partition: Partition, answer: FetchResponsePartitionData, offset: int) -> bool:
+    def _redirect(self, partition: Partition, answer: FetchResponsePartitionData, offset: int) -> bool:
         """Whether the consumer is told to read from another replica."""
         assert self._prefer is not None
         preferred = self._prefer(partition, offset, self._request.rack_id) if partition.is_leader else -1
@@ -381,11 +381,11 @@ class Fetch:
             if answer is None:
                 continue
             if session is not None:
-                news = entry.has_news(answer)
+                news = entry.update(answer)
                 if context.incremental and not news:
                     continue
                 if answer.records:
-                    session.to_the_end(entry)
+                    session.move_to_end(entry)
             if topic is None or last is None or last.topic != entry.topic or last.topic_id != entry.topic_id:
                 topic = _topic_response(entry.topic, entry.topic_id)
                 response.responses.append(topic)
@@ -410,9 +410,9 @@ class FetchWaiter(Waiter):
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
         self._missing -= appended_bytes
         if self._missing <= 0:
-            self.leave()
+            self.complete()
 
-    def finish(self) -> None:
+    def answer(self) -> None:
         answer = self._fetch.read_again()
         if isinstance(answer, Pending):
             answer.then(self._pending.settle)

@@ -34,7 +34,7 @@ _EVICTION_AFTER_MS = 120_000
 PartitionKey = tuple[bytes | str, int]
 
 
-class Resting(NamedTuple):
+class CaughtUp(NamedTuple):
     """A partition of which a follower has everything: as long as all is what it was, the next fetch of the session
     need not look at it closely. A follower's session may have thousands, of which hardly any has moved."""
 
@@ -46,7 +46,7 @@ class Resting(NamedTuple):
 class FetchEntry:
     """One partition of one fetch. In a session it outlives the request and remembers the last answer."""
 
-    __slots__ = ("asked", "high_watermark", "index", "log_start_offset", "resting", "topic", "topic_id")
+    __slots__ = ("asked", "caught_up", "high_watermark", "index", "log_start_offset", "topic", "topic_id")
 
     def __init__(self, topic: str, topic_id: Uuid, asked: FetchRequestFetchPartition) -> None:
         self.topic = topic
@@ -56,9 +56,9 @@ class FetchEntry:
         self.asked = asked
         self.high_watermark = -1
         self.log_start_offset = -1
-        self.resting: Resting | None = None
+        self.caught_up: CaughtUp | None = None
 
-    def has_news(self, answer: FetchResponsePartitionData) -> bool:
+    def update(self, answer: FetchResponsePartitionData) -> bool:
         """True where an incremental answer must say something of this partition; remembers what is said."""
         news = bool(answer.records) or answer.error_code != 0 or answer.preferred_read_replica != -1
         if answer.high_watermark != self.high_watermark:
@@ -95,7 +95,7 @@ class FetchSession:
         """Expect the next epoch; after the last one comes 1."""
         self.epoch = 1 if self.epoch == _MAX_EPOCH else self.epoch + 1
 
-    def to_the_end(self, entry: FetchEntry) -> None:
+    def move_to_end(self, entry: FetchEntry) -> None:
         """Serve the others first next time."""
         key: PartitionKey = (entry.topic_id if self.uses_topic_ids else entry.topic, entry.index)
         if key in self.entries:

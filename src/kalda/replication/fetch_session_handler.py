@@ -28,12 +28,12 @@ _MAX_EPOCH = 2**31 - 1
 class FetchSessionHandler:
     """One fetcher's session with one leader. Requests and answers alternate."""
 
-    __slots__ = ("_epoch", "_id", "_said")
+    __slots__ = ("_epoch", "_id", "_in_session")
 
     def __init__(self) -> None:
         self._id = 0
         self._epoch = 0
-        self._said: dict[Key, FetchRequestFetchPartition] = {}
+        self._in_session: dict[Key, FetchRequestFetchPartition] = {}
         """What the last request made the leader believe."""
 
     def fill(self, request: FetchRequest, wanted: dict[Key, FetchRequestFetchPartition]) -> None:
@@ -42,21 +42,21 @@ class FetchSessionHandler:
         if self._epoch == 0:
             request.topics = _by_topic(wanted.items())
         else:
-            said = self._said
+            in_session = self._in_session
             request.topics = _by_topic(
                 (key, each)
                 for key, each in wanted.items()
-                if (before := said.get(key)) is not each and _differs(before, each)
+                if (before := in_session.get(key)) is not each and _differs(before, each)
             )
             forgotten: dict[Uuid, list[int]] = {}
-            for key in said:
+            for key in in_session:
                 if key not in wanted:
                     forgotten.setdefault(key[0], []).append(key[1])
             request.forgotten_topics_data = [
                 FetchRequestForgottenTopic(topic_id=topic_id, partitions=indexes)
                 for topic_id, indexes in forgotten.items()
             ]
-        self._said = wanted
+        self._in_session = wanted
 
     def on_response(self, response: FetchResponse) -> bool:
         """Whether the answer can be used: it is one to this session."""
@@ -81,14 +81,14 @@ class FetchSessionHandler:
         self._epoch = 0
 
 
-def _differs(said: FetchRequestFetchPartition | None, now: FetchRequestFetchPartition) -> bool:
+def _differs(in_session: FetchRequestFetchPartition | None, now: FetchRequestFetchPartition) -> bool:
     return (
-        said is None
-        or said.fetch_offset != now.fetch_offset
-        or said.current_leader_epoch != now.current_leader_epoch
-        or said.last_fetched_epoch != now.last_fetched_epoch
-        or said.log_start_offset != now.log_start_offset
-        or said.partition_max_bytes != now.partition_max_bytes
+        in_session is None
+        or in_session.fetch_offset != now.fetch_offset
+        or in_session.current_leader_epoch != now.current_leader_epoch
+        or in_session.last_fetched_epoch != now.last_fetched_epoch
+        or in_session.log_start_offset != now.log_start_offset
+        or in_session.partition_max_bytes != now.partition_max_bytes
     )
 
 

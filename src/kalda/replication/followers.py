@@ -72,7 +72,7 @@ class FollowerState:
         self._fetched_at_leader_end = max(leader_end, self._fetched_at_leader_end)
         self._fetched_ms = now_ms
 
-    def on_fetch_at_rest(self, offset: int, now_ms: int) -> None:
+    def on_idle_fetch(self, offset: int, now_ms: int) -> None:
         """`on_fetch` of a follower that asks for what it asked for before, and that is the leader's end still."""
         self.last_caught_up_ms = self._fetched_ms = now_ms
         if offset > self._fetched_at_leader_end:
@@ -140,7 +140,7 @@ class ReplicationPeers(Protocol):
         ...
 
 
-class Alone:
+class NoPeers:
     """A cluster of one, for a partition without followers."""
 
     lag_max_ms = 30_000

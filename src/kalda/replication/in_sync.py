@@ -35,7 +35,7 @@ class InSync:
         """Where the log ended when this leader's epoch began."""
         return self._epoch_start
 
-    def decide(self, isr: tuple[int, ...]) -> None:
+    def set_isr(self, isr: tuple[int, ...]) -> None:
         """The controller's word; whatever is proposed is void."""
         self.isr = self.maximal = isr
         self.proposal = None
@@ -128,4 +128,4 @@ class InSync:
 
     def withdraw(self) -> None:
         """The controller has said that the proposal did not and will not take effect."""
-        self.decide(self.isr)
+        self.set_isr(self.isr)

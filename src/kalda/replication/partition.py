@@ -26,7 +26,7 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
 from kalda.base.sensors import Sensors
 from kalda.replication.counters import ReplicaCounters
-from kalda.replication.followers import Alone, FollowerState, IsrOutcome, IsrProposal, ReplicationPeers
+from kalda.replication.followers import FollowerState, IsrOutcome, IsrProposal, NoPeers, ReplicationPeers
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
 from kalda.storage.log import AppendInfo, AppendOrigin, FetchInfo, Log, UnexpectedAppendOffset
@@ -39,7 +39,7 @@ NO_LEADER = -1
 _MAX_UNCOMMITTED = 1_000
 
 
-class _Flushes(Enum):
+class _FlushState(Enum):
     """What becomes of a wish to flush the log."""
 
     IDLE = auto()
@@ -50,7 +50,7 @@ class _Flushes(Enum):
     """none begins before the log has been replaced, or will not be"""
 
 
-_IDLE = _Flushes.IDLE
+_IDLE = _FlushState.IDLE
 
 
 class Partition:
@@ -71,7 +71,7 @@ class Partition:
         "leader_epoch",
         "leader_id",
         "log",
-        "on_caught_up_with_disk",
+        "on_flushed",
         "on_high_watermark",
         "partition_epoch",
         "replicas",
@@ -102,7 +102,7 @@ class Partition:
         """Those of `replicas` that a reassignment adds: the partition is not under-replicated for want of them."""
         self._counters = ReplicaCounters(Sensors()) if counters is None else counters
         self.topic_counters = self._counters.add_partition(topic_partition.topic)
-        self._cluster: ReplicationPeers = Alone() if cluster is None else cluster
+        self._cluster: ReplicationPeers = NoPeers() if cluster is None else cluster
         self.in_sync = InSync(broker_id, self._cluster)
         self.waiters: dict[Waiter, None] = {}
         """Requests that wait for the high watermark."""
@@ -110,7 +110,7 @@ class Partition:
         """Requests that wait for the log's end: followers' fetches."""
         self.on_high_watermark: Callable[[int], None] | None = None
         """A coordinator whose log this is; told after waiting requests are."""
-        self.on_caught_up_with_disk: Callable[[], None] | None = None
+        self.on_flushed: Callable[[], None] | None = None
         """Told when a flush has made the whole log durable: a follower may fetch on."""
         self._broker_id = broker_id
         self._jobs = jobs
@@ -149,13 +149,13 @@ class Partition:
         in_sync, end = self.in_sync, self.log.log_end_offset
         if new_epoch or not was_leader:
             self.log.assign_leader_epoch(leader_epoch, end)
-        in_sync.decide(isr)
+        in_sync.set_isr(isr)
         in_sync.lead(replicas)
         if new_epoch or not was_leader:
             in_sync.start_epoch(end, keep_offsets=led_before)
-        self._take(self._broker_id, leader_epoch, partition_epoch, replicas)
+        self._set_leadership(self._broker_id, leader_epoch, partition_epoch, replicas)
         if new_epoch or not was_leader:
-            self._release(self.end_waiters)
+            self._finish_all(self.end_waiters)
         if self.log.flush_due:
             # Read back after an unclean stop, but perhaps not on disk yet: not committed before it is.
             self._flush(self.log.log_end_offset)
@@ -167,12 +167,14 @@ class Partition:
         """Follow `leader_id`, or nobody while there is no leader. Whoever waits on this replica is sent away."""
         if partition_epoch < self.partition_epoch:
             return
-        self._take(leader_id, leader_epoch, partition_epoch, replicas)
-        self.in_sync.decide(isr)
+        self._set_leadership(leader_id, leader_epoch, partition_epoch, replicas)
+        self.in_sync.set_isr(isr)
         self.in_sync.follow()
-        self.release_waiters()
+        self.finish_waiters()
 
-    def _take(self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...]) -> None:
+    def _set_leadership(
+        self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...]
+    ) -> None:
         assert leader_epoch >= self.leader_epoch, (
             f"{self.topic_partition}: epoch {leader_epoch} after {self.leader_epoch}"
         )
@@ -214,14 +216,14 @@ class Partition:
         if log.flush_due:
             self._flush(log.log_end_offset)
         if self.in_sync.followers:
-            self._appended(len(records))
+            self._on_appended(len(records))
         elif log.recovery_point < self._flush_to:
             self._move_high_watermark(self._local_end(), len(records))
         else:
             self._move_high_watermark(log.log_end_offset, len(records))
         return info
 
-    def _appended(self, size: int) -> None:
+    def _on_appended(self, size: int) -> None:
         """Records are at the end of a log that others copy: tell those who wait for the end."""
         self._note_uncommitted(size)
         if len(self.in_sync.maximal) == 1:
@@ -241,11 +243,11 @@ class Partition:
         """`min.insync.replicas`, which cannot ask for more replicas than there are."""
         return min(self.log.config.min_insync_replicas, max(1, len(self.replicas)))
 
-    def committed(self, offset: int) -> bool:
+    def is_committed(self, offset: int) -> bool:
         """True once everything below `offset` is committed."""
         return self.log.high_watermark >= offset
 
-    def durable(self, offset: int) -> bool:
+    def is_durable(self, offset: int) -> bool:
         """True once everything below `offset` is as durable as the topic asks for: flushed, where it wants flushes."""
         return offset > self._flush_to or self.log.recovery_point >= offset
 
@@ -254,7 +256,7 @@ class Partition:
         self._flush_to = max(self._flush_to, offset)
         if self._flushes is _IDLE:
             job = self.log.flush_job(self._flush_to)
-            self._flushes = _Flushes.RUNNING
+            self._flushes = _FlushState.RUNNING
             self._jobs.run(job.run, lambda _, error: self._flushed(job, error))
 
     def _flushed(self, job: Job[None], error: BaseException | None) -> None:
@@ -269,20 +271,20 @@ class Partition:
                 self._flush(self._flush_to)
         except (ApiError, OSError):
             # The log has told its keeper, and takes no more appends; nobody waits for what will not be durable.
-            self.release_waiters()
+            self.finish_waiters()
             return
-        if self.log.recovery_point >= self._flush_to and self.on_caught_up_with_disk is not None:
-            self.on_caught_up_with_disk()
+        if self.log.recovery_point >= self._flush_to and self.on_flushed is not None:
+            self.on_flushed()
         if self.is_leader:
             self._advance_high_watermark()
-        self.tell_waiters(0)
+        self.notify_waiters(0)
 
     def hold_flushes(self) -> bool:
         """Let no flush begin, so that the log can be replaced by one that is as durable; false while one runs. Records
         that must be flushed are not committed meanwhile."""
         if self._flushes is not _IDLE:
             return False
-        self._flushes = _Flushes.HELD
+        self._flushes = _FlushState.HELD
         return True
 
     def release_flushes(self, log: Log | None = None) -> None:
@@ -294,8 +296,8 @@ class Partition:
             return
         if self.log.recovery_point < self._flush_to:
             self._flush(self._flush_to)
-        elif self.on_caught_up_with_disk is not None:
-            self.on_caught_up_with_disk()
+        elif self.on_flushed is not None:
+            self.on_flushed()
 
     def _local_end(self) -> int:
         """How far this replica counts towards the high watermark."""
@@ -323,7 +325,7 @@ class Partition:
             while uncommitted and uncommitted[0][0] <= target:
                 appended_bytes += uncommitted.popleft()[1]
             if self.waiters:
-                self.tell_waiters(appended_bytes)
+                self.notify_waiters(appended_bytes)
             # One of the waiters may have led to a further advance, which has been reported already.
             if self.on_high_watermark is not None and log.high_watermark == target:
                 self.on_high_watermark(target)
@@ -346,9 +348,11 @@ class Partition:
         if before != offset:
             self._advance_high_watermark()
         if start_before != log_start_offset and self.waiters:
-            self.tell_waiters(0)
+            self.notify_waiters(0)
 
-    def rests_for(self, broker_id: int, broker_epoch: int, offset: int, leader_epoch: int, note_ms: int | None) -> bool:
+    def is_idle_follower(
+        self, broker_id: int, broker_epoch: int, offset: int, leader_epoch: int, note_ms: int | None
+    ) -> bool:
         """Whether a follower in the ISR that fetches what it fetched before, in this leader epoch, has everything
         still. Its fetch is noted as of `note_ms`, where that is given."""
         in_sync = self.in_sync
@@ -363,7 +367,7 @@ class Partition:
         if follower is None or follower.broker_epoch != broker_epoch or follower.log_end_offset != offset:
             return False
         if note_ms is not None:
-            follower.on_fetch_at_rest(offset, note_ms)
+            follower.on_idle_fetch(offset, note_ms)
         return True
 
     def _maybe_expand(self, follower: FollowerState) -> None:
@@ -397,7 +401,7 @@ class Partition:
                 return
             counters = self._counters
             (counters.isr_expands if proposal.grows else counters.isr_shrinks).value += 1
-            self.in_sync.decide(outcome.isr)
+            self.in_sync.set_isr(outcome.isr)
             self.partition_epoch = outcome.partition_epoch
         elif outcome.error in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED):
             self.in_sync.withdraw()
@@ -406,7 +410,7 @@ class Partition:
         self._advance_high_watermark()
 
     @property
-    def knows_too_little(self) -> bool:
+    def predecessor_hw_unknown(self) -> bool:
         """True in a new leader until its high watermark has reached where its epoch began: its predecessor may have
         committed more than this one knows of."""
         return self.in_sync.epoch_start > self.log.high_watermark
@@ -468,7 +472,7 @@ class Partition:
             raise
 
     @property
-    def may_fetch_on(self) -> bool:
+    def may_fetch(self) -> bool:
         """A follower that owes the disk a flush does not report records that it could still lose."""
         return self._flushes is _IDLE
 
@@ -495,20 +499,20 @@ class Partition:
 
     # -- waiting
 
-    def tell_waiters(self, appended_bytes: int) -> None:
+    def notify_waiters(self, appended_bytes: int) -> None:
         """Tell whoever waits that the partition moved."""
         for waiter in list(self.waiters):
             waiter.on_moved(self, appended_bytes)
 
-    def release_waiters(self) -> None:
+    def finish_waiters(self) -> None:
         """Send everybody away: this replica no longer is what they waited for."""
         self._uncommitted.clear()
-        self._release(self.waiters)
-        self._release(self.end_waiters)
+        self._finish_all(self.waiters)
+        self._finish_all(self.end_waiters)
 
-    def _release(self, waiters: dict[Waiter, None]) -> None:
+    def _finish_all(self, waiters: dict[Waiter, None]) -> None:
         for waiter in list(waiters):
-            waiter.leave()
+            waiter.complete()
 
     # -- deleting records
 
@@ -530,7 +534,7 @@ class Partition:
                 f"{self.log.high_watermark}",
             )
         self.log.advance_log_start_offset(target)
-        self._release(self.end_waiters)
+        self._finish_all(self.end_waiters)
         return self.low_watermark
 
     @property
@@ -544,6 +548,6 @@ class Partition:
                 low = follower.log_start_offset
         return low
 
-    def deleted(self, offset: int) -> bool:
+    def is_deleted(self, offset: int) -> bool:
         """True once no living replica serves anything below `offset`."""
         return self.low_watermark >= offset

@@ -36,7 +36,7 @@ ALL = -1
 _WRITABLE = (memoryview, bytearray)
 _ATTRIBUTES_AT = 22
 """The low byte of a batch's attributes."""
-_UNJUDGED = frozenset(
+_WITHOUT_LOG_START = frozenset(
     (
         ErrorCode.CORRUPT_MESSAGE,
         ErrorCode.MESSAGE_TOO_LARGE,
@@ -126,7 +126,7 @@ class Produce:
         counters.messages_in.value += end - first_offset
         result = _appended(data.index, first_offset, log_append_time_ms, log_start_offset)
         answer.partition_responses.append(result)
-        if not (partition.committed(end) if self._acks == ALL else partition.durable(end)):
+        if not (partition.is_committed(end) if self._acks == ALL else partition.is_durable(end)):
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._answers.setdefault(partition, []).append(result)
 
@@ -150,7 +150,7 @@ class Produce:
                 return
             job.finish()
             for partition, epoch in epochs.items():
-                self._look_again(partition, epoch)
+                self._recheck(partition, epoch)
             for waiting in cold.values():
                 for topic, answer, data in waiting:
                     self.append(topic, answer, data)
@@ -164,20 +164,20 @@ class Produce:
         self._manager.jobs.run(job.run, opened)
         return pending
 
-    def _look_again(self, partition: Partition, epoch: int) -> None:
+    def _recheck(self, partition: Partition, epoch: int) -> None:
         """What was appended in that leader epoch, before others' logs were opened, may be as safe as was asked by now.
         Where the partition is not led in that epoch any more, nobody knows: other records may be in their place."""
         if not partition.is_leader or partition.leader_epoch != epoch:
             del self._required[partition]
-            self._fail(self._answers.pop(partition), self._why_not_led(partition), partition)
-        elif self._satisfied(partition, self._required[partition]):
+            self._fail(self._answers.pop(partition), self._lost_code(partition), partition)
+        elif self._is_satisfied(partition, self._required[partition]):
             del self._required[partition]
 
     @property
-    def _satisfied(self) -> Callable[[Partition, int], bool]:
-        return Partition.committed if self._acks == ALL else Partition.durable
+    def _is_satisfied(self) -> Callable[[Partition, int], bool]:
+        return Partition.is_committed if self._acks == ALL else Partition.is_durable
 
-    def _why_not_led(self, partition: Partition) -> ErrorCode:
+    def _lost_code(self, partition: Partition) -> ErrorCode:
         if self._manager.find(*partition.topic_partition) is not partition:
             return self._manager.missing_code(partition.topic_partition.topic, None, partition.topic_partition[1])
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -187,30 +187,30 @@ class Produce:
         if self._cold:
             return self._open_cold(timeout_ms)
         if not self._required:
-            return self._answered() if self.failed else self.response
+            return self._final_response() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()
         waiter = OffsetWaiter(
-            DelayedOperation.PRODUCE, self._required, self._satisfied, lambda: self._finished(waiter, pending)
+            DelayedOperation.PRODUCE, self._required, self._is_satisfied, lambda: self._on_complete(waiter, pending)
         )
         pending.on_abandoned = waiter.stop
         waiter.wait(list(self._required), self._manager.timers, timeout_ms)
         return pending
 
-    def _finished(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
+    def _on_complete(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
         for partition in waiter.unsatisfied:
-            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._why_not_led(partition)
+            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._lost_code(partition)
             self._fail(self._answers[partition], code, partition)
         if self._acks == ALL:
             for partition, answers in self._answers.items():
                 if partition not in waiter.unsatisfied and not partition.has_enough_replicas:
                     self._fail(answers, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, partition)
-        pending.complete(self._answered())
+        pending.complete(self._final_response())
 
     def _fail(self, answers: list[PartitionProduceResponse], code: ErrorCode, partition: Partition) -> None:
         """Take back what was answered already, but has not been sent."""
         self.failed = True
         for answer in answers:
-            _tell(answer, ApiError(code), partition)
+            _fill_error(answer, ApiError(code), partition)
 
     def refuse(
         self, answer: TopicProduceResponse, index: int, error: ApiError, partition: Partition | None = None
@@ -222,10 +222,10 @@ class Produce:
         elif error.code not in NO_PRODUCE_FAILURES:
             partition.topic_counters.failed_produce_requests.value += 1
         result = PartitionProduceResponse(index=index)
-        _tell(result, error, partition)
+        _fill_error(result, error, partition)
         answer.partition_responses.append(result)
 
-    def _answered(self) -> ProduceResponse:
+    def _final_response(self) -> ProduceResponse:
         response = self.response
         if self.failed:
             if self._tell_leaders is None:
@@ -269,12 +269,12 @@ def run(
     return produce
 
 
-def _tell(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
+def _fill_error(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
     result.error_code = error.code
     result.error_message = error.message or None
     result.base_offset = -1
     result.log_append_time_ms = -1
-    judged = partition is not None and error.code not in _UNJUDGED
+    judged = partition is not None and error.code not in _WITHOUT_LOG_START
     result.log_start_offset = partition.log.log_start_offset if partition is not None and judged else -1
     if isinstance(error, RecordsRefused):
         result.record_errors = [

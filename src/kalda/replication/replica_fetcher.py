@@ -67,30 +67,30 @@ class FetcherConfig:
 class Followed:
     """One partition that is fetched."""
 
-    __slots__ = ("asked", "asking_end", "backoff_ms", "fenced", "leader_epoch", "not_before_ms", "partition")
+    __slots__ = ("asked", "backoff_ms", "is_fenced", "leader_epoch", "partition", "retry_at_ms", "spec_to_look_up")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self.asked: FetchRequestFetchPartition | None = None
         """What the next fetch says, while that is still true."""
-        self.asking_end: OffsetSpec | None = None
+        self.spec_to_look_up: OffsetSpec | None = None
         """What is to be looked up, after OFFSET_OUT_OF_RANGE."""
-        self.not_before_ms = 0
+        self.retry_at_ms = 0
         self.backoff_ms = 0
-        self.fenced = False
+        self.is_fenced = False
 
     def pause(self, now_ms: int, longest_ms: int) -> None:
         """For about as long as its backoff, until a multiple of it: thousands of partitions that their leader has not
         made yet are asked for again together, and not each in a fetch of its own."""
         self.backoff_ms = _next_backoff(self.backoff_ms, longest_ms)
         grid_ms = max(1, self.backoff_ms)
-        self.not_before_ms = ((now_ms + grid_ms // 2) // grid_ms + 1) * grid_ms
+        self.retry_at_ms = ((now_ms + grid_ms // 2) // grid_ms + 1) * grid_ms
 
     def is_ready(self, now_ms: int) -> bool:
-        return not self.fenced and self.not_before_ms <= now_ms and self.partition.may_fetch_on
+        return not self.is_fenced and self.retry_at_ms <= now_ms and self.partition.may_fetch
 
-    def ask(self, max_bytes: int) -> FetchRequestFetchPartition:
+    def fetch_data(self, max_bytes: int) -> FetchRequestFetchPartition:
         """The same object as long as nothing has changed, so that a session sees that at a glance."""
         end = self.partition.log
         asked = self.asked
@@ -125,9 +125,9 @@ class ReplicaFetcher:
         self._followed: dict[Key, Followed] = {}
         self._cold: set[Key] = set()
         self._session = FetchSessionHandler()
-        self._under_way: dict[Key, FetchRequestFetchPartition] | None = None
+        self._in_flight: dict[Key, FetchRequestFetchPartition] | None = None
         self._backoff_ms = 0
-        self._not_before_ms = 0
+        self._retry_at_ms = 0
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -139,16 +139,16 @@ class ReplicaFetcher:
         self._followed[_key(partition)] = Followed(partition)
         if partition.log.cold:
             self._cold.add(_key(partition))
-        partition.on_caught_up_with_disk = lambda: self.wake()
+        partition.on_flushed = lambda: self.wake()
         self.wake()
-        if self._under_way is not None:
+        if self._in_flight is not None:
             self.on_added()
 
     def remove(self, partition: Partition) -> None:
         """Fetch it no longer. What is under way for it will not be looked at."""
         self._cold.discard(_key(partition))
         if self._followed.pop(_key(partition), None) is not None:
-            partition.on_caught_up_with_disk = None
+            partition.on_flushed = None
 
     def epoch_of(self, partition: Partition) -> int | None:
         """The leader epoch in which the partition is fetched."""
@@ -159,24 +159,24 @@ class ReplicaFetcher:
 
     def next_request(self, now_ms: int) -> FetchRequest | ListOffsetsRequest | None:
         """What to send now."""
-        if now_ms < self._not_before_ms:
+        if now_ms < self._retry_at_ms:
             return None
         for timestamp in (OffsetSpec.LATEST, OffsetSpec.EARLIEST):
             asking = [
-                each for each in self._followed.values() if each.asking_end == timestamp and each.is_ready(now_ms)
+                each for each in self._followed.values() if each.spec_to_look_up == timestamp and each.is_ready(now_ms)
             ]
             if asking:
                 return self._list_offsets(asking, timestamp)
         max_bytes = self._config.partition_max_bytes
         wanted = {
-            key: followed.ask(max_bytes)
+            key: followed.fetch_data(max_bytes)
             for key, followed in self._followed.items()
-            if followed.asking_end is None and followed.is_ready(now_ms)
+            if followed.spec_to_look_up is None and followed.is_ready(now_ms)
         }
         if not wanted:
             return None
         config = self._config
-        is_syncing = any(not each.fenced and not each.partition.may_fetch_on for each in self._followed.values())
+        is_syncing = any(not each.is_fenced and not each.partition.may_fetch for each in self._followed.values())
         request = FetchRequest(
             replica_state=FetchRequestReplicaState(replica_id=config.broker_id, replica_epoch=self._broker_epoch()),
             cluster_id=config.cluster_id,
@@ -185,7 +185,7 @@ class ReplicaFetcher:
             max_bytes=config.response_max_bytes,
         )
         self._session.fill(request, wanted)
-        self._under_way = wanted
+        self._in_flight = wanted
         return request
 
     def _list_offsets(self, asking: list[Followed], timestamp: OffsetSpec) -> ListOffsetsRequest:
@@ -202,9 +202,9 @@ class ReplicaFetcher:
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `next_request` may have something; None: not before a `wake`."""
         times = [
-            each.not_before_ms for each in self._followed.values() if not each.fenced and each.partition.may_fetch_on
+            each.retry_at_ms for each in self._followed.values() if not each.is_fenced and each.partition.may_fetch
         ]
-        return max(now_ms, self._not_before_ms, min(times)) if times else None
+        return max(now_ms, self._retry_at_ms, min(times)) if times else None
 
     # -- answers
 
@@ -225,14 +225,14 @@ class ReplicaFetcher:
         """No answer came."""
         if self._backoff_ms == 0:
             log.info("fetching from broker %d: %s", self.leader_id, error)
-        self._under_way = None
+        self._in_flight = None
         self._session.restart()
         self._backoff_ms = _next_backoff(self._backoff_ms, self._config.backoff_ms)
-        self._not_before_ms = now_ms + self._backoff_ms
+        self._retry_at_ms = now_ms + self._backoff_ms
 
     def on_interrupted(self) -> None:
         """The request was given up, for a better one."""
-        self._under_way = None
+        self._in_flight = None
         self._session.restart()
 
     def on_response(self, response: FetchResponse | ListOffsetsResponse, now_ms: int) -> None:
@@ -240,8 +240,8 @@ class ReplicaFetcher:
         if isinstance(response, ListOffsetsResponse):
             self._on_offsets(response, now_ms)
             return
-        under_way, self._under_way = self._under_way, None
-        assert under_way is not None, "an answer to a fetch that was not sent"
+        in_flight, self._in_flight = self._in_flight, None
+        assert in_flight is not None, "an answer to a fetch that was not sent"
         if not self._session.on_response(response):
             if response.error_code not in _SESSION_ERRORS:
                 self.on_failure(ApiError(ErrorCode(response.error_code)), now_ms)
@@ -251,7 +251,7 @@ class ReplicaFetcher:
             for data in topic.partitions:
                 key = (topic.topic_id, data.partition_index)
                 followed = self._followed.get(key)
-                if followed is None or followed.asked is None or followed.asked is not under_way.get(key):
+                if followed is None or followed.asked is None or followed.asked is not in_flight.get(key):
                     # Not fetched any more, or in a later epoch. The session has said what it will not say again.
                     self._session.restart()
                     continue
@@ -267,9 +267,9 @@ class ReplicaFetcher:
                     self._append(followed, data, now_ms)
             case ErrorCode.OFFSET_OUT_OF_RANGE:
                 log.info("%s ends at %d, out of the range of its leader", partition, partition.log.log_end_offset)
-                followed.asking_end = OffsetSpec.LATEST
+                followed.spec_to_look_up = OffsetSpec.LATEST
             case ErrorCode.FENCED_LEADER_EPOCH:
-                followed.fenced = True
+                followed.is_fenced = True
             case code:
                 log.debug("%s is not fetched: %s", partition, code)
                 followed.pause(now_ms, self._config.backoff_ms)
@@ -286,12 +286,12 @@ class ReplicaFetcher:
             log.error("%s: what its leader sent cannot be appended: %s", followed.partition, error)
             followed.pause(now_ms, self._config.backoff_ms)
         except ApiError as error:
-            self._give_up(followed, error)
+            self._stop_fetching(followed, error)
 
-    def _give_up(self, followed: Followed, error: ApiError) -> None:
+    def _stop_fetching(self, followed: Followed, error: ApiError) -> None:
         """Its disk failed; the directory is offline and whoever must know has been told."""
         log.error("%s is not fetched any more: %s", followed.partition, error)
-        followed.fenced = True
+        followed.is_fenced = True
 
     def _truncate(self, followed: Followed, epoch: int, end_offset: int, now_ms: int) -> None:
         """The leader's `epoch` ends at `end_offset`: keep no more of it, and nothing of later ones."""
@@ -304,12 +304,12 @@ class ReplicaFetcher:
         # them for told: another one will tell them again.
         self._session.restart()
         before = log_.log_end_offset, log_.leader_epochs.latest
-        self._cut(followed, target)
+        self._truncate_to(followed, target)
         if (log_.log_end_offset, log_.leader_epochs.latest) == before:
             # Nothing to give up, and yet the leader says so: it will not say otherwise at once.
             followed.pause(now_ms, self._config.backoff_ms)
 
-    def _cut(self, followed: Followed, offset: int) -> None:
+    def _truncate_to(self, followed: Followed, offset: int) -> None:
         partition = followed.partition
         if offset < partition.log.log_end_offset:
             level = logging.WARNING if offset < partition.log.high_watermark else logging.INFO
@@ -317,7 +317,7 @@ class ReplicaFetcher:
         try:
             partition.log.truncate_to(offset)
         except ApiError as error:
-            self._give_up(followed, error)
+            self._stop_fetching(followed, error)
         followed.asked = None
 
     # -- out of range
@@ -328,10 +328,10 @@ class ReplicaFetcher:
         }
         for key, followed in list(self._followed.items()):
             answer = found.get(followed.partition.topic_partition)
-            if followed.asking_end is None or answer is None or key not in self._followed:
+            if followed.spec_to_look_up is None or answer is None or key not in self._followed:
                 continue  # a disk that failed on one of them has taken others away
             if answer.error_code == ErrorCode.FENCED_LEADER_EPOCH:
-                followed.fenced = True
+                followed.is_fenced = True
             elif answer.error_code or answer.offset < 0:
                 followed.pause(now_ms, self._config.backoff_ms)
             else:
@@ -340,21 +340,21 @@ class ReplicaFetcher:
     def _on_end(self, followed: Followed, offset: int) -> None:
         """The leader's log ends, or begins, at `offset`."""
         partition = followed.partition
-        if followed.asking_end == OffsetSpec.LATEST:
-            followed.asking_end = None
+        if followed.spec_to_look_up == OffsetSpec.LATEST:
+            followed.spec_to_look_up = None
             if offset < partition.log.log_end_offset:
-                self._cut(followed, offset)
+                self._truncate_to(followed, offset)
             else:
-                followed.asking_end = OffsetSpec.EARLIEST
+                followed.spec_to_look_up = OffsetSpec.EARLIEST
             return
-        followed.asking_end = None
+        followed.spec_to_look_up = None
         followed.asked = None
         if offset > partition.log.log_end_offset:
             log.info("%s begins anew at %d, where its leader's log begins", partition, offset)
             try:
                 partition.log.truncate_fully_and_start_at(offset)
             except ApiError as error:
-                self._give_up(followed, error)
+                self._stop_fetching(followed, error)
 
 
 _SESSION_ERRORS = frozenset(

@@ -156,14 +156,14 @@ class ReplicaManager:
         self._offline.discard(topic_partition)
         partition = self.partitions.pop(topic_partition, None)
         if partition is not None:
-            self._let_go(partition)
+            self._retire(partition)
         return partition
 
-    def _let_go(self, partition: Partition) -> None:
+    def _retire(self, partition: Partition) -> None:
         partition.leader_id = NO_LEADER
         self._stop_following(partition)
         self.counters.remove_partition(partition.topic_partition.topic)
-        partition.release_waiters()
+        partition.finish_waiters()
 
     def take_offline(self, topic_partitions: Iterable[TopicPartition]) -> list[Partition]:
         """A log directory failed: its replicas answer KAFKA_STORAGE_ERROR from now on."""
@@ -174,5 +174,5 @@ class ReplicaManager:
             if partition is not None:
                 removed.append(partition)
         for partition in removed:
-            self._let_go(partition)
+            self._retire(partition)
         return removed

@@ -43,7 +43,7 @@ class Waiter(ABC):
         """A watched partition moved; `appended_bytes` became readable. Calls `leave` when it has waited enough."""
 
     @abstractmethod
-    def finish(self) -> None:
+    def answer(self) -> None:
         """Answer the request."""
 
     def wait(self, partitions: list[Partition], timers: Timers, timeout_ms: int, *, at_end: bool = False) -> None:
@@ -51,13 +51,13 @@ class Waiter(ABC):
         self._partitions = partitions
         for partition in partitions:
             (partition.end_waiters if at_end else partition.waiters)[self] = None
-        self._timer = timers.call_later_ms(timeout_ms, self.leave)
+        self._timer = timers.call_later_ms(timeout_ms, self.complete)
 
-    def leave(self) -> None:
+    def complete(self) -> None:
         """Stop watching, and answer."""
         if not self.done:
             self.stop()
-            self.finish()
+            self.answer()
 
     def stop(self) -> None:
         """Stop watching: nobody waits for the answer any more."""
@@ -72,29 +72,29 @@ class Waiter(ABC):
 class OffsetWaiter(Waiter):
     """Waits until a condition on each of several partitions holds: an acks=all produce, a DeleteRecords."""
 
-    __slots__ = ("_finished", "_satisfied", "_waiting_for")
+    __slots__ = ("_is_satisfied", "_on_complete", "_waiting_for")
 
     def __init__(
         self,
         operation: DelayedOperation,
         waiting_for: dict[Partition, int],
-        satisfied: Callable[[Partition, int], bool],
-        finished: Callable[[], None],
+        is_satisfied: Callable[[Partition, int], bool],
+        on_complete: Callable[[], None],
     ) -> None:
         super().__init__(operation)
         self._waiting_for = waiting_for
-        self._satisfied = satisfied
-        self._finished = finished
+        self._is_satisfied = is_satisfied
+        self._on_complete = on_complete
 
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
         offset = self._waiting_for.get(partition)
-        if offset is not None and self._satisfied(partition, offset):
+        if offset is not None and self._is_satisfied(partition, offset):
             del self._waiting_for[partition]
             if not self._waiting_for:
-                self.leave()
+                self.complete()
 
-    def finish(self) -> None:
-        self._finished()
+    def answer(self) -> None:
+        self._on_complete()
 
     @property
     def unsatisfied(self) -> dict[Partition, int]:

@@ -65,7 +65,7 @@ class Caller(Waiter):
             assert callable(self._call)
             self._call()
 
-    def finish(self) -> None:
+    def answer(self) -> None:
         """It has no answer."""
 
 

@@ -406,13 +406,13 @@ def test_flushed_topics_are_committed_after_the_move_only_when_synced() -> None:
     world.agree()
     assert world.waiting, "the copy is synced by a job"
     write(partition)
-    assert not partition.committed(6)
+    assert not partition.is_committed(6)
     world.let_jobs_run()
     world.advance(100)
     world.let_jobs_run()
     assert world.home == "/d1"
     assert partition.log.recovery_point == 6
-    assert partition.committed(6)
+    assert partition.is_committed(6)
 
 
 def test_a_move_goes_on_after_a_restart(world: World) -> None:

@@ -46,7 +46,7 @@ def test_what_was_truncated_owes_the_disk_nothing() -> None:
         jobs.step()
         assert len(jobs.waiting) <= 1
         assert disk.syncs < 50, "it flushes in a circle"
-    assert partition.may_fetch_on
+    assert partition.may_fetch
 
 
 def test_a_disk_that_fails_before_the_next_flush_leaves_nobody_waiting() -> None:
