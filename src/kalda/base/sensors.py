@@ -1,16 +1,17 @@
-"""Sensors: what a floor counts, under Kafka's metric names, for whoever exports it or decides by it.
+"""Sensors: counters, gauges and rates under Kafka's metric names.
 
-A floor gets its sensors from a `Sensors` once, keeps them in attributes, and counts by adding to `value`: one attribute
-addition, no call and no look-up. Reading is the expensive end: `measure(now_ms)` computes a rate, calls a gauge's
-function or adds up a sum. Time is an argument, so the same events give the same measurements.
+Each floor counts with them; telemetry and console export them, quotas decide by them. A floor gets its sensors from a
+`Sensors` once, keeps them in attributes, and counts by adding to `value`: one attribute addition, no call and no
+look-up. Reading is what costs: `measure(now_ms)` computes a rate, calls a gauge's function or adds up a sum. Time is an
+argument, so the same events give the same measurements. Stores.
 
     counter        a total that only grows
     counter sum    a total over counters that come and go, as topics do
     gauge          a value of this moment
     rate           so much a second, over the last samples (`MetricConfig`)
 
-Bounded: a tag names something that exists (a topic, a partition), never a name that a client makes up, and whoever
-removes that thing removes its sensors with it (`Sensors.remove`).
+Invariant: a tag names something that exists (a topic, a partition), never a name that a client makes up. Where that
+thing is removed, its sensors are (`Sensors.remove`). So the number of sensors is bounded.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Counter:
 
 
 class CounterSum:
-    """A total over counters that come and go; it never goes back. What belongs to none of them is added to `value`."""
+    """A total over counters that come and go; it never decreases. What belongs to none of them is added to `value`."""
 
     __slots__ = ("_parts", "value")
 
@@ -75,7 +76,7 @@ class CounterSum:
         self._parts[part] = None
 
     def remove(self, part: Counter) -> None:
-        """The counter counts no more; what it has counted stays."""
+        """Include a counter no longer; what it has counted stays in the total."""
         del self._parts[part]
         self.value += part.value
 
@@ -118,7 +119,7 @@ class Rate:
     time since the oldest of them began, and that time is taken to be `samples - 1` whole windows at least: a first
     value counts as if nothing had come before it, not as if it had all come within a millisecond.
 
-    `now_ms` never goes back. A negative value takes back what was recorded.
+    `now_ms` must not decrease from call to call. A negative value undoes a recorded one.
     """
 
     __slots__ = ("_config", "_current", "_samples")

@@ -6,8 +6,8 @@
                      for their key does, and the next request is sent after a pause, which grows from one request to
                      the next while some item stays undecided
 
-So a broker that has much to say at once sends a few requests, not one for each item, and a controller that does not
-answer is not flooded. Its two users differ in what they hand in (`Exchange`): ISR changes and directory assignments.
+So many items that arrive together take a few requests, not one each, and a controller that does not answer is not
+flooded. ISR changes and directory assignments are sent this way; they differ in their `Exchange`.
 
 A driver: given `send` and `Timers`. Whatever it calls may call `put` before it returns: requests are made in a timer's
 call only, and outcomes are handed out when the queue's own state is complete.
@@ -24,7 +24,7 @@ from kalda.base.scheduling import Timer, Timers
 KeyT = TypeVar("KeyT")
 """Key: what an item is about. A newer item of the same key makes an older one obsolete."""
 ItemT = TypeVar("ItemT")
-"""Item: what the controller has to decide, or to be told."""
+"""Item: what the controller decides on, or records."""
 AnswerT = TypeVar("AnswerT")
 """Response to a request with some items."""
 OutcomeT = TypeVar("OutcomeT")

@@ -1,13 +1,11 @@
-"""What a broker's replicas count, under Kafka's metric names (`kalda.base.sensors`).
+"""Counters and gauges of a broker's replicas, under Kafka's metric names (`kalda.base.sensors`).
 
 A produce or a fetch counts once, for its topic; the broker's totals are sums over its topics. A topic has counters
 while this broker holds a replica of it. Gauges are computed from the replicas at the moment when they are read.
 
-A fetch that is passed over, because its session's entry is unchanged, counts in no TotalFetchRequestsPerSec; Kafka,
-which reads such a partition, counts it there. A failure counts where it is the broker's, as in Kafka: an answer that
-sends a client elsewhere, or refuses an offset or a size, is none.
-
-A store, without a clock.
+Two rules for requests: TotalFetchRequestsPerSec counts partitions that are read. Partitions of a session that have not
+changed are not read, so they do not count; Kafka reads and counts them. Failed requests are the broker's failures, as
+in Kafka: errors that send a client to another broker, or refuse an offset or a size, do not count. A store.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""The fetch path: read what was asked; where that is too little, wait for more.
+"""The fetch path: read the requested partitions; where they have too little, wait for more.
 
-Partitions are read in order until the request's bytes are used up. The first record batch that there is goes out
-whole, whatever the limits, so that a consumer behind a large batch makes progress (KIP-74). With fewer than
-`min_bytes` the request waits: each append on a watched partition adds what became readable, and it is answered when
-that is enough, when a partition's state changes under it, or when `max_wait_ms` is over.
+Partitions are read in order until the request's bytes are used up. The first record batch is sent whole, whatever the
+limits, so that a consumer behind a large batch makes progress (KIP-74). With fewer than `min_bytes` the request waits:
+each append to a watched partition adds the bytes that became readable, and the request is answered when they are
+enough, when a partition's state changes, or when `max_wait_ms` is over.
 
-A follower reads up to the log's end, and waits for it. Its fetch also tells up to where it has the log already.
+A follower reads up to the log end, and waits for appends. Its fetch offset is also its log end offset.
 
-What the page cache cannot answer is read by a job, all such partitions of one request together, while other requests
-go on.
+What is not in the page cache is read by a job, all such partitions of one request together.
+
+A driver. A follower's fetch may advance high watermarks, and what waits for those may append while this fetch reads.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Fetch:
         "_follower_epoch",
         "_follower_id",
         "_manager",
-        "_moved",
+        "_names_leaders",
         "_prefer",
         "_read_bytes",
         "_request",
@@ -77,27 +78,31 @@ class Fetch:
         from_followers: bool = False,
         prefer: Callable[[Partition, int, str], int] | None = None,
     ) -> None:
-        """`tell_leaders` adds the addresses of new leaders to an answer that names some (KIP-951); None where the
-        request's version cannot be told of them. `from_followers`: a consumer may read from a replica that does not
-        lead, and `prefer` says of a partition, an offset and a rack which one it should (KIP-392)."""
+        """`tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the
+        request's version has no field for them. `from_followers`: a consumer may read from a replica that does not
+        lead. `prefer(partition, offset, rack)` is the replica that it should read from (KIP-392)."""
         self._tell_leaders = tell_leaders
-        self._moved = False
+        self._names_leaders = False
+        """Whether a partition's answer names a new leader."""
         self._manager = manager
         self._request = request
         self._context = context
         state = request.replica_state
         self._follower_id = state.replica_id if state.replica_id >= 0 else request.replica_id
+        """Negative for a consumer."""
         self._follower_epoch = state.replica_epoch
         self.from_followers = from_followers and self._follower_id < 0
         self._prefer = prefer if self.from_followers and request.rack_id else None
         self.max_bytes = min(request.max_bytes, manager.fetch_max_bytes)
         self.read_committed = request.isolation_level == READ_COMMITTED
         self.answers: list[FetchResponsePartitionData | None] = []
-        """For each entry of the context; None where a partition rests, and its session has heard that."""
+        """For each entry of the context; None where an incremental response leaves the partition out, because nothing
+        has changed since the session's last response."""
         self._advanced = False
         """Whether a high watermark advanced by this fetch: what waited for that may have appended to any partition."""
         self._read_bytes = 0
         self._cold: list[tuple[int, Partition, int, ColdRead]] = []
+        """Partitions that a job reads: index of the answer, partition, allowed bytes, the read."""
 
     def run(self) -> FetchResponse | Pending[FetchResponse]:
         """Answer now, or later."""
@@ -123,7 +128,7 @@ class Fetch:
         return pending
 
     def read_again(self) -> FetchResponse | Pending[FetchResponse]:
-        """Read anew after the wait, and answer whatever there is."""
+        """Read again after the wait, and answer with whatever there is."""
         self._read_all()
         if self._cold:
             return self._read_cold()
@@ -155,7 +160,7 @@ class Fetch:
             self._advanced = True
 
     def _read_all(self, note_follower: bool = False) -> bool:
-        """Read every partition. True where the answer must not wait: something failed, or diverged."""
+        """Read every partition. True where the answer must not wait: a partition failed, or its log diverges."""
         self.answers = []
         self._cold = []
         self._read_bytes = 0
@@ -185,7 +190,7 @@ class Fetch:
                 partition.topic_counters.fetch_requests.value += 1
                 if entry.topic_id != partition.topic_id and entry.topic_id != _ZERO:
                     raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID)
-                # Unlike elsewhere, any negative epoch says nothing here.
+                # Unlike in other requests, any negative epoch means that none is named.
                 epoch = asked.current_leader_epoch if asked.current_leader_epoch >= 0 else -1
                 if self.from_followers:
                     partition.check_epoch(epoch)
@@ -221,22 +226,22 @@ class Fetch:
         return settled
 
     def _is_idle_follower(self, entry: FetchEntry, partition: Partition, note_ms: int | None) -> bool:
-        """Whether a follower's session knows all that there is to say of a partition."""
-        resting, log = entry.caught_up, partition.log
+        """Whether a follower still has the whole log, and its session has been sent all of the partition's state."""
+        caught_up, log = entry.caught_up, partition.log
         return (
-            resting is not None
-            and resting.partition is partition
-            and resting.asked is entry.asked
+            caught_up is not None
+            and caught_up.partition is partition
+            and caught_up.asked is entry.asked
             and entry.high_watermark == log.high_watermark
             and entry.log_start_offset == log.log_start_offset
             and partition.is_idle_follower(
-                self._follower_id, self._follower_epoch, resting.asked.fetch_offset, resting.leader_epoch, note_ms
+                self._follower_id, self._follower_epoch, caught_up.asked.fetch_offset, caught_up.leader_epoch, note_ms
             )
         )
 
     def _is_idle_consumer(self, entry: FetchEntry, partition: Partition) -> bool:
-        """Whether a consumer is at the end of a partition, and its session knows all that there is to say of it. Where
-        it has many, most are so, each time one of them moves."""
+        """Whether a consumer has read a partition to its end, and its session has been sent all of the partition's
+        state. Most partitions of a large session are unchanged when one advances."""
         asked, log = entry.asked, partition.log
         epoch = asked.current_leader_epoch
         return (
@@ -257,7 +262,7 @@ class Fetch:
         return self._manager.missing_code(entry.topic, entry.topic_id, entry.index)
 
     def _redirect(self, partition: Partition, answer: FetchResponsePartitionData, offset: int) -> bool:
-        """Whether the consumer is told to read from another replica."""
+        """Whether the consumer should read from another replica: the answer names it, and has no records."""
         assert self._prefer is not None
         preferred = self._prefer(partition, offset, self._request.rack_id) if partition.is_leader else -1
         if preferred < 0:
@@ -272,7 +277,7 @@ class Fetch:
             partition.check_range(offset)
             return FetchInfo.EMPTY
         if self._follower_id < 0:
-            # What a follower may read, a new leader may truncate: it gets a copy.
+            # A follower gets a copy: it may read records that this broker truncates under a new leader.
             whole = partition.log.slice_nowait(offset, max_bytes, end_offset, self._manager.jobs)
             if whole is not None:
                 return whole
@@ -305,7 +310,7 @@ class Fetch:
             )
 
     def _uncount_bytes(self) -> None:
-        """What was read is not sent: it will be read again."""
+        """The records read so far are not sent, but read again later."""
         for entry, answer in zip(self._context.entries, self.answers, strict=True):
             if answer is not None and answer.records:
                 partition = self._manager.find(entry.topic, entry.index)
@@ -326,7 +331,7 @@ class Fetch:
         if code not in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
             return
         if partition is not None and self._tell_leaders is not None:
-            self._moved = True
+            self._names_leaders = True
             answer.current_leader = FetchResponseLeaderIdAndEpoch(
                 leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
             )
@@ -334,7 +339,7 @@ class Fetch:
     # -- cold reads
 
     def _read_cold(self) -> Pending[FetchResponse]:
-        """Read in a job what is not in the page cache, then answer; such a request has no need to wait for more."""
+        """Read in a job what is not in the page cache, then answer without waiting for more."""
         pending: Pending[FetchResponse] = Pending()
         cold = self._cold
         entries = self._context.entries
@@ -357,7 +362,7 @@ class Fetch:
                 log.take_over(read)
             for at, (index, partition, _, _) in enumerate(cold):
                 answer = self.answers[index]
-                assert answer is not None, "what rests is not read"
+                assert answer is not None, "a partition that is left out is not read"
                 result = results[at] if results is not None else ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
                 if isinstance(result, ApiError):
                     self._fail(answer, result.code, partition)
@@ -371,7 +376,7 @@ class Fetch:
     # -- answering
 
     def response(self) -> FetchResponse:
-        """What has been read, by topic; of an incremental session only what is news."""
+        """What has been read, by topic; to an incremental request only what has changed."""
         context = self._context
         response = _response(context.session_id)
         session = context.session
@@ -381,8 +386,8 @@ class Fetch:
             if answer is None:
                 continue
             if session is not None:
-                news = entry.update(answer)
-                if context.incremental and not news:
+                changed = entry.update(answer)
+                if context.incremental and not changed:
                     continue
                 if answer.records:
                     session.move_to_end(entry)
@@ -391,25 +396,25 @@ class Fetch:
                 response.responses.append(topic)
                 last = entry
             topic.partitions.append(answer)
-        if self._moved and self._tell_leaders is not None:
+        if self._names_leaders and self._tell_leaders is not None:
             self._tell_leaders(response)
         return response
 
 
 class FetchWaiter(Waiter):
-    """A fetch that waits for bytes."""
+    """A fetch that waits for `min_bytes`."""
 
-    __slots__ = ("_fetch", "_missing", "_pending")
+    __slots__ = ("_fetch", "_missing_bytes", "_pending")
 
     def __init__(self, fetch: Fetch, pending: Pending[FetchResponse], missing_bytes: int) -> None:
         super().__init__(DelayedOperation.FETCH)
         self._fetch = fetch
         self._pending = pending
-        self._missing = missing_bytes
+        self._missing_bytes = missing_bytes
 
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
-        self._missing -= appended_bytes
-        if self._missing <= 0:
+        self._missing_bytes -= appended_bytes
+        if self._missing_bytes <= 0:
             self.complete()
 
     def answer(self) -> None:
@@ -424,7 +429,8 @@ _ZERO = bytes(16)
 
 
 def _diverges(partition: Partition, answer: FetchResponsePartitionData, epoch: int, offset: int) -> bool:
-    """Tell a fetcher whose log went another way where to truncate to (KIP-595)."""
+    """Whether the fetcher's log diverges from this one; if so, the answer holds the epoch and end offset from which it
+    computes where to truncate (KIP-595)."""
     known_epoch, end_offset = partition.log.end_offset_for_epoch(epoch)
     if end_offset < 0:
         raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)

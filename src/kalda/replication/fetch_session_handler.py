@@ -1,8 +1,8 @@
-"""The fetcher's end of a fetch session (KIP-227): name every partition once, then only what has changed.
+"""The fetcher's end of a fetch session (KIP-227): name every partition once, then only those that have changed.
 
 A session begins with a full request of epoch 0; the leader answers with the session's id, or with 0 where it has no
-room, and then the next request is full again. Each further request carries the next epoch. Whatever goes wrong, the
-next request is full: it closes the old session and begins another.
+room, and then the next request is full again. Each further request carries the next epoch. After any error the next
+request is full: it closes the old session and begins another. A machine.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ _MAX_EPOCH = 2**31 - 1
 
 
 class FetchSessionHandler:
-    """One fetcher's session with one leader. Requests and answers alternate."""
+    """One fetcher's session with one leader. Requests and responses alternate."""
 
     __slots__ = ("_epoch", "_id", "_in_session")
 
     def __init__(self) -> None:
         self._id = 0
+        """0: there is no session."""
         self._epoch = 0
+        """Of the next request; 0: a full one."""
         self._in_session: dict[Key, FetchRequestFetchPartition] = {}
-        """What the last request made the leader believe."""
+        """The partitions that the leader's session holds after the last request."""
 
     def fill(self, request: FetchRequest, wanted: dict[Key, FetchRequestFetchPartition]) -> None:
-        """Put into `request` what it must say, so that the leader fetches all that is wanted and nothing else."""
+        """Fill `request` so that the leader's session holds exactly the partitions that are wanted."""
         request.session_id, request.session_epoch = self._id, self._epoch
         if self._epoch == 0:
             request.topics = _by_topic(wanted.items())
@@ -59,9 +61,9 @@ class FetchSessionHandler:
         self._in_session = wanted
 
     def on_response(self, response: FetchResponse) -> bool:
-        """Whether the answer can be used: it is one to this session."""
+        """Whether the response can be used: it belongs to this session."""
         if response.error_code != ErrorCode.NONE:
-            # An unknown session has no id to close; any other goes with the next, full request.
+            # A session that the leader does not have need not be closed; any other is, by the next, full request.
             if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._id = 0
             self._epoch = 0
@@ -77,7 +79,7 @@ class FetchSessionHandler:
         return True
 
     def restart(self) -> None:
-        """No answer came: what the leader has understood is not known."""
+        """Begin another session: what the leader's one holds is unknown, or has to be sent again."""
         self._epoch = 0
 
 

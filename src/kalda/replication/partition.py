@@ -1,16 +1,20 @@
 """One replica of one partition: leadership, in-sync replicas, high watermark.
 
 The leader appends and serves; a follower copies. The high watermark is the smallest log end among the in-sync
-replicas: what is below it has survived as many failures as the in-sync set has members, and only that is shown to
-consumers. It never goes back while a leader leads.
+replicas: a record below it is in the log of every member of the ISR, and only such records are shown to consumers.
+While a leader leads, its high watermark does not decrease.
 
-Where the topic asks for flushes (`flush.messages`), the leader counts its own log only as far as it is on disk: a
+Where the topic's `flush.messages` asks for flushes, the leader counts its own log only as far as it is on disk: a
 record is not committed before its fsync, so an acknowledgement survives a loss of power, as in Kafka, where the
 append itself waits for the disk.
 
-Invariants: `high_watermark <= log_end_offset`; a leader is a member of its ISR; `leader_epoch` and `partition_epoch`
-never decrease. Below `min.insync.replicas` the high watermark stands still (KIP-966): what is committed has been in as
-many logs as the topic asks for.
+Invariants: `log_start_offset <= high_watermark <= log_end_offset`, at every moment that a callback can run; a leader is
+a member of its ISR; `leader_epoch` and `partition_epoch` never decrease. While the ISR is smaller than
+`min.insync.replicas`, the high watermark does not advance (KIP-966): a committed record has been in as many logs as the
+topic asks for.
+
+A driver: it answers waiting requests, reports its high watermark and starts jobs, and all of these may call it back
+before its own call returns. So each method completes its state before it calls out.
 """
 
 from __future__ import annotations
@@ -37,24 +41,25 @@ if TYPE_CHECKING:
 
 NO_LEADER = -1
 _MAX_UNCOMMITTED = 1_000
+"""Appends that are remembered one by one until they are committed; beyond that the last ones share an entry."""
 
 
 class _FlushState(Enum):
-    """What becomes of a wish to flush the log."""
+    """Whether a flush of the log begins when one is due."""
 
     IDLE = auto()
-    """a job begins at once"""
+    """Its job begins at once."""
     RUNNING = auto()
-    """one runs: the next begins when that is done"""
+    """A job runs: the next one begins when that is finished."""
     HELD = auto()
-    """none begins before the log has been replaced, or will not be"""
+    """No job begins until `release_flushes`: the log may be replaced by a copy."""
 
 
 _IDLE = _FlushState.IDLE
 
 
 class Partition:
-    """A replica on this broker."""
+    """A replica on this broker; leader, follower, or neither while the partition has no leader."""
 
     __slots__ = (
         "__weakref__",
@@ -94,37 +99,47 @@ class Partition:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.log = log
+        """Replaced where the replica moves to another log directory."""
         self.leader_id = NO_LEADER
         self.leader_epoch = -1
+        """Of the leader; every change of leader increments it."""
         self.partition_epoch = -1
+        """Every change of the partition's metadata increments it, ISR changes included. Metadata of an older one is
+        ignored."""
         self.replicas: tuple[int, ...] = ()
+        """Broker ids of all replicas, this one included."""
         self.adding_replicas: tuple[int, ...] = ()
         """Those of `replicas` that a reassignment adds: the partition is not under-replicated for want of them."""
         self._counters = ReplicaCounters(Sensors()) if counters is None else counters
+        """Of the broker."""
         self.topic_counters = self._counters.add_partition(topic_partition.topic)
         self._cluster: ReplicationPeers = NoPeers() if cluster is None else cluster
         self.in_sync = InSync(broker_id, self._cluster)
+        """The ISR, and the leader's view of its followers."""
         self.waiters: dict[Waiter, None] = {}
-        """Requests that wait for the high watermark."""
+        """Requests that wait for the high watermark, the log start offset or a flush."""
         self.end_waiters: dict[Waiter, None] = {}
-        """Requests that wait for the log's end: followers' fetches."""
+        """Requests that wait for the log end offset: followers' fetches."""
         self.on_high_watermark: Callable[[int], None] | None = None
-        """A coordinator whose log this is; told after waiting requests are."""
+        """Called with each new high watermark, after waiting requests have been answered: for the coordinator whose
+        log this is."""
         self.on_flushed: Callable[[], None] | None = None
-        """Told when a flush has made the whole log durable: a follower may fetch on."""
+        """Called when all that had to be flushed is on disk: a follower may fetch again."""
         self._broker_id = broker_id
         self._jobs = jobs
         self._flush_to = 0
+        """Everything below this offset must be on disk before it counts as committed."""
         self._flushes = _IDLE
         self._uncommitted: deque[tuple[int, int]] = deque()
-        """(end offset, size) of what was appended and is not committed, for those who wait for bytes."""
+        """(end offset, size in bytes) of appends that are not committed yet, oldest first: waiting fetches count bytes
+        when they are committed."""
 
     def __str__(self) -> str:
         return str(self.topic_partition)
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """The in-sync replicas, as the controller has decided."""
+        """The in-sync replicas that the controller has decided on last."""
         return self.in_sync.isr
 
     @property
@@ -135,8 +150,8 @@ class Partition:
     def become_leader(
         self, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]
     ) -> None:
-        """Lead, or take the news of a changed ISR while leading. What the controller has answered already, or what is
-        older than that, is no news."""
+        """Lead in a new epoch, or adopt a changed ISR or replica set in the same one. Metadata whose partition epoch is
+        not newer than what an AlterPartition response has brought already changes nothing."""
         assert self._broker_id in isr, f"{self.topic_partition}: leader {self._broker_id} is not in its ISR {isr}"
         was_leader = self.is_leader
         new_epoch = leader_epoch > self.leader_epoch
@@ -144,27 +159,27 @@ class Partition:
             was_leader and not new_epoch and partition_epoch == self.partition_epoch
         ):
             return
-        # In an epoch between, which this replica has not heard of, followers may have cut back to another leader's log.
-        led_before = was_leader and leader_epoch == self.leader_epoch + 1
+        # Where an epoch lies between, another leader's, followers may have truncated to that leader's log.
+        led_previous_epoch = was_leader and leader_epoch == self.leader_epoch + 1
         in_sync, end = self.in_sync, self.log.log_end_offset
         if new_epoch or not was_leader:
             self.log.assign_leader_epoch(leader_epoch, end)
         in_sync.set_isr(isr)
         in_sync.lead(replicas)
         if new_epoch or not was_leader:
-            in_sync.start_epoch(end, keep_offsets=led_before)
+            in_sync.start_epoch(end, keep_offsets=led_previous_epoch)
         self._set_leadership(self._broker_id, leader_epoch, partition_epoch, replicas)
         if new_epoch or not was_leader:
             self._finish_all(self.end_waiters)
         if self.log.flush_due:
-            # Read back after an unclean stop, but perhaps not on disk yet: not committed before it is.
+            # Records recovered after an unclean stop may be in the page cache only: not committed before a flush.
             self._flush(self.log.log_end_offset)
         self._advance_high_watermark()
 
     def become_follower(
         self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]
     ) -> None:
-        """Follow `leader_id`, or nobody while there is no leader. Whoever waits on this replica is sent away."""
+        """Follow `leader_id`, or no broker while there is no leader. Waiting requests are answered."""
         if partition_epoch < self.partition_epoch:
             return
         self._set_leadership(leader_id, leader_epoch, partition_epoch, replicas)
@@ -182,14 +197,14 @@ class Partition:
         self.replicas = replicas
 
     def check_leader(self, current_leader_epoch: int) -> None:
-        """Raise unless this replica leads, in the epoch that the client believes in; -1 is no belief (KIP-320)."""
+        """Raise unless this replica leads, and in the epoch that the request names; -1 names none (KIP-320)."""
         if current_leader_epoch != -1 and current_leader_epoch != self.leader_epoch:
             self.check_epoch(current_leader_epoch)
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def check_epoch(self, current_leader_epoch: int) -> None:
-        """Raise unless this replica leads or follows in the epoch that the client believes in."""
+        """Raise unless this replica leads or follows in the epoch that the request names; -1 names none."""
         if current_leader_epoch != -1 and current_leader_epoch != self.leader_epoch:
             if current_leader_epoch < self.leader_epoch:
                 raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
@@ -200,7 +215,8 @@ class Partition:
     def append(
         self, records: bytearray | memoryview, acks: int, now_ms: int, origin: AppendOrigin = AppendOrigin.CLIENT
     ) -> AppendInfo:
-        """Append one batch as leader. The in-sync minimum is checked before: too few, and nothing is written."""
+        """Append one batch as leader. Nothing is written where `acks` is -1 and the ISR is smaller than
+        `min.insync.replicas`."""
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         log = self.log
@@ -224,7 +240,7 @@ class Partition:
         return info
 
     def _on_appended(self, size: int) -> None:
-        """Records are at the end of a log that others copy: tell those who wait for the end."""
+        """Records have been appended to a log that has followers."""
         self._note_uncommitted(size)
         if len(self.in_sync.maximal) == 1:
             self._advance_high_watermark()
@@ -240,7 +256,7 @@ class Partition:
 
     @property
     def min_isr(self) -> int:
-        """`min.insync.replicas`, which cannot ask for more replicas than there are."""
+        """`min.insync.replicas`, or the number of replicas where that is smaller."""
         return min(self.log.config.min_insync_replicas, max(1, len(self.replicas)))
 
     def is_committed(self, offset: int) -> bool:
@@ -248,11 +264,11 @@ class Partition:
         return self.log.high_watermark >= offset
 
     def is_durable(self, offset: int) -> bool:
-        """True once everything below `offset` is as durable as the topic asks for: flushed, where it wants flushes."""
+        """True once everything below `offset` is on disk; always, where the topic asks for no flushes."""
         return offset > self._flush_to or self.log.recovery_point >= offset
 
     def _flush(self, offset: int) -> None:
-        """Have everything below `offset` synced by a job; appends that come meanwhile share the next one."""
+        """Sync everything below `offset` in a job; appends that come while it runs share the next one."""
         self._flush_to = max(self._flush_to, offset)
         if self._flushes is _IDLE:
             job = self.log.flush_job(self._flush_to)
@@ -265,12 +281,12 @@ class Partition:
             if error is not None:
                 self.log.on_io_error(error)
             job.finish()
-            # What was truncated meanwhile owes the disk nothing.
+            # What was truncated meanwhile need not be flushed.
             self._flush_to = min(self._flush_to, self.log.log_end_offset)
             if self.log.recovery_point < self._flush_to:
                 self._flush(self._flush_to)
         except (ApiError, OSError):
-            # The log has told its keeper, and takes no more appends; nobody waits for what will not be durable.
+            # The log has reported its failure and takes no more appends: what is waited for will never be durable.
             self.finish_waiters()
             return
         if self.log.recovery_point >= self._flush_to and self.on_flushed is not None:
@@ -280,15 +296,15 @@ class Partition:
         self.notify_waiters(0)
 
     def hold_flushes(self) -> bool:
-        """Let no flush begin, so that the log can be replaced by one that is as durable; false while one runs. Records
-        that must be flushed are not committed meanwhile."""
+        """Begin no flush until `release_flushes`, so that the log can be replaced by a copy that is as durable. False,
+        and without effect, while a flush runs. Records that must be flushed are not committed meanwhile."""
         if self._flushes is not _IDLE:
             return False
         self._flushes = _FlushState.HELD
         return True
 
     def release_flushes(self, log: Log | None = None) -> None:
-        """Flush again, and from now on in `log`, where that has taken the place of the log."""
+        """Begin flushes again. `log` has taken the place of the former log, where it is given."""
         self._flushes = _IDLE
         if log is not None:
             self.log = log
@@ -300,14 +316,14 @@ class Partition:
             self.on_flushed()
 
     def _local_end(self) -> int:
-        """How far this replica counts towards the high watermark."""
+        """Up to where this leader's own log counts towards the high watermark."""
         end = self.log.log_end_offset
         if self.log.recovery_point < self._flush_to:
             return min(end, self.log.recovery_point)
         return end
 
     def _advance_high_watermark(self) -> None:
-        """As a leader, look anew at what is committed."""
+        """As a leader, compute the high watermark anew."""
         in_sync = self.in_sync
         if len(in_sync.isr) < self.min_isr:
             return
@@ -317,7 +333,8 @@ class Partition:
         self._move_high_watermark(target, 0)
 
     def _move_high_watermark(self, target: int, appended_bytes: int) -> None:
-        """Forward, where `target` is that; whoever waits for it is told."""
+        """Advance the high watermark to `target`, where that is greater, and notify waiting requests. `appended_bytes`
+        are readable with it, besides those of appends remembered as uncommitted."""
         log = self.log
         if target > log.high_watermark:
             log.update_high_watermark(target)
@@ -326,7 +343,7 @@ class Partition:
                 appended_bytes += uncommitted.popleft()[1]
             if self.waiters:
                 self.notify_waiters(appended_bytes)
-            # One of the waiters may have led to a further advance, which has been reported already.
+            # A waiter may have led to a further advance, which has been reported already.
             if self.on_high_watermark is not None and log.high_watermark == target:
                 self.on_high_watermark(target)
 
@@ -335,8 +352,9 @@ class Partition:
     def on_follower_fetch(
         self, broker_id: int, broker_epoch: int, offset: int, log_start_offset: int, epoch_known: bool
     ) -> None:
-        """A follower has everything below `offset`. Raises `ApiError` for one that is none, or an old incarnation.
-        `epoch_known`: it has named this leader's epoch, so it is this broker whose metadata lags behind."""
+        """Note that a follower has everything below `offset`. Raises `ApiError` for a broker that is no replica, or for
+        an old incarnation of one. `epoch_known`: the fetch names this leader's epoch, so of the two brokers it is this
+        one whose metadata lags behind."""
         follower = self.in_sync.followers.get(broker_id)
         if follower is None:
             raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH if epoch_known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -353,8 +371,8 @@ class Partition:
     def is_idle_follower(
         self, broker_id: int, broker_epoch: int, offset: int, leader_epoch: int, note_ms: int | None
     ) -> bool:
-        """Whether a follower in the ISR that fetches what it fetched before, in this leader epoch, has everything
-        still. Its fetch is noted as of `note_ms`, where that is given."""
+        """Whether a follower that fetches from `offset` again is in the ISR and still has the whole log, in the same
+        leader epoch. If so, and with `note_ms`, its fetch is noted as of that time."""
         in_sync = self.in_sync
         if (
             self.log.log_end_offset != offset
@@ -375,9 +393,10 @@ class Partition:
             self._propose((*self.in_sync.isr, follower.broker_id))
 
     def shrink_isr(self) -> None:
-        """Propose an ISR without those who do not keep pace. Looked at every half of `replica.lag.time.max.ms`."""
-        if self.is_leader and (gone := self.in_sync.laggards(self.log.log_end_offset)):
-            self._propose(tuple(broker_id for broker_id in self.in_sync.isr if broker_id not in gone))
+        """As a leader, propose an ISR without members that do not keep pace. Called twice in every
+        `replica.lag.time.max.ms`."""
+        if self.is_leader and (laggards := self.in_sync.laggards(self.log.log_end_offset)):
+            self._propose(tuple(broker_id for broker_id in self.in_sync.isr if broker_id not in laggards))
 
     def _propose(self, isr: tuple[int, ...]) -> None:
         broker_epoch = self._cluster.eligible_epoch(self._broker_id)
@@ -392,8 +411,9 @@ class Partition:
         self._cluster.propose(self.topic_partition, self.topic_id, proposal, answered)
 
     def _on_isr_outcome(self, proposal: IsrProposal, outcome: IsrOutcome) -> None:
-        """Refused for good, the proposal is void. Refused for another reason, the metadata that comes will tell: until
-        then the larger ISR counts."""
+        """Adopt the ISR that the controller has decided on, or withdraw the proposal where it is refused and cannot
+        take effect later. After any other error it may have taken effect: the larger ISR counts until the metadata
+        shows which one the controller has."""
         if outcome.error is not ErrorCode.NONE:
             self._counters.failed_isr_updates.value += 1
         if outcome.error is ErrorCode.NONE:
@@ -411,8 +431,8 @@ class Partition:
 
     @property
     def predecessor_hw_unknown(self) -> bool:
-        """True in a new leader until its high watermark has reached where its epoch began: its predecessor may have
-        committed more than this one knows of."""
+        """True in a new leader until its high watermark has reached the log end at which its epoch began: until then
+        the high watermark of its predecessor may have been greater."""
         return self.in_sync.epoch_start > self.log.high_watermark
 
     @property
@@ -432,19 +452,20 @@ class Partition:
 
     @property
     def has_enough_replicas(self) -> bool:
-        """Whether the in-sync minimum holds, counting those who may be members already."""
+        """Whether the ISR has `min.insync.replicas` members, counting a proposed one, which may be a member already."""
         return len(self.in_sync.maximal) >= self.min_isr
 
     def on_config(self) -> None:
-        """The topic's configs changed: its in-sync minimum may be another."""
+        """The topic's configs have changed: with another `min.insync.replicas` the high watermark may advance."""
         if self.is_leader:
             self._advance_high_watermark()
 
     # -- following
 
     def append_as_follower(self, records: Buffer, leader_epoch: int, high_watermark: int, leader_log_start: int) -> int:
-        """Take what the leader sent: records, its high watermark, its log start offset. Returns the bytes appended.
-        Raises `CorruptRecord`, `UnexpectedAppendOffset`, and `ApiError` where the disk fails."""
+        """Append the leader's records, and adopt its high watermark and log start offset as far as the log reaches.
+        Returns the bytes appended. Raises `CorruptRecord`, `UnexpectedAppendOffset`, and `ApiError` where the disk
+        fails."""
         log = self.log
         size = 0
         if len(records):
@@ -452,7 +473,7 @@ class Partition:
             self._counters.replication_bytes_in.value += size
             if log.flush_due:
                 self._flush(log.log_end_offset)
-        # What was committed stays so, though a new leader may not know it yet.
+        # The high watermark does not decrease, although that of a new leader may be behind for a moment.
         target = min(high_watermark, log.log_end_offset)
         if size and self.waiters:
             self._note_uncommitted(size)
@@ -473,18 +494,19 @@ class Partition:
 
     @property
     def may_fetch(self) -> bool:
-        """A follower that owes the disk a flush does not report records that it could still lose."""
+        """False while a flush is due or held up: a fetch would report records as replicated that a loss of power could
+        still take."""
         return self._flushes is _IDLE
 
     # -- reading
 
     def read(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> FetchInfo | None:
-        """Read below `end_offset` from the page cache; None where only the disk knows (then `Log.read`, in a job)."""
+        """Read below `end_offset` from the page cache; None where the disk must be read (then `Log.read`, in a job)."""
         self.check_range(offset)
         return self.log.read_nowait(offset, max_bytes, end_offset, min_one_message)
 
     def check_range(self, offset: int) -> None:
-        """Raise where the log does not have `offset`. Its end is in range: the next record will be there."""
+        """Raise where the log does not have `offset`. The log end offset is in range: the next record will have it."""
         log = self.log
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise ApiError(
@@ -500,12 +522,12 @@ class Partition:
     # -- waiting
 
     def notify_waiters(self, appended_bytes: int) -> None:
-        """Tell whoever waits that the partition moved."""
+        """Notify requests that wait for the high watermark; `appended_bytes` have become readable."""
         for waiter in list(self.waiters):
             waiter.on_moved(self, appended_bytes)
 
     def finish_waiters(self) -> None:
-        """Send everybody away: this replica no longer is what they waited for."""
+        """Answer all waiting requests: this replica's role has changed, or the replica is removed."""
         self._uncommitted.clear()
         self._finish_all(self.waiters)
         self._finish_all(self.end_waiters)
@@ -539,7 +561,8 @@ class Partition:
 
     @property
     def low_watermark(self) -> int:
-        """The smallest log start offset among the living replicas: nothing below is served anywhere."""
+        """The smallest log start offset among the ISR and the other replicas that are not fenced: nothing below it is
+        served by any of them."""
         low = self.log.log_start_offset
         for broker_id, follower in self.in_sync.followers.items():
             if follower.log_start_offset < low and (
@@ -549,5 +572,5 @@ class Partition:
         return low
 
     def is_deleted(self, offset: int) -> bool:
-        """True once no living replica serves anything below `offset`."""
+        """True once no replica counted in `low_watermark` serves anything below `offset`."""
         return self.low_watermark >= offset

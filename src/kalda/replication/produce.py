@@ -1,8 +1,10 @@
-"""The produce path: append what came, wait for the in-sync replicas where the producer asks for that.
+"""The produce path: append the records, then wait for the in-sync replicas where the request asks for that.
 
-With acks=1 an answer may go as soon as the leader's log has the records (and their flush, where the topic wants
-flushes); with acks=all (-1) when the high watermark has passed them. What is not there within the request's timeout
-is answered REQUEST_TIMED_OUT; the records stay, and a retry of an idempotent producer finds them.
+With acks=1 the answer is due as soon as the leader's log has the records, and has flushed them where the topic asks for
+flushes; with acks=all (-1) when the high watermark has passed them. After the request's timeout the answer is
+REQUEST_TIMED_OUT; the records stay, and the retry of an idempotent producer is answered as their duplicate.
+
+Logs that have not been opened yet are opened by a job first. A driver.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _WITHOUT_LOG_START = frozenset(
         ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     )
 )
-"""Refusals before the log had a say: their answers tell no log start offset."""
+"""Refusals without a look at the log: Kafka's answers to them have no log start offset."""
 _CODEC_BITS = 7
 _ZSTD = 4
 _response = maker(ProduceResponse)
@@ -56,7 +58,7 @@ _appended = maker(PartitionProduceResponse, "index", "base_offset", "log_append_
 
 
 class Produce:
-    """One produce request. After `run`, `failed` says whether any partition refused its records."""
+    """One produce request. After `run`, `failed` says whether the records of any partition were refused."""
 
     __slots__ = (
         "_acks",
@@ -80,6 +82,7 @@ class Produce:
         tell_leaders: Callable[[ProduceResponse], None] | None,
     ) -> None:
         self._zstd = zstd
+        """Whether the request's version allows zstd."""
         self._tell_leaders = tell_leaders
         self._manager = manager
         self._acks = acks
@@ -88,12 +91,14 @@ class Produce:
         """Logs to be opened first, with what is to be appended to each. None: there are none so far; empty: they have
         been opened, and no more are set aside."""
         self._required: dict[Partition, int] = {}
+        """Partitions whose records are not committed, or not durable, yet: the offset below which they have to be."""
         self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
+        """Answers of these partitions: errors replace them where the wait ends badly."""
         self.response = _response()
         self.failed = False
 
     def append(self, topic: str, answer: TopicProduceResponse, data: PartitionProduceData) -> None:
-        """Append one partition's records, and put what came of it into `answer`."""
+        """Append one partition's records, and add the outcome to `answer`."""
         partition = None
         try:
             partition = self._manager.partitions.get((topic, data.index))
@@ -132,12 +137,12 @@ class Produce:
 
     @property
     def is_cold(self) -> bool:
-        """Whether some logs are not open: `finish` opens them and appends to them later. What the same producer sends
-        next has to wait for that."""
+        """Whether some logs are not open: `finish` opens them in a job, and appends to them afterwards. The next
+        request of the connection must not be handled before."""
         return bool(self._cold)
 
     def _open_cold(self, timeout_ms: int) -> Pending[ProduceResponse]:
-        """Open these logs in a job, all of them together, and append to them; then `finish`."""
+        """Open all these logs in one job, and append to them; then `finish`."""
         cold, self._cold = self._cold, {}
         assert cold, "logs are opened once"
         job = opening_job(list(cold))
@@ -165,8 +170,8 @@ class Produce:
         return pending
 
     def _recheck(self, partition: Partition, epoch: int) -> None:
-        """What was appended in that leader epoch, before others' logs were opened, may be as safe as was asked by now.
-        Where the partition is not led in that epoch any more, nobody knows: other records may be in their place."""
+        """Records appended in that leader epoch, before other logs were opened, may be committed or durable by now.
+        Where this broker does not lead the partition in that epoch any more, other records may be at their offsets."""
         if not partition.is_leader or partition.leader_epoch != epoch:
             del self._required[partition]
             self._fail(self._answers.pop(partition), self._lost_code(partition), partition)
@@ -183,7 +188,7 @@ class Produce:
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
-        """The response, now or when every partition's records are as safe as was asked."""
+        """The response, now or when the records of every partition are committed or durable, as `acks` asks."""
         if self._cold:
             return self._open_cold(timeout_ms)
         if not self._required:
@@ -207,7 +212,7 @@ class Produce:
         pending.complete(self._final_response())
 
     def _fail(self, answers: list[PartitionProduceResponse], code: ErrorCode, partition: Partition) -> None:
-        """Take back what was answered already, but has not been sent."""
+        """Replace answers, none of which has been sent, by an error."""
         self.failed = True
         for answer in answers:
             _fill_error(answer, ApiError(code), partition)
@@ -215,7 +220,7 @@ class Produce:
     def refuse(
         self, answer: TopicProduceResponse, index: int, error: ApiError, partition: Partition | None = None
     ) -> None:
-        """Put into `answer` why one partition's records are not appended."""
+        """Add to `answer` the error for which one partition's records are not appended."""
         self.failed = True
         if partition is None:
             self._manager.counters.produce_requests.value += 1
@@ -247,11 +252,11 @@ def run(
     by_id: bool = False,
     tell_leaders: Callable[[ProduceResponse], None] | None = None,
 ) -> Produce:
-    """Append all of a request. `names` are the topics' names, in order; empty where an id is unknown.
+    """Append the records of a request. `names` are the topics' names, in order; empty where an id is unknown.
 
-    `zstd` says whether the request's version knows that codec (KIP-110), `by_id` whether it names topics by id.
-    `tell_leaders` adds the addresses of new leaders to an answer that names some (KIP-951); None where the request's
-    version cannot be told of them. Of a partition named twice, the last counts.
+    `zstd`: whether the request's version allows that codec (KIP-110). `by_id`: whether it names topics by id.
+    `tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the request's
+    version has no field for them. Of a partition that is named twice, the last records count.
     """
     produce = Produce(manager, request.acks, now_ms, zstd, tell_leaders)
     unnamed = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,8 +1,8 @@
-"""The waiting room: requests that wait until partitions move, or their time is up.
+"""Requests that wait until partitions advance, or their time is up: Kafka's purgatory.
 
-A request watches the partitions that it waits for. A partition tells its watchers when its high watermark or its log
-end moves, or when it stops being what they wait for; nobody polls. Each waiting request holds one timer, and leaves
-every partition's list when it is done, so that a list never keeps more than the requests that are really waiting.
+A waiter is in the lists of the partitions that it watches. A partition notifies its waiters when its high watermark or
+its log end advances, and completes them when its leader, its epoch or its disk changes; nothing polls. Each waiter has
+one timer. It leaves all lists when it is done, so that a list holds waiting requests only. A driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DelayedOperation(Enum):
-    """Kafka's names of what may wait."""
+    """What may wait, by Kafka's names in metrics."""
 
     PRODUCE = "Produce"
     FETCH = "Fetch"
@@ -27,40 +27,41 @@ class DelayedOperation(Enum):
 
 
 class Waiter(ABC):
-    """One waiting request. `on_moved` is called for every move of a watched partition, `finish` once, unless it is
-    stopped before."""
+    """One waiting request. `on_moved` is called whenever a watched partition advances; `answer` is called once, unless
+    the waiter is stopped before."""
 
     __slots__ = ("_partitions", "_timer", "done", "operation")
 
     def __init__(self, operation: DelayedOperation) -> None:
         self.operation = operation
         self.done = False
+        """Answered or stopped; it is in no list then."""
         self._partitions: list[Partition] = []
         self._timer: Timer | None = None
 
     @abstractmethod
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
-        """A watched partition moved; `appended_bytes` became readable. Calls `leave` when it has waited enough."""
+        """A watched partition has advanced; `appended_bytes` became readable. Calls `complete` when that is enough."""
 
     @abstractmethod
     def answer(self) -> None:
         """Answer the request."""
 
     def wait(self, partitions: list[Partition], timers: Timers, timeout_ms: int, *, at_end: bool = False) -> None:
-        """Start to watch, for `timeout_ms` at most: the high watermarks, or with `at_end` the logs' ends."""
+        """Watch the partitions' high watermarks, or with `at_end` their log ends, for `timeout_ms` at most."""
         self._partitions = partitions
         for partition in partitions:
             (partition.end_waiters if at_end else partition.waiters)[self] = None
         self._timer = timers.call_later_ms(timeout_ms, self.complete)
 
     def complete(self) -> None:
-        """Stop watching, and answer."""
+        """Stop watching, and answer; nothing where that is done already."""
         if not self.done:
             self.stop()
             self.answer()
 
     def stop(self) -> None:
-        """Stop watching: nobody waits for the answer any more."""
+        """Stop watching without an answer."""
         self.done = True
         if self._timer is not None:
             self._timer.cancel()
@@ -83,6 +84,7 @@ class OffsetWaiter(Waiter):
     ) -> None:
         super().__init__(operation)
         self._waiting_for = waiting_for
+        """Offsets of partitions whose condition does not hold yet."""
         self._is_satisfied = is_satisfied
         self._on_complete = on_complete
 
