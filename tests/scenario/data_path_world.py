@@ -1,6 +1,6 @@
 """One broker's replicas over a simulated disk, in virtual time: requests in, answers now or later.
 
-`World` leads its partitions (or follows, where a test says so), runs jobs at once or holds them, and turns the clock.
+`World` leads its partitions (or follows, where a test says so), runs jobs at once or holds them, and moves the clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SELF = 1
 
 
 class Assigned:
-    """What the metadata says of a partition."""
+    """The metadata of one partition."""
 
     def __init__(self, leader: int, epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
         self.leader, self.leader_epoch, self.partition_epoch = leader, epoch, epoch
@@ -101,7 +101,7 @@ class World(HandTime, HandJobs):
     def produce(
         self, topic: str, count: int = 1, *, index: int = 0, acks: int = -1, timeout_ms: int = 1000, size: int = 10
     ) -> PartitionProduceResponse | Pending[ProduceResponse]:
-        """One batch of `count` records. The partition's answer, or what it waits for."""
+        """Produce one batch of `count` records: the partition's answer, or one that is pending."""
         batch = build_batch([(self.now_ms, b"k", b"v" * size, ()) for _ in range(count)])
         data = [PartitionProduceData(index=index, records=batch)]
         request = ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=[TopicProduceData(partition_data=data)])
@@ -154,10 +154,10 @@ def offsets(answer: FetchResponsePartitionData) -> list[int]:
     return [header.base_offset for _, header in iter_batches(joined)]
 
 
-def told(response: FetchResponse | Pending[FetchResponse]) -> dict[tuple[str, int], FetchResponsePartitionData]:
-    """What a response says, in its order."""
+def answers_of(response: FetchResponse | Pending[FetchResponse]) -> dict[tuple[str, int], FetchResponsePartitionData]:
+    """The answers of a response by topic and partition, in its order."""
     if isinstance(response, Pending):
-        assert response.done, "it waits"
+        assert response.done, "the fetch waits"
         assert response.value is not None, response.error
         response = response.value
     return {

@@ -1,4 +1,4 @@
-"""What carries out a broker's fetches, and what it does where one cannot go on."""
+"""The shell that sends a broker's fetches, where a fetcher or a leader fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODE = {
 
 
 class Clock:
-    """Stands still."""
+    """A clock that stands still."""
 
     def wall_ms(self) -> int:
         return 0
@@ -34,13 +34,13 @@ class Clock:
 
 
 class Fetcher:
-    """Asks, and keeps what became of it."""
+    """Has one request, and keeps its outcome."""
 
     leader_id = 2
     failure: ApiError | None = None
 
     def __init__(self) -> None:
-        self.told = asyncio.Event()
+        self.failed = asyncio.Event()
         self.wake = self.on_added = lambda: None
 
     def next_request(self, now_ms: int) -> FetchRequest | None:
@@ -51,7 +51,7 @@ class Fetcher:
 
     def on_failure(self, error: ApiError, now_ms: int) -> None:
         self.failure = error
-        self.told.set()
+        self.failed.set()
 
     def on_response(self, response: Any, now_ms: int) -> None:
         raise AssertionError("an answer to a fetch that was not sent")
@@ -61,7 +61,7 @@ class Fetcher:
 
 
 class Leader:
-    """Answers, or cannot be asked."""
+    """Answers, or raises."""
 
     def __init__(self, outcome: object) -> None:
         self._outcome = outcome
@@ -92,8 +92,8 @@ def _shell(monkeypatch: pytest.MonkeyPatch, outcome: object) -> tuple[ReplicaFet
     return shell, fatal
 
 
-def test_what_must_not_be_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetcher that is gone copies nothing any more, and nobody would hear of it."""
+def test_a_fetcher_that_breaks_an_invariant_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the fetcher's partitions would not be copied any more, and nothing would report that."""
 
     async def run() -> str:
         shell, fatal = _shell(monkeypatch, object())
@@ -104,13 +104,13 @@ def test_what_must_not_be_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "an answer to a fetch that was not sent" in asyncio.run(run())
 
 
-def test_what_an_older_leader_cannot_be_asked_is_a_failure_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_an_older_leader_cannot_decode_is_a_failure_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> tuple[ApiError | None, bool]:
         shell, fatal = _shell(monkeypatch, ValueError("replica_state cannot be said in version 12"))
         fetcher = Fetcher()
         shell._start(fetcher)  # type: ignore[arg-type]
         async with asyncio.timeout(30):
-            await fetcher.told.wait()
+            await fetcher.failed.wait()
         await shell.close()
         return fetcher.failure, fatal.empty()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from data_path_world import SELF, Assigned, World, offsets, told
+from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
@@ -75,7 +75,7 @@ def test_a_fetch_that_a_new_epoch_ends_sees_that_epoch() -> None:
     waiting = follower_fetch(world, ("a", 0, 0))
     assert isinstance(waiting, Pending)
     world.assign("a", assigned=Assigned(SELF, 1, (SELF, 2), (SELF, 2)))
-    assert told(waiting)["a", 0].error_code == ErrorCode.FENCED_LEADER_EPOCH
+    assert answers_of(waiting)["a", 0].error_code == ErrorCode.FENCED_LEADER_EPOCH
 
 
 def test_the_high_watermark_is_reported_in_order() -> None:
@@ -98,7 +98,7 @@ def test_all_replicas_of_a_failed_directory_are_offline_before_the_first_answer(
         world.assign("a", index)
     waiting = world.fetch(("a", 0, 0), ("a", 1, 0))
     world.replicas.take_offline([TopicPartition("a", 0), TopicPartition("a", 1)])
-    assert [each.error_code for each in told(waiting).values()] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+    assert [each.error_code for each in answers_of(waiting).values()] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
 
 
 @pytest.mark.parametrize("committed", ["a", "b"])
@@ -112,4 +112,4 @@ def test_a_fetch_that_commits_gets_what_is_appended_for_that(committed: str) -> 
     at = 1 if committed == "a" else 0
     answer = follower_fetch(world, ("a", 0, at), ("b", 0, 1 - at))
     assert isinstance(answer, FetchResponse), "it waits, although there are records"
-    assert offsets(told(answer)["a", 0]) == [at]
+    assert offsets(answers_of(answer)["a", 0]) == [at]

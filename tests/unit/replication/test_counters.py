@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data_path_world import SELF, Assigned, World, told
+from data_path_world import SELF, Assigned, World, answers_of
 from replication_world import LAG_MAX_MS
 from replication_world import World as Trio
 
@@ -62,7 +62,7 @@ def test_a_fetch_that_waits_for_more_counts_the_bytes_that_it_sends() -> None:
     assert isinstance(waiting, Pending)
     assert "BytesOutPerSec" not in counted(world)
     world.produce("a")
-    assert told(waiting)
+    assert answers_of(waiting)
     assert counted(world)["BytesOutPerSec"] == 2 * size
     assert counted(world)["TotalFetchRequestsPerSec"] == 2, "read before the wait and after it, as in Kafka"
 
