@@ -186,11 +186,13 @@ _S = TypeVar("_S", Counter, CounterSum, Gauge, Rate)
 class Sensors:
     """The sensors of one node, by name. Invariant: a name has one kind of sensor."""
 
-    __slots__ = ("_by_tags",)
+    __slots__ = ("_by_tags", "_families")
 
     def __init__(self) -> None:
         self._by_tags: dict[Tags, dict[tuple[str, str], Sensor]] = {}
         """By tags, then by (group, name): what is removed together is kept together."""
+        self._families: dict[tuple[str, str], tuple[str, str]] = {}
+        """One object for each (group, name), which thousands of topics share."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_tags.values()))
@@ -235,6 +237,6 @@ class Sensors:
         sensors = self._by_tags.setdefault(tags, {})
         sensor = sensors.get((group, name))
         if sensor is None:
-            sensor = sensors[group, name] = make()
+            sensor = sensors[self._families.setdefault((group, name), (group, name))] = make()
         assert isinstance(sensor, kind), f"{SensorName(group, name, tags)} is a {type(sensor).__name__}"
         return sensor
