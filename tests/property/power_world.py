@@ -60,7 +60,7 @@ class Producer:
 
     def take_acknowledgements(self, broker: Any) -> None:
         """Acknowledgements come in order."""
-        while self.under_way and broker.partition.committed(self.under_way[0][1]):
+        while self.under_way and broker.partition.is_committed(self.under_way[0][1]):
             self.under_way.pop(0)
             self.acknowledged += 1
 

@@ -57,6 +57,7 @@ class Controller:
 
 class _Assigned:
     leader, replicas, isr = 1, (1,), (1,)
+    adding_replicas: tuple[int, ...] = ()
 
     def __init__(self, epoch: int) -> None:
         self.leader_epoch = self.partition_epoch = epoch
@@ -191,29 +192,29 @@ def test_replicas_do_move() -> None:
     assert sum(move_through_losses_of_power(seed) for seed in range(60, 70)) > 20
 
 
-def _change_places_at_once(patch: pytest.MonkeyPatch) -> None:
+def _swap_at_once(patch: pytest.MonkeyPatch) -> None:
     """The copy need not be as durable as the log."""
 
-    def change(self: DirMoves, move: _Move) -> None:
-        if move.state is _State.AGREED and move.partition.hold_flushes():
+    def swap(self: DirMoves, move: _Move) -> None:
+        if move.state is _State.RECORDED and move.partition.hold_flushes():
             move.state = _State.HOLDING
             new = self._logs.futures.swap(move.partition.topic_partition)
             del self._moves[move.partition.topic_partition]
             self._release(move, new)
         else:
-            self._later(move)
+            self._retry_later(move)
 
     patch.setattr(FutureLogs, "is_as_durable", lambda *_: True)
-    patch.setattr(DirMoves, "_change_places", change)
+    patch.setattr(DirMoves, "_swap", swap)
 
 
 def _flush_meanwhile(patch: pytest.MonkeyPatch) -> None:
     """The log is flushed while its copy is flushed."""
-    patch.setattr(Partition, "hold_flushes", lambda self: self.may_fetch_on)
+    patch.setattr(Partition, "hold_flushes", lambda self: self.may_fetch)
     patch.setattr(FutureLogs, "is_as_durable", lambda *_: True)
 
 
-@pytest.mark.parametrize("ablate", [_change_places_at_once, _flush_meanwhile])
+@pytest.mark.parametrize("ablate", [_swap_at_once, _flush_meanwhile])
 def test_without_a_safeguard_it_is_noticed(
     ablate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

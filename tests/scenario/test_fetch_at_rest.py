@@ -1,4 +1,4 @@
-"""Followers of partitions in which nothing happens: their fetches cost next to nothing, and count all the same."""
+"""Followers of idle partitions: their fetches read nothing, and still keep them in the ISR."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_what_does_not_move_is_not_read(reads: list[int]) -> None:
+def test_idle_partitions_are_not_read(reads: list[int]) -> None:
     world = World()
     world[1].write("abc")
     world.run(2_000)
@@ -40,7 +40,7 @@ def test_what_does_not_move_is_not_read(reads: list[int]) -> None:
     assert {broker.log.high_watermark for broker in world.brokers.values()} == {4}
 
 
-def test_the_fetches_of_followers_at_rest_keep_them_in_sync() -> None:
+def test_the_fetches_of_idle_followers_keep_them_in_sync() -> None:
     world = World()
     world.watch_isrs()
     world[1].write("a")
@@ -49,12 +49,12 @@ def test_the_fetches_of_followers_at_rest_keep_them_in_sync() -> None:
     world.run(LAG_MAX_MS // 2)
     world[1].write("b")
     world.run(LAG_MAX_MS // 4)
-    assert world.lines == [], "3 was caught up less than the allowed time ago, by a fetch that found it at rest"
+    assert world.lines == [], "3 was caught up less than the allowed time ago, by a fetch that found it idle"
     world.run(2 * LAG_MAX_MS)
     assert world.lines == ["1 proposes [1, 2]", "the ISR is [1, 2]"]
 
 
-def test_a_moved_log_start_is_told_to_those_at_rest() -> None:
+def test_a_new_log_start_is_sent_to_idle_followers() -> None:
     world = World()
     world[1].write("abc")
     world.run(2_000)

@@ -18,6 +18,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
+from kalda.base.sensors import Sensors
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dispatch import Features
 from kalda.broker.dynamic_configs import DynamicConfigs
@@ -53,6 +54,7 @@ class BrokerSide:
         server: Server,
         quorum: QuorumSide,
         channel: ControllerChannel,
+        sensors: Sensors,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
@@ -97,6 +99,7 @@ class BrokerSide:
             cache=MetadataCache(timers),
             logs=self.logs,
             dynamic_configs=configs,
+            sensors=sensors,
             on_fatal=on_fatal,
         )
         self.services = Services(context, features)

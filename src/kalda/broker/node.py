@@ -27,6 +27,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
+from kalda.base.sensors import Sensors
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dir_locks import DirLocks
 from kalda.broker.dispatch import Features
@@ -119,6 +120,8 @@ class Node:
         """Called once, with the reason, when the node cannot go on: the caller should stop it."""
         self._supported = supported_ranges(unstable=config["unstable.feature.versions.enable"])
         self._host = host if host is not None else Host()
+        self.sensors = Sensors()
+        """What the floors of this node count."""
         self._disk = self._host.disk
         self._clock = self._host.clock
         self._gates: dict[str, Gate] = {}
@@ -371,7 +374,17 @@ class Node:
         assert server is not None
         identity = partial(self._broker_identity, cluster_id)
         return BrokerSide(
-            config, self._host, timers, jobs, server, quorum, channel, identity, self._features, self._fatal
+            config,
+            self._host,
+            timers,
+            jobs,
+            server,
+            quorum,
+            channel,
+            self.sensors,
+            identity,
+            self._features,
+            self._fatal,
         )
 
     def _broker_identity(

@@ -1,8 +1,10 @@
-"""The produce path: append what came, wait for the in-sync replicas where the producer asks for that.
+"""The produce path: append the records, then wait for the in-sync replicas where the request asks for that.
 
-With acks=1 an answer may go as soon as the leader's log has the records (and their flush, where the topic wants
-flushes); with acks=all (-1) when the high watermark has passed them. What is not there within the request's timeout
-is answered REQUEST_TIMED_OUT; the records stay, and a retry of an idempotent producer finds them.
+With acks=1 the answer is due as soon as the leader's log has the records, and has flushed them where the topic asks for
+flushes; with acks=all (-1) when the high watermark has passed them. After the request's timeout the answer is
+REQUEST_TIMED_OUT; the records stay, and the retry of an idempotent producer is answered as their duplicate.
+
+Logs that have not been opened yet are opened by a job first. A driver.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from kalda.protocol.messages.produce import (
 )
 from kalda.protocol.notation import maker
 from kalda.records.validate import RecordsRefused
+from kalda.replication.counters import NO_PRODUCE_FAILURES
 from kalda.replication.partition import Partition
-from kalda.replication.waiting import OffsetWaiter
+from kalda.replication.waiting import DelayedOperation, OffsetWaiter
 from kalda.storage.opening import opening_job
 
 if TYPE_CHECKING:
@@ -32,10 +35,10 @@ if TYPE_CHECKING:
     from kalda.storage.log import Log
 
 ALL = -1
-_WRITABLE = (bytearray, memoryview)
+_WRITABLE = (memoryview, bytearray)
 _ATTRIBUTES_AT = 22
 """The low byte of a batch's attributes."""
-_UNJUDGED = frozenset(
+_WITHOUT_LOG_START = frozenset(
     (
         ErrorCode.CORRUPT_MESSAGE,
         ErrorCode.MESSAGE_TOO_LARGE,
@@ -46,7 +49,7 @@ _UNJUDGED = frozenset(
         ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     )
 )
-"""Refusals before the log had a say: their answers tell no log start offset."""
+"""Refusals without a look at the log: Kafka's answers to them have no log start offset."""
 _CODEC_BITS = 7
 _ZSTD = 4
 _response = maker(ProduceResponse)
@@ -55,7 +58,7 @@ _appended = maker(PartitionProduceResponse, "index", "base_offset", "log_append_
 
 
 class Produce:
-    """One produce request. After `run`, `failed` says whether any partition refused its records."""
+    """One produce request. After `run`, `failed` says whether the records of any partition were refused."""
 
     __slots__ = (
         "_acks",
@@ -79,30 +82,41 @@ class Produce:
         tell_leaders: Callable[[ProduceResponse], None] | None,
     ) -> None:
         self._zstd = zstd
+        """Whether the request's version allows zstd."""
         self._tell_leaders = tell_leaders
         self._manager = manager
         self._acks = acks
         self._now_ms = now_ms
-        self._cold: dict[Log, list[tuple[str, TopicProduceResponse, PartitionProduceData]]] | None = {}
+        self._cold: dict[Log, list[tuple[str, TopicProduceResponse, PartitionProduceData]]] | None = None
+        """Logs to be opened first, with what is to be appended to each. None: there are none so far; empty: they have
+        been opened, and no more are set aside."""
         self._required: dict[Partition, int] = {}
+        """Partitions whose records are not committed, or not durable, yet: the offset below which they have to be."""
         self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
+        """Answers of these partitions: errors replace them where the wait ends badly."""
         self.response = _response()
         self.failed = False
 
     def append(self, topic: str, answer: TopicProduceResponse, data: PartitionProduceData) -> None:
-        """Append one partition's records, and put what came of it into `answer`."""
+        """Append one partition's records, and add the outcome to `answer`."""
         partition = None
         try:
-            partition = self._manager.get(topic, data.index)
+            partition = self._manager.partitions.get((topic, data.index))
+            if partition is None:
+                raise ApiError(self._manager.missing_code(topic, None, data.index))
+            if partition.log.cold and (self._cold is None or self._cold):
+                if self._cold is None:
+                    self._cold = {}
+                self._cold.setdefault(partition.log, []).append((topic, answer, data))
+                return
+            counters = partition.topic_counters
+            counters.produce_requests.value += 1
             records = data.records
             if not records:
                 raise ApiError(
                     ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
                 )
             assert isinstance(records, _WRITABLE), "a frame is writable memory"
-            if partition.log.cold and self._cold is not None:
-                self._cold.setdefault(partition.log, []).append((topic, answer, data))
-                return
             if not self._zstd and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & _CODEC_BITS == _ZSTD:
                 raise ApiError(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
@@ -111,23 +125,26 @@ class Produce:
         except ApiError as error:
             self.refuse(answer, data.index, error, partition)
             return
-        result = _appended(data.index, info.first_offset, info.log_append_time_ms, info.log_start_offset)
+        first_offset, last_offset, _, log_append_time_ms, log_start_offset, size_bytes, _ = info
+        end = last_offset + 1
+        counters.bytes_in.value += size_bytes
+        counters.messages_in.value += end - first_offset
+        result = _appended(data.index, first_offset, log_append_time_ms, log_start_offset)
         answer.partition_responses.append(result)
-        end = info.last_offset + 1
-        if not (partition.committed(end) if self._acks == ALL else partition.durable(end)):
+        if not (partition.is_committed(end) if self._acks == ALL else partition.is_durable(end)):
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._answers.setdefault(partition, []).append(result)
 
     @property
     def is_cold(self) -> bool:
-        """Whether some logs are not open: `finish` opens them and appends to them later. What the same producer sends
-        next has to wait for that."""
+        """Whether some logs are not open: `finish` opens them in a job, and appends to them afterwards. The next
+        request of the connection must not be handled before."""
         return bool(self._cold)
 
     def _open_cold(self, timeout_ms: int) -> Pending[ProduceResponse]:
-        """Open these logs in a job, all of them together, and append to them; then `finish`."""
-        cold, self._cold = self._cold, None
-        assert cold is not None, "logs are opened once"
+        """Open all these logs in one job, and append to them; then `finish`."""
+        cold, self._cold = self._cold, {}
+        assert cold, "logs are opened once"
         job = opening_job(list(cold))
         epochs = {partition: partition.leader_epoch for partition in self._required}
         pending: Pending[ProduceResponse] = Pending()
@@ -138,7 +155,7 @@ class Produce:
                 return
             job.finish()
             for partition, epoch in epochs.items():
-                self._look_again(partition, epoch)
+                self._recheck(partition, epoch)
             for waiting in cold.values():
                 for topic, answer, data in waiting:
                     self.append(topic, answer, data)
@@ -152,62 +169,68 @@ class Produce:
         self._manager.jobs.run(job.run, opened)
         return pending
 
-    def _look_again(self, partition: Partition, epoch: int) -> None:
-        """What was appended in that leader epoch, before others' logs were opened, may be as safe as was asked by now.
-        Where the partition is not led in that epoch any more, nobody knows: other records may be in their place."""
+    def _recheck(self, partition: Partition, epoch: int) -> None:
+        """Records appended in that leader epoch, before other logs were opened, may be committed or durable by now.
+        Where this broker does not lead the partition in that epoch any more, other records may be at their offsets."""
         if not partition.is_leader or partition.leader_epoch != epoch:
             del self._required[partition]
-            self._fail(self._answers.pop(partition), self._why_not_led(partition), partition)
-        elif self._satisfied(partition, self._required[partition]):
+            self._fail(self._answers.pop(partition), self._lost_code(partition), partition)
+        elif self._is_satisfied(partition, self._required[partition]):
             del self._required[partition]
 
     @property
-    def _satisfied(self) -> Callable[[Partition, int], bool]:
-        return Partition.committed if self._acks == ALL else Partition.durable
+    def _is_satisfied(self) -> Callable[[Partition, int], bool]:
+        return Partition.is_committed if self._acks == ALL else Partition.is_durable
 
-    def _why_not_led(self, partition: Partition) -> ErrorCode:
+    def _lost_code(self, partition: Partition) -> ErrorCode:
         if self._manager.find(*partition.topic_partition) is not partition:
             return self._manager.missing_code(partition.topic_partition.topic, None, partition.topic_partition[1])
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
-        """The response, now or when every partition's records are as safe as was asked."""
+        """The response, now or when the records of every partition are committed or durable, as `acks` asks."""
         if self._cold:
             return self._open_cold(timeout_ms)
         if not self._required:
-            return self._answered() if self.failed else self.response
+            return self._final_response() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()
-        waiter = OffsetWaiter(self._required, self._satisfied, lambda: self._finished(waiter, pending))
+        waiter = OffsetWaiter(
+            DelayedOperation.PRODUCE, self._required, self._is_satisfied, lambda: self._on_complete(waiter, pending)
+        )
         pending.on_abandoned = waiter.stop
         waiter.wait(list(self._required), self._manager.timers, timeout_ms)
         return pending
 
-    def _finished(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
+    def _on_complete(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
         for partition in waiter.unsatisfied:
-            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._why_not_led(partition)
+            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._lost_code(partition)
             self._fail(self._answers[partition], code, partition)
         if self._acks == ALL:
             for partition, answers in self._answers.items():
                 if partition not in waiter.unsatisfied and not partition.has_enough_replicas:
                     self._fail(answers, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, partition)
-        pending.complete(self._answered())
+        pending.complete(self._final_response())
 
     def _fail(self, answers: list[PartitionProduceResponse], code: ErrorCode, partition: Partition) -> None:
-        """Take back what was answered already, but has not been sent."""
+        """Replace answers, none of which has been sent, by an error."""
         self.failed = True
         for answer in answers:
-            _tell(answer, ApiError(code), partition)
+            _fill_error(answer, ApiError(code), partition)
 
     def refuse(
         self, answer: TopicProduceResponse, index: int, error: ApiError, partition: Partition | None = None
     ) -> None:
-        """Put into `answer` why one partition's records are not appended."""
+        """Add to `answer` the error for which one partition's records are not appended."""
         self.failed = True
+        if partition is None:
+            self._manager.counters.produce_requests.value += 1
+        elif error.code not in NO_PRODUCE_FAILURES:
+            partition.topic_counters.failed_produce_requests.value += 1
         result = PartitionProduceResponse(index=index)
-        _tell(result, error, partition)
+        _fill_error(result, error, partition)
         answer.partition_responses.append(result)
 
-    def _answered(self) -> ProduceResponse:
+    def _final_response(self) -> ProduceResponse:
         response = self.response
         if self.failed:
             if self._tell_leaders is None:
@@ -229,11 +252,11 @@ def run(
     by_id: bool = False,
     tell_leaders: Callable[[ProduceResponse], None] | None = None,
 ) -> Produce:
-    """Append all of a request. `names` are the topics' names, in order; empty where an id is unknown.
+    """Append the records of a request. `names` are the topics' names, in order; empty where an id is unknown.
 
-    `zstd` says whether the request's version knows that codec (KIP-110), `by_id` whether it names topics by id.
-    `tell_leaders` adds the addresses of new leaders to an answer that names some (KIP-951); None where the request's
-    version cannot be told of them. Of a partition named twice, the last counts.
+    `zstd`: whether the request's version allows that codec (KIP-110). `by_id`: whether it names topics by id.
+    `tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the request's
+    version has no field for them. Of a partition that is named twice, the last records count.
     """
     produce = Produce(manager, request.acks, now_ms, zstd, tell_leaders)
     unnamed = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -251,12 +274,12 @@ def run(
     return produce
 
 
-def _tell(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
+def _fill_error(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
     result.error_code = error.code
     result.error_message = error.message or None
     result.base_offset = -1
     result.log_append_time_ms = -1
-    judged = partition is not None and error.code not in _UNJUDGED
+    judged = partition is not None and error.code not in _WITHOUT_LOG_START
     result.log_start_offset = partition.log.log_start_offset if partition is not None and judged else -1
     if isinstance(error, RecordsRefused):
         result.record_errors = [

@@ -149,7 +149,7 @@ def _take_any_copy(switch: Switch) -> None:
 
     switch.set(FutureLogs, "swap", swap)
     switch.set(FutureLogs, "is_as_durable", lambda self, topic_partition: True)
-    switch.set(dir_moves._Move, "caught_up", property(lambda self: self.future.log_end_offset > 0))
+    switch.set(dir_moves._Move, "is_caught_up", property(lambda self: self.future.log_end_offset > 0))
 
 
 def _move_unsynced(switch: Switch) -> None:
@@ -175,7 +175,7 @@ def _move_unsynced(switch: Switch) -> None:
     switch.set(FutureLogs, "is_as_durable", lambda self, topic_partition: True)
     switch.set(FutureLogs, "swap", swap)
     switch.set(Partition, "hold_flushes", hold_flushes)
-    switch.set(DirMoves, "_sync", lambda self, move: self._soon(move))
+    switch.set(DirMoves, "_sync", lambda self, move: self._continue(move))
 
 
 def _forget_votes(switch: Switch) -> None:

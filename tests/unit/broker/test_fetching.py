@@ -24,7 +24,7 @@ NODE = {
 
 
 class Clock:
-    """Stands still."""
+    """A clock that stands still."""
 
     def wall_ms(self) -> int:
         return 0

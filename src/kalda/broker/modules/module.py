@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.scheduling import Jobs, Timers
+from kalda.base.sensors import Sensors
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dispatch import Handler
 from kalda.broker.dynamic_configs import DynamicConfigs
@@ -58,6 +59,8 @@ class BrokerContext(NamedTuple):
     """Holds the newest image. In the publishers of a module it is the image that they are called with."""
     logs: LogManager
     dynamic_configs: DynamicConfigs
+    sensors: Sensors
+    """What the node counts; every module may add its own."""
     on_fatal: Callable[[str], None]
     """Stops the node; called with the reason why this broker cannot go on."""
 

@@ -50,6 +50,7 @@ class ReplicationModule(Module):
             cache.topic_exists,
             self._peers,
             self._fetchers,
+            context.sensors,
         )
         sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
         self._data = DataHandlers(self.replicas, cache, sessions, host.clock, _replica_selector(config, cache))
