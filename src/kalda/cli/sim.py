@@ -96,9 +96,9 @@ def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, dura
     with each(run, plans, jobs) as verdicts:
         for seed, verdict in zip(plans, verdicts, strict=True):
             acked += verdict.acked
-            if not verdict.kept:
+            if not verdict.passed:
                 failed += 1
-                click.echo(f"seed {seed}: {verdict.why}")
+                click.echo(f"seed {seed}: {verdict.violation}")
     click.echo(f"{seeds} seeds, {failed} failed, {acked} records acknowledged, {_rate(seeds, began)}")
     if failed:
         click.echo("kalda sim replay SEED, with the same options, prints what happened.")
@@ -155,7 +155,7 @@ def replay_command(seed: int, nodes: int, kinds: str, loads: str, duration_s: fl
     plan = Plan(seed, nodes, _kinds(kinds), duration_s, _loads(loads))
     verdict = simulate(plan, _print_line, verbose=not quiet)
     click.echo(_summary(verdict))
-    if not verdict.kept:
+    if not verdict.passed:
         sys.exit(1)
 
 
@@ -170,4 +170,4 @@ def _print_line(line: str) -> None:
 
 def _summary(verdict: Verdict) -> str:
     counts = f"{verdict.virtual_s:.1f} virtual seconds, {verdict.acked} records acknowledged, {verdict.seen} read"
-    return f"{counts}; all invariants held" if verdict.kept else f"{counts}\nviolated: {verdict.why}"
+    return f"{counts}; all invariants held" if verdict.passed else f"{counts}\nviolated: {verdict.violation}"
