@@ -453,7 +453,9 @@ class Demo:
     def _check_processes(self) -> None:
         for process in self._processes:
             if process.exitcode:
-                raise DemoError(f"a process ended with {process.exitcode}; the node's last log lines:\n{self.node.tail()}")
+                raise DemoError(
+                    f"a process ended with {process.exitcode}; the node's last log lines:\n{self.node.tail()}"
+                )
 
     def live(self) -> None:
         """Run the feed and the group at the same time, until every event was read."""

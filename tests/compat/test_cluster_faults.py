@@ -1,4 +1,4 @@
-"""Three nodes: the active controller is killed; a leader is paused until it is fenced, and wakes in another epoch."""
+"""Three nodes: the active controller is killed; a leader is paused until it is fenced, and resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def produce(value: bytes, partition: int) -> ProduceRequest:
 
 
 @pytest.mark.parametrize("cluster", [{"broker.session.timeout.ms": 9_000}], ids=["long sessions"], indirect=True)
-def test_another_controller_takes_over(cluster: NodeCluster) -> None:
+def test_another_controller_becomes_active(cluster: NodeCluster) -> None:
     for made in ("first", "second", "third"):
         cluster.create(made, 2)
     leader, epoch = quorum(cluster.nodes[1])
@@ -60,7 +60,7 @@ def test_another_controller_takes_over(cluster: NodeCluster) -> None:
                 assert not node.says(rf"Fencing broker {survivor} |broker {survivor} .* is gone")
 
 
-def test_a_paused_leader_acknowledges_nothing_of_the_past(cluster: NodeCluster) -> None:
+def test_a_paused_leader_acknowledges_nothing_in_its_old_epoch(cluster: NodeCluster) -> None:
     paused = cluster.leader(TOPIC, 0)
     writer = Writer(cluster.addresses, QUICK_TO_ASK)
     writer.start()

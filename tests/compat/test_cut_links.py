@@ -1,4 +1,4 @@
-"""Three nodes whose links are cut, both ways and one way: no split brain, and no leader unseated without need."""
+"""Three nodes whose links are cut, both ways and one way: no split brain, and no needless election."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_smaller_side_commits_nothing(cluster: SpacedCluster) -> None:
     check(writer, read_all(cluster.addresses))
 
 
-def test_a_link_cut_one_way_unseats_no_leader(cluster: SpacedCluster) -> None:
+def test_a_link_cut_one_way_causes_no_election(cluster: SpacedCluster) -> None:
     nodes = [node for node in cluster.nodes.values() if isinstance(node, SpacedNode)]
     before = quorum(nodes[0])
     leader = cluster.nodes[before[0]]

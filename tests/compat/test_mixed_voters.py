@@ -1,4 +1,4 @@
-"""Voters that come and go in a quorum of Kalda and Apache Kafka, under leaders of either kind (KIP-853).
+"""Voters are added to and removed from a quorum of Kalda and Apache Kafka, with leaders of either kind (KIP-853).
 
 Only where `KALDA_MIXED_ROUNDS` is set: it takes some minutes.
 """
@@ -45,7 +45,7 @@ def directory_of(node: MixedNode) -> Uuid:
 
 
 def ask(cluster: MixedCluster, request: Request) -> None:
-    """By way of a broker, which forwards it."""
+    """Send the request to a broker, which forwards it."""
     with cluster.up[0].client() as client:
         response = client.request(request, timeout_ms=60_000)
     assert response.error_code == 0, response
@@ -76,7 +76,7 @@ def add(cluster: MixedCluster, node: MixedNode) -> None:
 
 
 def remove(cluster: MixedCluster, node: MixedNode) -> None:
-    """A leader leaves the lead with it."""
+    """A leader that is removed also resigns."""
     ask(
         cluster,
         RemoveRaftVoterRequest(cluster_id=None, voter_id=node.node_id, voter_directory_id=directory_of(node)),
@@ -86,7 +86,7 @@ def remove(cluster: MixedCluster, node: MixedNode) -> None:
 
 
 def endpoint_told(cluster: MixedCluster, node: MixedNode) -> int:
-    """Where the leader believes that a voter listens."""
+    """A voter's endpoint in the leader's voter set."""
     topic = DescribeQuorumRequestTopicData(topic_name=METADATA, partitions=[DescribeQuorumRequestPartitionData()])
     with BlockingConnection("127.0.0.1", cluster.leader()[0].controller_port) as client:
         told: Any = client.request(DescribeQuorumRequest(topics=[topic]))
@@ -144,7 +144,7 @@ def _is_told(cluster: MixedCluster, node: MixedNode) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("kinds", [(KALDA, KALDA, KAFKA), (KALDA, KAFKA, KAFKA)])
 def test_static_voters_become_dynamic(tmp_path: Path, jars: Path, kinds: tuple[str, ...]) -> None:
-    """Whichever leads: it raises `kraft.version` once all voters have told it of themselves."""
+    """Either kind of leader raises `kraft.version` when all voters have sent UpdateRaftVoter."""
     with a_trio(tmp_path, jars, kinds) as cluster:
         cluster.start()
         update = FeatureUpdateKey(feature="kraft.version", max_version_level=1, upgrade_type=1)

@@ -25,7 +25,7 @@ SEEDS = {
     "a failed sync of the metadata log was ignored, and the node continued": Plan(16, 3, FIRST, loads=()),
     "retention met a failed disk, and periodic tasks ended": Plan(185, 1, FIRST, loads=()),
     "the failure to start a flush was not reported": Plan(2173, 3, FIRST, loads=()),
-    "a replica that was added and then removed was waited for in the ISR for ever": Plan(1004, 5, SECOND, loads=OPERATED),
+    "a replica that was added and then removed stayed awaited in the ISR": Plan(1004, 5, SECOND, loads=OPERATED),
     "a torn file of leader epochs was read as valid": Plan(133, 3, SECOND, loads=OPERATED),
     "a directory that failed at the start ended the node": Plan(2, 1, THIRD, loads=MOVED),
     "groups on a directory that could not be read ended the node": Plan(116, 1, THIRD, loads=MOVED),
@@ -42,7 +42,7 @@ SEEDS = {
     ),
     "the last member of the ISR of a partition without a leader was removed": Plan(40008, 3, THIRD, loads=CLEANED),
     "retention took zeros of an unsynced time index for a timestamp": Plan(61281, 3, THIRD, loads=CLEANED),
-    "a directory was taken offline for the failure of another, to which a replica had moved": Plan(61289, 3, THIRD, loads=CLEANED),
+    "a failed directory took another offline, which a replica had left": Plan(61289, 3, THIRD, loads=CLEANED),
     "leader epochs of an emptied log came back, and a voter never fetched again": Plan(73108, 5, THIRD, loads=CLEANED),
     "a log whose file could not be opened for a fetch left the other partitions unanswered": Plan(
         70129, 1, THIRD, loads=CLEANED
@@ -51,9 +51,7 @@ SEEDS = {
     "offsets of a group were lost with the unsynced end of a segment, as compaction leaves gaps": Plan(
         82175, 4, THIRD, loads=CLEANED
     ),
-    "a follower whose start offset was within a damaged batch ended before it": Plan(
-        93031, 5, THIRD, loads=CLEANED
-    ),
+    "a follower whose start offset was within a damaged batch ended before it": Plan(93031, 5, THIRD, loads=CLEANED),
     "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
     "a clean stop with a failed disk lost the state of producers": Plan(351, 3, FIRST, loads=()),
 }
