@@ -203,5 +203,5 @@ class LoneNode:
         deadline = time.monotonic() + timeout_s
         with self.client() as client:
             while any(each.error_code for each in client.request(request).topics[0].partitions):
-                assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {topic}"
+                assert time.monotonic() < deadline, f"not within {timeout_s} s: the partitions of {topic} have leaders"
                 time.sleep(0.02)

@@ -105,7 +105,7 @@ class MixedNode(LoneNode):
 
     @property
     def serves(self) -> str:  # type: ignore[override]
-        """A line that says that it serves."""
+        """A regular expression for the log line of a node that serves."""
         return "Kafka Server started" if self.kind == KAFKA else LoneNode.serves
 
     @property
@@ -288,17 +288,17 @@ class MixedCluster:
 
         def is_so() -> bool:
             found[:] = [_placed(node, topic, index) for node in self.up]
-            told, in_sync = found[0]
+            led_by, in_sync = found[0]
             return (
                 all(each == found[0] for each in found)
-                and (told in self.nodes if leader is None else told == leader)
+                and (led_by in self.nodes if leader is None else led_by == leader)
                 and (isr is None or in_sync == isr)
             )
 
         try:
-            wait_until(is_so, f"{topic}-{index} is led by {leader or 'somebody'} with the ISR {isr}", 90)
+            wait_until(is_so, f"{topic}-{index} is led by {leader or 'a broker'} with the ISR {isr}", 90)
         except AssertionError as error:
-            raise AssertionError(f"{error}; it is told {found}") from None
+            raise AssertionError(f"{error}; the brokers have {found}") from None
         return found[0]
 
     def wait_same_files(self, partition: str) -> list[Batch]:
@@ -323,11 +323,11 @@ class MixedCluster:
             for node in self.controllers:
                 if node.is_up:
                     try:
-                        told = describe_quorum(node, node.controller_port)
+                        received = describe_quorum(node, node.controller_port)
                     except ApiError:
                         continue  # it does not listen yet
-                    if told.error_code == 0 and told.high_watermark >= 0:
-                        found.append((node, told))
+                    if received.error_code == 0 and received.high_watermark >= 0:
+                        found.append((node, received))
             return len(found) == 1
 
         wait_until(is_led, "the quorum has a leader", 90)
@@ -338,18 +338,22 @@ class MixedCluster:
         last: list[Any] = []
 
         def is_so() -> bool:
-            node, told = self.leader()
-            ends = {voter.replica_id: voter.log_end_offset for voter in told.current_voters}
-            last[:] = [told]
+            node, received = self.leader()
+            ends = {voter.replica_id: voter.log_end_offset for voter in received.current_voters}
+            last[:] = [received]
             brokers = [describe_quorum(broker, broker.port) for broker in self.up]
             return set(ends) == {each.node_id for each in self.controllers} and all(
                 [
-                    *(told.high_watermark - ends[each.node_id] <= MAX_LEAD for each in self.controllers if each.is_up),
-                    *((each.leader_id, each.leader_epoch) == (node.node_id, told.leader_epoch) for each in brokers),
+                    *(
+                        received.high_watermark - ends[each.node_id] <= MAX_LEAD
+                        for each in self.controllers
+                        if each.is_up
+                    ),
+                    *((each.leader_id, each.leader_epoch) == (node.node_id, received.leader_epoch) for each in brokers),
                 ]
             )
 
-        wait_until(is_so, "voters keep up and brokers know the leader", 90)
+        wait_until(is_so, "voters keep up, and brokers have the leader", 90)
         return last[0]
 
     def check_same_metadata(self) -> None:

@@ -81,12 +81,12 @@ def produce(
         }
     )
 
-    def told(error: KafkaError | None, _: Message) -> None:
+    def on_delivery(error: KafkaError | None, _: Message) -> None:
         if error is not None:
             failures.append(error)
 
     for value in values:
-        producer.produce(topic, value, partition=index, on_delivery=told)
+        producer.produce(topic, value, partition=index, on_delivery=on_delivery)
     assert producer.flush(TIMEOUT_MS / 1000) == 0
     assert not failures, failures[:3]
 
@@ -174,8 +174,8 @@ def elect_preferred(cluster: MixedCluster, topic: str, *indexes: int) -> None:
 def reassign(cluster: MixedCluster, topic: str, index: int, replicas: list[int]) -> None:
     wanted = ReassignableTopic(name=topic, partitions=[ReassignablePartition(partition_index=index, replicas=replicas)])
     with cluster.up[0].client() as client:
-        told = client.request(AlterPartitionReassignmentsRequest(topics=[wanted], timeout_ms=TIMEOUT_MS))
-        assert told.responses[0].partitions[0].error_code == 0, told
+        answer = client.request(AlterPartitionReassignmentsRequest(topics=[wanted], timeout_ms=TIMEOUT_MS))
+        assert answer.responses[0].partitions[0].error_code == 0, answer
         wait_until(
             lambda: not client.request(ListPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS)).topics,
             f"{topic}-{index} has moved",
@@ -197,12 +197,12 @@ def wait_config(cluster: MixedCluster, topic: str, value: str) -> None:
     asked = DescribeConfigsResource(resource_type=_TOPIC, resource_name=topic, configuration_keys=["retention.ms"])
     for node in cluster.up:
 
-        def is_told(node: MixedNode = node) -> bool:
+        def has_config(node: MixedNode = node) -> bool:
             with node.client() as client:
                 [result] = client.request(DescribeConfigsRequest(resources=[asked])).results
                 return [each.value for each in result.configs] == [value]
 
-        wait_until(is_told, f"{node} tells the config of {topic}", 60)
+        wait_until(has_config, f"{node} has the config of {topic}", 60)
 
 
 def earliest(node: MixedNode, topic: str, index: int) -> int:

@@ -65,11 +65,11 @@ class Writer:
             if self._stop.is_set():
                 break
             value = b"%d" % number + PADDING
-            self._producer.produce(self.topic, value, partition=number % PARTITIONS, on_delivery=self._told)
+            self._producer.produce(self.topic, value, partition=number % PARTITIONS, on_delivery=self._delivered)
             self._producer.poll(0)
         self._producer.flush(60)
 
-    def _told(self, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
         with self._progress:
             if error is not None:
                 self.failures.append(error)

@@ -116,7 +116,7 @@ def test_produced_records_are_consumed(shell: Shell, codec: str) -> None:
 
 def test_starts_and_ends_of_consume(shell: Shell) -> None:
     shell.run("topics", "create", "places", "-p", 1)
-    shell.run("produce", "places", "-H", "a=1", "--null-marker", "gone", given="zero\none\ngone\nthree\n")
+    shell.run("produce", "places", "-H", "a=1", "--null-marker", "NULL", given="zero\none\nNULL\nthree\n")
 
     def lines(*options: object) -> list[str]:
         return shell.run("consume", "places", *options).stdout.splitlines()

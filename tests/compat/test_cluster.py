@@ -149,8 +149,8 @@ def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
         wait_until(lambda: not client.request(ListPartitionReassignmentsRequest()).topics, "the reassignment is over")
 
         def placed() -> tuple[list[int], list[int], int]:
-            told = cluster.partition(TOPIC, 0)
-            return told.replicas, sorted(told.isrs), told.leader
+            received = cluster.partition(TOPIC, 0)
+            return received.replicas, sorted(received.isrs), received.leader
 
         wait_until(lambda: placed() == ([3, 2], [2, 3], 3), "3 leads and 2 follows")
         wait_until(

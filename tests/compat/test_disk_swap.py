@@ -139,9 +139,9 @@ class Visitor:
                 ask = DescribeConfigsResource(
                     resource_type=kind, resource_name=resource, configuration_keys=wanted_names
                 )
-                told = client.request(DescribeConfigsRequest(resources=[ask])).results[0]
-                assert told.error_code == 0, told.error_message
-                assert {each.name: each.value for each in told.configs} == {
+                received = client.request(DescribeConfigsRequest(resources=[ask])).results[0]
+                assert received.error_code == 0, received.error_message
+                assert {each.name: each.value for each in received.configs} == {
                     name: configs[name] for name in wanted_names
                 }
 

@@ -120,9 +120,9 @@ def test_kafkas_own_tool_moves_a_replica(node: LoneNode, kafka_tools: KafkaTools
     said = kafka_tools.run("reassign-partitions", *arguments, "--verify")
     assert said.count("completed successfully") == PARTITIONS or "is complete" in said, said
     described = kafka_tools.run("log-dirs", "--bootstrap-server", node.address, "--describe", "--topic-list", "orders")
-    told = json.loads(described[described.index("{") :].splitlines()[0])
+    received = json.loads(described[described.index("{") :].splitlines()[0])
     found = {
-        each["logDir"]: {part["partition"] for part in each["partitions"]} for each in told["brokers"][0]["logDirs"]
+        each["logDir"]: {part["partition"] for part in each["partitions"]} for each in received["brokers"][0]["logDirs"]
     }
     assert found[target] == {f"orders-{index}" for index in range(PARTITIONS)}
     node.stop()

@@ -57,9 +57,9 @@ def voters(cluster: MixedCluster) -> set[int]:
 
 def add(cluster: MixedCluster, node: MixedNode) -> None:
     def keeps_up() -> bool:
-        told = cluster.leader()[1]
-        ends = {each.replica_id: each.log_end_offset for each in told.observers}
-        return node.node_id in ends and told.high_watermark - ends[node.node_id] <= MAX_LEAD
+        received = cluster.leader()[1]
+        ends = {each.replica_id: each.log_end_offset for each in received.observers}
+        return node.node_id in ends and received.high_watermark - ends[node.node_id] <= MAX_LEAD
 
     wait_until(keeps_up, f"{node} keeps up as an observer", 60)
     listener = AddRaftVoterRequestListener(name="CONTROLLER", host="127.0.0.1", port=node.controller_port)
@@ -89,8 +89,8 @@ def endpoint_told(cluster: MixedCluster, node: MixedNode) -> int:
     """A voter's endpoint in the leader's voter set."""
     topic = DescribeQuorumRequestTopicData(topic_name=METADATA, partitions=[DescribeQuorumRequestPartitionData()])
     with BlockingConnection("127.0.0.1", cluster.leader()[0].controller_port) as client:
-        told: Any = client.request(DescribeQuorumRequest(topics=[topic]))
-    [port] = [each.listeners[0].port for each in told.nodes if each.node_id == node.node_id]
+        received: Any = client.request(DescribeQuorumRequest(topics=[topic]))
+    [port] = [each.listeners[0].port for each in received.nodes if each.node_id == node.node_id]
     return int(port)
 
 
@@ -99,7 +99,7 @@ def a_trio(tmp_path: Path, jars: Path, kinds: tuple[str, ...], **settings: Any) 
     return MixedCluster(tmp_path, jars, nodes, broker_session_timeout_ms=4_000, **settings)
 
 
-@pytest.mark.parametrize("joins", [False, True], ids=["asked", "by themselves"])
+@pytest.mark.parametrize("joins", [False, True], ids=["by request", "by themselves"])
 @pytest.mark.parametrize("kinds", [(KALDA, KAFKA, KALDA), (KAFKA, KALDA, KAFKA)])
 def test_voters_are_added_removed_and_moved(tmp_path: Path, jars: Path, kinds: tuple[str, ...], joins: bool) -> None:
     with a_trio(tmp_path, jars, kinds, dynamic=True, controller_quorum_auto_join_enable=str(joins).lower()) as cluster:
@@ -132,13 +132,13 @@ def test_voters_are_added_removed_and_moved(tmp_path: Path, jars: Path, kinds: t
             named = f"PLAINTEXT://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{node.controller_port}"
             node.properties["listeners"] = node.properties["advertised.listeners"] = named
             node.start()
-            wait_until(_is_told(cluster, node), f"the quorum knows where {node} is now", 60)
+            wait_until(_has_new_endpoint(cluster, node), f"the quorum has the new endpoint of {node}", 60)
             cluster.wait_quorum()
             change_metadata(cluster, next(changes))
         cluster.check_quiet()
 
 
-def _is_told(cluster: MixedCluster, node: MixedNode) -> Callable[[], bool]:
+def _has_new_endpoint(cluster: MixedCluster, node: MixedNode) -> Callable[[], bool]:
     return lambda: endpoint_told(cluster, node) == node.controller_port
 
 
@@ -161,7 +161,7 @@ def test_static_voters_become_dynamic(tmp_path: Path, jars: Path, kinds: tuple[s
             leader.kill()
             change_metadata(cluster, 2 * number + 1)
             leader.start()
-            told = cluster.wait_quorum()
-            assert all(voter.replica_directory_id != ZERO_UUID for voter in told.current_voters)
+            received = cluster.wait_quorum()
+            assert all(voter.replica_directory_id != ZERO_UUID for voter in received.current_voters)
             cluster.check_same_metadata()
         cluster.check_quiet()

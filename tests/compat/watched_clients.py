@@ -161,7 +161,7 @@ class Reader(threading.Thread):
         commits = self.commits + 2
         wait_until(
             lambda: self.commits >= commits and all(len(self.seen[index]) >= goal for index, goal in goals.items()),
-            "the group goes on",
+            "the group continues",
             60,
         )
 
@@ -176,5 +176,5 @@ def quorum(node: ClusterNode) -> tuple[int, int]:
         topic_name="__cluster_metadata", partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
     )
     with node.client() as client:
-        told = client.request(DescribeQuorumRequest(topics=[asked])).topics[0].partitions[0]
-    return told.leader_id, told.leader_epoch
+        received = client.request(DescribeQuorumRequest(topics=[asked])).topics[0].partitions[0]
+    return received.leader_id, received.leader_epoch

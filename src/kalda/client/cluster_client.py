@@ -173,12 +173,12 @@ class ClusterClient:
         `build` makes the request to one leader; `read` yields (partition, error code, answer) from its response. After
         a retriable error the request is repeated for the partitions without an answer. Raises `ApiError`.
         """
-        wanted = list(dict.fromkeys(partitions))
+        requested = list(dict.fromkeys(partitions))
         answers: dict[TopicPartition, R] = {}
 
         def attempt(left: Deadline) -> None:
             by_node: dict[int, list[tuple[TopicPartition, Leader]]] = {}
-            missing = [partition for partition in wanted if partition not in answers]
+            missing = [partition for partition in requested if partition not in answers]
             for partition, leader in self._leaders(missing, left).items():
                 by_node.setdefault(leader.node_id, []).append((partition, leader))
             failure: ApiError | None = None
@@ -201,7 +201,7 @@ class ClusterClient:
                 raise failure
 
         self.retrying(attempt, timeout_ms)
-        return {partition: answers[partition] for partition in wanted}
+        return {partition: answers[partition] for partition in requested}
 
     def retrying(self, attempt: Callable[[Deadline], R], timeout_ms: int | None = None) -> R:
         """Call `attempt(deadline)` until it returns, raises an error that is not retriable, or the deadline passes.
@@ -245,8 +245,8 @@ class ClusterClient:
 
     def leader(self, topic: str, partition: int, *, timeout_ms: int | None = None) -> Leader:
         """The partition's leader, perhaps from the cache; waits until there is one. Raises `ApiError`."""
-        wanted = TopicPartition(topic, partition)
-        return self.retrying(lambda left: self._leaders([wanted], left), timeout_ms)[wanted]
+        target = TopicPartition(topic, partition)
+        return self.retrying(lambda left: self._leaders([target], left), timeout_ms)[target]
 
     def leaders(
         self, partitions: Collection[TopicPartition], *, timeout_ms: int | None = None
@@ -367,19 +367,19 @@ class ClusterClient:
             for name in missing:
                 _expect_topic(name, found.get(name, UNKNOWN_TOPIC))
         leaders = {}
-        for wanted in partitions:
-            topic = self._topics[wanted.topic]
-            partition = next((p for p in topic.partitions if p.partition == wanted.partition), None)
+        for target in partitions:
+            topic = self._topics[target.topic]
+            partition = next((p for p in topic.partitions if p.partition == target.partition), None)
             if partition is None:
-                self._topics.pop(wanted.topic, None)
+                self._topics.pop(target.topic, None)
                 raise UnknownTopic(
-                    f"topic {wanted.topic} has no partition {wanted.partition}; it has {len(topic.partitions)}, "
+                    f"topic {target.topic} has no partition {target.partition}; it has {len(topic.partitions)}, "
                     f"numbered from 0"
                 )
             if partition.leader < 0 or partition.leader not in self.brokers:
-                self._topics.pop(wanted.topic, None)
-                raise refused(partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {wanted}")
-            leaders[wanted] = Leader(partition.leader, partition.leader_epoch, topic.topic_id)
+                self._topics.pop(target.topic, None)
+                raise refused(partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {target}")
+            leaders[target] = Leader(partition.leader, partition.leader_epoch, topic.topic_id)
         return leaders
 
     def _forget_leaders(self, error: ApiError, partitions: Iterable[TopicPartition]) -> None:

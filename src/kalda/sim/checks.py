@@ -261,7 +261,7 @@ class Observer:
         first = next(iter(images))
         for name, records_ in images.items():
             if records_ != images[first]:
-                self._world.violated(f"{name} and {first} know different metadata")
+                self._world.violated(f"{name} and {first} have different metadata")
 
 
 def _difference(one: Log, other: Log, compacted: bool, start: int) -> str:

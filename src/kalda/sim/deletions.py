@@ -32,11 +32,11 @@ class Deleter(Operator):
         known = self._history.deletions(partition)
         read = len(self._history.seen.get(partition, ()))
         # Records are read from the first one on, and only committed ones: so `read` is at most the high watermark.
-        offset = min(known.promised + self._rng.randint(1, _MAX_STEP), read)
-        if offset > known.promised:
-            known.asked = max(known.asked, offset)
+        offset = min(known.acknowledged + self._rng.randint(1, _MAX_STEP), read)
+        if offset > known.acknowledged:
+            known.requested = max(known.requested, offset)
             if await delete_records(self._client, partition, offset):
-                known.promised = max(known.promised, offset)
+                known.acknowledged = max(known.acknowledged, offset)
 
 
 async def delete_records(client: SimClient, partition: TopicPartition, offset: int) -> bool:

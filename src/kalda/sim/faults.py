@@ -93,7 +93,7 @@ class Faults:
     def _one(self, kind: str) -> None:
         node = self._rng.choice(list(self._cluster))
         if kind in losses.KINDS:
-            self._losses.befall(kind, node)
+            self._losses.cause(kind, node)
             return
         if kind in _ENDS and not self._losses.may_end(node):
             return
@@ -265,12 +265,12 @@ class Faults:
         return mend
 
     def _loss(self, node: SimNode) -> Mend | None:
-        weather = self._world.network.weather
-        weather.loss = self._rng.choice((0.01, 0.1, 0.3))
-        self._world.trace("network", f"loses {weather.loss:.0%}")
+        quality = self._world.network.link_quality
+        quality.loss = self._rng.choice((0.01, 0.1, 0.3))
+        self._world.trace("network", f"loses {quality.loss:.0%}")
 
         def mend() -> None:
-            weather.loss = 0.0
+            quality.loss = 0.0
 
         return mend
 

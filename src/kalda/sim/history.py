@@ -28,9 +28,9 @@ class Written:
 class Deleted:
     """The offsets below which the records of a partition may, and must, be deleted."""
 
-    asked: int = 0
+    requested: int = 0
     """Records below this may be deleted: the deletion was requested."""
-    promised: int = 0
+    acknowledged: int = 0
     """Records below this are deleted, as long as no broker restarts: the log start offset is checkpointed only at
     intervals."""
 
@@ -58,7 +58,7 @@ class History:
 
     def may_begin_at(self, partition: TopicPartition, offset: int) -> bool:
         """Whether the records below `offset` may have been deleted."""
-        return self.retires or offset <= self.deletions(partition).asked
+        return self.retires or offset <= self.deletions(partition).requested
 
     def deletions(self, partition: TopicPartition) -> Deleted:
         """The requested and acknowledged deletions of a partition."""
@@ -87,8 +87,8 @@ class History:
         """Compare a partition's final records, by offset from `start` on, with the history."""
         if start and not self.may_begin_at(partition, start):
             self._world.violated(f"{partition} begins at {start}, and no deletion up to there was requested")
-        if start < (promised := self.deletions(partition).promised) and not self.forgets_beginnings:
-            self._world.violated(f"{partition} begins at {start}, but deletion up to {promised} was acknowledged")
+        if start < (deleted := self.deletions(partition).acknowledged) and not self.forgets_beginnings:
+            self._world.violated(f"{partition} begins at {start}, but deletion up to {deleted} was acknowledged")
         places: dict[bytes, list[int]] = {}
         for offset in sorted(log):
             places.setdefault(log[offset], []).append(offset)
@@ -114,14 +114,14 @@ class History:
             found = places.get(value_of(producer, partition, number), [])
             what = f"{producer}'s record {number} of {partition}"
             if number in written.acked:
-                promised = written.acked[number]
-                if promised < start and (promised >= 0 or start):
+                offset = written.acked[number]
+                if offset < start and (offset >= 0 or start):
                     pass  # it was deleted or, without an offset, may have been
                 elif not found:
-                    self._world.violated(f"{what} was acknowledged at {promised} and is lost")
+                    self._world.violated(f"{what} was acknowledged at {offset} and is lost")
                     continue
-                elif promised >= 0 and promised not in found:
-                    self._world.violated(f"{what} was acknowledged at {promised} and is at {found}")
+                elif offset >= 0 and offset not in found:
+                    self._world.violated(f"{what} was acknowledged at {offset} and is at {found}")
             if not written.idempotent:
                 continue
             if len(found) > 1:

@@ -91,7 +91,7 @@ class Losses:
         data."""
         return self.may_end(node) and not node.machine.disk.lie_below
 
-    def befall(self, kind: str, node: SimNode) -> bool:
+    def cause(self, kind: str, node: SimNode) -> bool:
         """Cause a loss, if the invariants allow it now; returns whether it was caused."""
         if self.victim is not None or self._healing or not self._spares(node):
             return False

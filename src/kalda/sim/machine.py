@@ -97,7 +97,7 @@ class Machine:
         self.disk_delay_s = 0.002
         """The longest time before a job runs, and again before it finishes."""
         self.boot: Boot | None = None
-        self.lives: list[Boot] = []
+        self.boots: list[Boot] = []
         """Every boot so far: garbage collection of an ended one's tasks would run their `finally` blocks."""
         self.fuse: int | None = None
         """The number of operations on the disk after which power is lost; None: no such fault."""
@@ -116,8 +116,8 @@ class Machine:
         """Start a new process."""
         assert self.boot is None, f"{self.name} already has a process"
         self.network.off.discard(self.name)
-        self.boot = Boot(self.name, len(self.lives) + 1)
-        self.lives.append(self.boot)
+        self.boot = Boot(self.name, len(self.boots) + 1)
+        self.boots.append(self.boot)
         return self.boot, SimHost(self, f"{self._seed}/{self.name}/{self.boot.number}")
 
     def stopped(self) -> None:

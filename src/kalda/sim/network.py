@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 @dataclass(slots=True)
-class Weather:
+class LinkQuality:
     """The quality of all links. Delays are in seconds; `loss` is the probability that a segment is lost."""
 
     delay_min: float = 0.0001
@@ -295,7 +295,7 @@ class SimNetwork:
         self.loop = loop
         self.rng = rng
         self.kernel = contextvars.copy_context()
-        self.weather = Weather()
+        self.link_quality = LinkQuality()
         self.listeners: dict[Address, SimServer] = {}
         self.connections: dict[SimTransport, None] = {}
         self.cut: set[tuple[str, str]] = set()
@@ -326,10 +326,10 @@ class SimNetwork:
 
     def delay(self, source: str, target: str) -> float:
         """The delay of a segment that is sent now, with its retransmissions."""
-        weather, rng = self.weather, self.rng
-        delay = rng.uniform(weather.delay_min, weather.delay_max)
+        quality, rng = self.link_quality, self.rng
+        delay = rng.uniform(quality.delay_min, quality.delay_max)
         retransmit = _RETRANSMIT_S
-        while weather.loss and retransmit <= _MAX_RETRANSMIT_S and rng.random() < weather.loss:
+        while quality.loss and retransmit <= _MAX_RETRANSMIT_S and rng.random() < quality.loss:
             delay += retransmit
             retransmit *= 2
         extra = self.slow.get((source, target))

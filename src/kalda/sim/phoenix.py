@@ -132,7 +132,7 @@ class Phoenix(Operator):
         written.acked.update((number, result.base_offset + at) for at, number in enumerate(numbers))
 
     async def _read(self, life: Uuid, index: int, written: Written) -> None:
-        position = written.deleted.promised
+        position = written.deleted.acknowledged
         entry = FetchRequestFetchPartition(partition=index, fetch_offset=position, partition_max_bytes=1 << 16)
         request = FetchRequest(
             max_wait_ms=100,
@@ -146,7 +146,7 @@ class Phoenix(Operator):
             raise ApiError(ErrorCode(answer.error_code))
         data = answer.responses[0].partitions[0]
         if data.error_code:
-            if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and not max(written.deleted.asked, self._late):
+            if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and not max(written.deleted.requested, self._late):
                 self._client.world.violated(f"{NAME}-{index} of {uuid_to_text(life)} does not begin at 0")
             raise ApiError(ErrorCode(data.error_code))
         for offset, value in records_of(data.records, position):
@@ -156,10 +156,10 @@ class Phoenix(Operator):
 
     async def _shorten(self, index: int, written: Written) -> None:
         offset = self._rng.choice(list(written.acked.values())) + 1
-        if offset > written.deleted.promised:
-            written.deleted.asked = max(written.deleted.asked, offset)
+        if offset > written.deleted.acknowledged:
+            written.deleted.requested = max(written.deleted.requested, offset)
             if await delete_records(self._client, TopicPartition(NAME, index), offset):
-                written.deleted.promised = max(written.deleted.promised, offset)
+                written.deleted.acknowledged = max(written.deleted.acknowledged, offset)
             else:
                 self._late = max(self._late, offset)
 
@@ -170,7 +170,7 @@ class Phoenix(Operator):
         topic = image.topics.by_name.get(NAME)
         if topic is not None and topic.id in self._lives:
             for index, written in enumerate(self._lives[topic.id]):
-                written.deleted.asked = max(written.deleted.asked, self._late)
+                written.deleted.requested = max(written.deleted.requested, self._late)
                 for violation in _violations(written, index, topic.id, *read(TopicPartition(NAME, index))):
                     self._client.world.violated(f"{NAME}-{index} of {uuid_to_text(topic.id)}: {violation}")
 
@@ -180,8 +180,8 @@ def _violations(written: Written, index: int, life: Uuid, start: int, records: R
     places = {value: offset for offset, value in records}
     if len(places) < len(log):
         yield "a record was written twice"
-    if start > written.deleted.asked:
-        yield f"it begins at {start}, but deletions were requested up to {written.deleted.asked}"
+    if start > written.deleted.requested:
+        yield f"it begins at {start}, but deletions were requested up to {written.deleted.requested}"
     for offset, value in written.seen.items():
         if offset >= start and log.get(offset) != value:
             yield f"{value!r} was read at {offset}, and now {log.get(offset)!r} is there"

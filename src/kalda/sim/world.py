@@ -59,7 +59,7 @@ class World:
         self._trace = None
         self.loop.finish()
         for machine in self.machines.values():
-            for boot in machine.lives:
+            for boot in machine.boots:
                 boot.clear()
         self.loop.close()
         self._logger.removeHandler(self._listener)

@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 def wait(holds: Callable[[], bool], what: str) -> None:
     until = time.monotonic() + DEADLINE_S
     while not holds():
-        assert time.monotonic() < until, f"waited in vain until {what}"
+        assert time.monotonic() < until, f"not in time: {what}"
         time.sleep(0.02)
 
 

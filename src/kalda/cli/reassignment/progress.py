@@ -1,7 +1,7 @@
 """Reassignments in progress, and the bytes that remain to be copied.
 
 For an added replica the remainder is the size of the leader's log minus the size of its own log. Both grow while
-records are written, so they are requested anew each time.
+records are written, so both are requested each time.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ raises the first failure, and its message names the one that failed.
 - `offsets`: offsets of partitions by time; deletion of records
 - `nodes`: brokers, log directories
 - `features`: finalized and supported levels, and their update
-- `quorum`: the metadata quorum, and who votes in it
+- `quorum`: the metadata quorum, and its voters
 - `elections`: leader elections on request
 - `reassignments`: moving replicas to other brokers and directories
 """

@@ -33,7 +33,7 @@ class FoundOffset(NamedTuple):
 
 def list_offsets(
     cluster: ClusterClient,
-    wanted: Mapping[TopicPartition, int],
+    times: Mapping[TopicPartition, int],
     *,
     read_committed: bool = False,
     timeout_ms: int | None = None,
@@ -51,13 +51,13 @@ def list_offsets(
                 ListOffsetsPartition(
                     partition_index=partition.partition,
                     current_leader_epoch=leader.epoch,
-                    timestamp=wanted[partition],
+                    timestamp=times[partition],
                 )
             )
         return ListOffsetsRequest(
             replica_id=_CONSUMER,
             isolation_level=int(read_committed),
-            topics=[ListOffsetsTopic(name=name, partitions=asked) for name, asked in topics.items()],
+            topics=[ListOffsetsTopic(name=name, partitions=entries) for name, entries in topics.items()],
             timeout_ms=cluster.timeout_ms,
         )
 
@@ -67,7 +67,7 @@ def list_offsets(
                 found = FoundOffset(p.offset, p.timestamp, p.leader_epoch)
                 yield TopicPartition(topic.name, p.partition_index), p.error_code, found
 
-    return cluster.ask_leaders(wanted, build, read, timeout_ms=timeout_ms)
+    return cluster.ask_leaders(times, build, read, timeout_ms=timeout_ms)
 
 
 def offsets_at(cluster: ClusterClient, partitions: Collection[TopicPartition], mark: int) -> dict[TopicPartition, int]:
@@ -91,7 +91,7 @@ def delete_records(cluster: ClusterClient, before: Mapping[TopicPartition, int])
                 DeleteRecordsPartition(partition_index=partition.partition, offset=before[partition])
             )
         return DeleteRecordsRequest(
-            topics=[DeleteRecordsTopic(name=name, partitions=asked) for name, asked in topics.items()],
+            topics=[DeleteRecordsTopic(name=name, partitions=entries) for name, entries in topics.items()],
             timeout_ms=cluster.timeout_ms,
         )
 
