@@ -6,10 +6,14 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 - `quorum_side.py`: the metadata log, its loader, and with the controller role a controller
 - `broker_side.py`: with the broker role: the logs, coming up and going down
 - `services.py`: what a broker serves clients with, wired
-- `dispatch.py`: from a frame to an answer; ApiVersions
+- `pipeline.py`: from a frame to an answer, through the stages of the API's row
+- `rows.py`: a row an API: handler, authorization, quota, failure
+- `context.py`: what a handler receives and may return
+- `steps.py`: long work in steps, one in each turn of the loop
+- `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers
-- `failures.py`: how each API says that a whole request failed
+- `controller_failures.py`: how the APIs of controllers alone say that the whole request failed
 - `forwarding.py`: envelopes to and from the active controller
 - `prober.py`: probes of brokers that may be gone
 - `controller_channel.py`: requests to the active controller, wherever it is

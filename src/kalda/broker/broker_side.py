@@ -17,8 +17,8 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
+from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.dispatch import Features
 from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
 from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner, make_log_manager
 from kalda.broker.quorum_side import QuorumSide

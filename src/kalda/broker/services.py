@@ -16,11 +16,11 @@ from kalda.base.configs.without_effect import idle_changes, idle_topic_changes
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.topic_names import OFFSETS_TOPIC
+from kalda.broker.api_versions import Features
 from kalda.broker.assignments import DirectoryAssignments
 from kalda.broker.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
-from kalda.broker.dispatch import Dispatcher, Features
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.data import DataHandlers
@@ -30,10 +30,11 @@ from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
-from kalda.broker.handlers.table import handler_table
+from kalda.broker.handlers.table import broker_rows
 from kalda.broker.lifecycle import BrokerLifecycle
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.peers import BrokerPeers, ReplicaFetcherManager
+from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.publisher import BrokerPublisher
 from kalda.broker.shell import Host
 from kalda.coordinator.config import GroupCoordinatorConfig
@@ -116,7 +117,7 @@ class Services:
             config.node_id, lambda: lifecycle.broker_epoch, channel.send, timers, self._is_misplaced
         )
         self.moves = self._make_moves(host, timers, jobs)
-        handlers = handler_table(
+        rows = broker_rows(
             self._data_handlers(host),
             OffsetHandlers(self.replicas),
             self._metadata_handlers(cluster_id, auto_topics),
@@ -127,7 +128,12 @@ class Services:
             ProducerHandlers(ProducerIds(config.node_id, lambda: lifecycle.broker_epoch, channel.send)),
             Forwarding(channel),
         )
-        self.dispatcher = Dispatcher(handlers, features, config["unstable.api.versions.enable"])
+        self.pipeline = RequestPipeline(
+            rows,
+            features,
+            lambda step: timers.call_later_ms(0, step),
+            unstable_versions=config["unstable.api.versions.enable"],
+        )
         self.publisher = BrokerPublisher(
             config.node_id,
             self.cache,

@@ -1,15 +1,19 @@
 """What a broker's listener answers, one file a domain.
 
-A handler is `(context, request) -> response`, or a `Pending` of one where it must wait. It decides nothing itself: it
-asks the floor that knows, and says the result in the words of the API.
+A handler is `(context, request) -> reply` (see `kalda.broker.context`). It decides nothing itself: it calls the floor
+that does, and puts the result into the API's response. Each file declares the rows of its APIs, and beside them the
+functions that make the response to a request which failed as a whole.
 
 - `data`: Produce, Fetch
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
 - `groups`: the group APIs, handed to the coordinator
-- `configs`: DescribeConfigs, ListConfigResources
+- `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
+- `config_descriptions`: the answer to DescribeConfigs, made in steps
 - `describe`: DescribeProducers, client quotas, SCRAM credentials
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
 - `producers`: InitProducerId
-- `table`: which of these a listener serves
+- `forwarded`: what the active controller answers
+- `shared`: failures of APIs that both kinds of listener serve
+- `table`: the rows of a broker's listener
 """
