@@ -53,16 +53,16 @@ def request(world: World, acks: int, *indexes: int) -> ProduceRequest:
 
 
 class FakeConnection:
-    """What a handler does to a connection."""
+    """Records which methods a handler calls."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def answer_alone(self) -> None:
-        self.told.append("alone")
+        self.calls.append("alone")
 
     def close(self) -> None:
-        self.told.append("close")
+        self.calls.append("close")
 
 
 def handler(world: World) -> tuple[DataHandlers, RequestContext, FakeConnection]:
@@ -79,7 +79,7 @@ def test_the_logs_of_a_request_are_opened_together() -> None:
     waiting = handlers.produce(context, request(world, 1, 0, 1, 2))
     assert isinstance(waiting, Pending)
     assert not waiting.done
-    assert connection.told == ["alone"], "what comes next on this connection waits"
+    assert connection.calls == ["alone"], "the next request of this connection waits"
     assert len(world.waiting) == 1
     assert [each.log.log_end_offset for each in partitions] == [1, 1, 1]
     world.let_jobs_run()
@@ -87,7 +87,7 @@ def test_the_logs_of_a_request_are_opened_together() -> None:
     assert [(each.index, each.base_offset, each.error_code) for each in answers] == [(0, 1, 0), (1, 1, 0), (2, 1, 0)]
     again = handlers.produce(context, request(world, 1, 0, 1, 2))
     assert not isinstance(again, Pending)
-    assert connection.told == ["alone"]
+    assert connection.calls == ["alone"]
 
 
 def test_without_an_answer_they_are_opened_too() -> None:
@@ -99,7 +99,7 @@ def test_without_an_answer_they_are_opened_too() -> None:
     assert isinstance(waiting.value, Encoded)
     assert waiting.value.buffers == []
     assert partitions[1].log.log_end_offset == 2
-    assert connection.told == ["alone"]
+    assert connection.calls == ["alone"]
     assert handlers.produce(context, request(world, 0, 1)) is None
 
 

@@ -13,7 +13,7 @@ It owns the clock, threads, sockets and files; it decides nothing that a floor b
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers
-- `controller_failures.py`: how the APIs of controllers alone say that the whole request failed
+- `controller_failures.py`: how the APIs of controllers alone report that the whole request failed
 - `forwarding.py`: envelopes to and from the active controller
 - `prober.py`: probes of brokers that may be gone
 - `controller_channel.py`: requests to the active controller, wherever it is

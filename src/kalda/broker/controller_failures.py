@@ -1,4 +1,4 @@
-"""How the APIs of controllers alone say that the whole request failed: Vote (52) to AssignReplicasToDirs (73).
+"""How the APIs of controllers alone report that the whole request failed: Vote (52) to AssignReplicasToDirs (73).
 
 All of them have one error code on top. Those that brokers forward are in `handlers.forwarded`.
 """

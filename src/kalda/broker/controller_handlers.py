@@ -259,8 +259,8 @@ class ControllerHandlers:
     def _broker_heartbeat(
         self, context: RequestContext, request: BrokerHeartbeatRequest
     ) -> Pending[BrokerHeartbeatResponse]:
-        """A heartbeat, and over which connection it came. Registrations are not remembered: a broker is fenced until
-        its first heartbeat."""
+        """Handle a heartbeat, and note over which connection it came. Registrations need no such note: a broker is
+        fenced until its first heartbeat."""
         reply = self._controller.handle_broker_heartbeat(request, context, self._clock.mono_ms())
         self._on_handled()
         self._brokers[context.connection.id] = (request.broker_id, request.broker_epoch)

@@ -80,7 +80,7 @@ class Unwrapping:
     """The controller's side: a request out of an envelope is answered as if its client were connected here."""
 
     def __init__(self, rows: Iterable[Row], answer: Callable[[RequestContext], Answer]) -> None:
-        """`answer` runs the request through the pipeline of the listener, whose rows say what an envelope may hold."""
+        """`answer` runs the request through the pipeline of the listener, whose rows mark what an envelope may hold."""
         self._forwarded = frozenset(row.key for row in rows if row.forwarded)
         self._answer = answer
 

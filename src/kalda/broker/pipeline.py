@@ -5,8 +5,8 @@ first request of that version arrives, and kept as a route: a stage that has not
 request that does not wait costs no task, future or closure: its handler returns the response, which is encoded on the
 same stack.
 
-A listener's rows say which APIs it serves; ApiVersions announces exactly these. An unsupported version of any API but
-ApiVersions closes the connection, as in Kafka: the client has ignored what ApiVersions announced.
+A listener serves the APIs that have a row, and ApiVersions announces exactly these. An unsupported version of any API
+but ApiVersions closes the connection, as in Kafka: the client has ignored what ApiVersions announced.
 
 A response is charged when it is known and before it is encoded, so that it can carry the throttle time. The connection
 is muted at the same moment: the answer still leaves at once, and the client's next request waits (KIP-219). A response
@@ -56,7 +56,7 @@ class Served:
         self.has_throttle_time = is_charged and _has_throttle_time(response, version)
         """Whether the response has `throttle_time_ms` in this version; False where the route is not charged."""
         self.at_once: type[Response] = _Charged if is_charged else response
-        """The class of the replies that are encoded without a further look. On a charged route no reply is of it."""
+        """The class of the replies that are encoded at once. On a charged route no reply is of it."""
 
 
 Route = tuple[Handler, Callable[[Buffer, int], tuple[Any, int]], type[Response], Callable[..., list[Buffer]], Served]

@@ -1,7 +1,7 @@
 """A row for each API that a listener serves: its handler, and all that the request pipeline does around it.
 
 Rows are declared beside the handlers. What the pipeline can decide without the handler is a field of the row: whether
-the caller may send such a request at all (`authorize`), which quota pays for it (`quota`), and how its response says
+the caller may send such a request at all (`authorize`), which quota pays for it (`quota`), and how its response reports
 that the whole request failed (`failed`). `Authorizer` and `Throttle` are the interfaces of the floors that decide about
 the first two.
 """
@@ -68,7 +68,7 @@ class Row(NamedTuple):
     key: ApiKey
     handler: Callable[[RequestContext, Any], Reply[Any]]
     failed: Callable[[Any, int, ApiError], Response | None]
-    """`(request, version, error)`: the response which says that the whole request failed, as `getErrorResponse` of
+    """`(request, version, error)`: the response to a request that failed as a whole, as `getErrorResponse` of
     Apache Kafka's class of that request. None where the client expects no response: its connection is closed instead.
     """
     authorize: Callable[[Caller, Any], ApiError | None] | Authorization
@@ -119,5 +119,5 @@ def on_group(operation: AclOperation) -> Callable[[Caller, _NamesGroup], ApiErro
 
 
 def message_of(error: ApiError) -> str | None:
-    """What a response's `error_message` says of a failure. What is the server's own fault is not shown to clients."""
+    """The `error_message` of a response. A fault of the server itself has none: its text is not for clients."""
     return None if error.code is ErrorCode.UNKNOWN_SERVER_ERROR else error.message or None

@@ -24,7 +24,7 @@ NextTurn = Callable[[Callable[[], None]], object]
 
 
 class _Work(Generic[T]):
-    """A generator and who waits for what it returns."""
+    """A generator, and the pending answer that settles with what it returns."""
 
     __slots__ = ("pending", "steps")
 

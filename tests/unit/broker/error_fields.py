@@ -1,4 +1,4 @@
-"""What a decoded response says of failures, wherever its API has the fields for that."""
+"""The error codes and messages of a decoded response, at every place where its API has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each API says that a whole request failed, in every version, where its clients look for it.
+"""Each API reports that a whole request failed, in every version, in the fields that its clients read.
 
 `tests/golden/broker` has what Apache Kafka answers: the error responses of its own request classes.
 """

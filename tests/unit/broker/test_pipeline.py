@@ -81,7 +81,7 @@ def heartbeats(handler: Handler, authorize: Any = ANYONE, quota: QuotaClass = Qu
     return Row(ApiKey.HEARTBEAT, handler, heartbeat_failed, authorize, quota)
 
 
-# -- who asks
+# -- the caller
 
 
 def test_a_context_is_the_caller() -> None:

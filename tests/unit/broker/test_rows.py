@@ -1,9 +1,10 @@
-"""The tables of both listeners: which APIs have a row, and whom a row refuses."""
+"""The tables of both listeners: which APIs have a row, and which rights a request needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from all_rows import rows_of_brokers, rows_of_controllers
@@ -129,7 +130,7 @@ def checked(rows: Callable[[], list[Row]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("row", "version"), checked(rows_of_brokers) + checked(rows_of_controllers))
-def test_whoever_may_do_nothing_is_refused_as_a_whole(row: Row, version: int) -> None:
+def test_a_caller_without_rights_is_refused_as_a_whole(row: Row, version: int) -> None:
     response = refusal(row, version, DenyAll())
     if row.key is ApiKey.DESCRIBE_LOG_DIRS and version < 3:
         assert response.results == []
@@ -180,8 +181,6 @@ def test_an_idempotent_producer_needs_a_topic_to_write_to_or_idempotent_write() 
 
 
 def test_envelopes_are_for_brokers() -> None:
-    from unittest.mock import MagicMock, Mock
-
     configs = ConfigHandlers(1, Mock(), MagicMock())
     handlers = ControllerHandlers(Mock(), Mock(), Mock(), Mock(), "cluster", configs, Mock())
     pipeline = handlers.pipeline(features, lambda step: None, authorizer=DenyAll())

@@ -7,7 +7,7 @@ functions that make the response to a request which failed as a whole.
 - `data`: Produce, Fetch
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
-- `groups`: the group APIs, handed to the coordinator
+- `groups`: the group APIs, passed to the coordinator
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
 - `config_descriptions`: the answer to DescribeConfigs, made in steps
 - `describe`: DescribeProducers, client quotas, SCRAM credentials

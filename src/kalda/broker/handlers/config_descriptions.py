@@ -224,7 +224,7 @@ def describe_configs_failed(request: DescribeConfigsRequest, version: int, error
 
 
 def check_broker(broker_id: int, name: str) -> None:
-    """Raises `ApiError` where `name` is another broker: each knows only its own configs."""
+    """Raises `ApiError` where `name` is another broker: each broker has only its own configs."""
     if name != str(broker_id):
         raise ApiError(
             ErrorCode.INVALID_REQUEST,

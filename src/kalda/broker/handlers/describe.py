@@ -194,7 +194,7 @@ def _quota_entry(parts: Mapping[str, str | None], quotas: Mapping[str, float]) -
     )
 
 
-# How each API says that the whole request failed.
+# How each API reports that the whole request failed.
 
 
 def describe_producers_failed(

@@ -1,4 +1,4 @@
-"""How forwarded APIs say that the whole request failed.
+"""How forwarded APIs report that the whole request failed.
 
 The handler of these APIs on a broker is `Forwarding.forward`; on a controller the active controller or the quorum
 answers. Both kinds of listener report a failure in the same way.

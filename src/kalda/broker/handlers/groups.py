@@ -114,7 +114,7 @@ class GroupHandlers:
         return response
 
 
-# How each API says that the whole request failed.
+# How each API reports that the whole request failed.
 
 
 def join_group_failed(request: JoinGroupRequest, version: int, error: ApiError) -> JoinGroupResponse:

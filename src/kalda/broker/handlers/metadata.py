@@ -56,7 +56,7 @@ CLUSTER_OPERATIONS = AclOperation.bits(
 )
 GROUP_COORDINATOR = 0
 _OMITTED = -(2**31)
-"""Authorized operations that the request does not ask for."""
+"""The authorized operations of a response whose request does not include them."""
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
 
@@ -109,7 +109,7 @@ class MetadataHandlers:
                 ErrorCode.INVALID_REQUEST, f"Topic ids are not supported in requests of version {context.api_version}"
             )
         if not by_id and any(topic.name is None for topic in request.topics or ()):
-            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is asked for by neither name nor id")
+            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is requested by neither name nor id")
         if context.connection.unanswered:
             return Encoded(AtTurn(lambda: self._encoded(context, request)))
         return Encoded(self._encoded(context, request))
@@ -145,15 +145,19 @@ class MetadataHandlers:
             response.topics = [self._topic_entry(context, request, topics[name]) for name in sorted(topics)]
             return response, complete
         missing: list[str] = []
-        for asked in _distinct(request.topics):
-            if by_id and asked.topic_id == ZERO_UUID:
+        for requested in _distinct(request.topics):
+            if by_id and requested.topic_id == ZERO_UUID:
                 continue
-            topic = cache.topic_by_id(asked.topic_id) if asked.topic_id != ZERO_UUID else cache.topic(asked.name or "")
+            topic = (
+                cache.topic_by_id(requested.topic_id)
+                if requested.topic_id != ZERO_UUID
+                else cache.topic(requested.name or "")
+            )
             if topic is not None:
                 response.topics.append(self._topic_entry(context, request, topic))
             else:
                 complete = False
-                response.topics.append(self._missing_entry(asked, version, missing))
+                response.topics.append(self._missing_entry(requested, version, missing))
         if missing and request.allow_auto_topic_creation:
             self._auto_topics.create(missing)
         return response, complete
@@ -169,12 +173,14 @@ class MetadataHandlers:
             topic_authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else _OMITTED,
         )
 
-    def _missing_entry(self, asked: MetadataRequestTopic, version: int, missing: list[str]) -> MetadataResponseTopic:
+    def _missing_entry(
+        self, requested: MetadataRequestTopic, version: int, missing: list[str]
+    ) -> MetadataResponseTopic:
         """A topic that does not exist; its name is added to `missing` where it could be created."""
-        if asked.topic_id != ZERO_UUID:
+        if requested.topic_id != ZERO_UUID:
             name = None if version >= 12 else ""
-            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=asked.topic_id)
-        name = asked.name or ""
+            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=requested.topic_id)
+        name = requested.name or ""
         code = ErrorCode.INVALID_TOPIC_EXCEPTION
         if is_topic_name(name):
             missing.append(name)
@@ -332,7 +338,7 @@ def _distinct(topics: list[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
     return list({(topic.name, topic.topic_id): topic for topic in topics}.values())
 
 
-# How each API says that the whole request failed.
+# How each API reports that the whole request failed.
 
 
 def metadata_failed(request: MetadataRequest, version: int, error: ApiError) -> MetadataResponse:

@@ -113,22 +113,22 @@ class OffsetHandlers:
             answer = answers.get(topic.name)
             if answer is None:
                 answer = answers[topic.name] = ListOffsetsTopicResponse(name=topic.name)
-            for asked in topic.partitions:
-                key = (topic.name, asked.partition_index)
+            for requested in topic.partitions:
+                key = (topic.name, requested.partition_index)
                 if key in results:
                     # A partition that is named twice has one result, which is an error: the two may differ.
                     searches.pop(key, None)
                     _fill(results[key], _NOTHING)
                     results[key].error_code = ErrorCode.INVALID_REQUEST
                     continue
-                result = results[key] = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
+                result = results[key] = ListOffsetsPartitionResponse(partition_index=requested.partition_index)
                 answer.partitions.append(result)
                 try:
-                    if context.api_version < _OLDEST_VERSION_OF.get(asked.timestamp, 0):
+                    if context.api_version < _OLDEST_VERSION_OF.get(requested.timestamp, 0):
                         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
                     partition = self._replicas.get(*key)
-                    partition.check_leader(asked.current_leader_epoch)
-                    found = self._find(partition, request, asked)
+                    partition.check_leader(requested.current_leader_epoch)
+                    found = self._find(partition, request, requested)
                 except ApiError as error:
                     result.error_code = error.code
                     if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and context.api_version < _FIRST_NOT_AVAILABLE:
@@ -144,12 +144,14 @@ class OffsetHandlers:
             return _without_epochs(done)
         return done
 
-    def _find(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> Found | _Search:
+    def _find(
+        self, partition: Partition, request: ListOffsetsRequest, requested: ListOffsetsPartition
+    ) -> Found | _Search:
         """The offset, or the search for it where the disk has to be read."""
         log = partition.log
         epochs = log.leader_epochs
-        end = self._visible_end(partition, request, asked)
-        match asked.timestamp:
+        end = self._visible_end(partition, request, requested)
+        match requested.timestamp:
             case OffsetSpec.LATEST:
                 return Found(-1, end, partition.leader_epoch)
             case OffsetSpec.EARLIEST | OffsetSpec.EARLIEST_LOCAL:
@@ -166,10 +168,10 @@ class OffsetHandlers:
                 search = log.timestamp_job(timestamp)
         return _Search(search, end)
 
-    def _visible_end(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> int:
+    def _visible_end(self, partition: Partition, request: ListOffsetsRequest, requested: ListOffsetsPartition) -> int:
         if request.replica_id >= 0 or request.replica_id == -2:
             return partition.log.log_end_offset
-        if asked.timestamp not in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL) and partition.knows_too_little:
+        if requested.timestamp not in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL) and partition.knows_too_little:
             # The end that clients see must never go back, and the high watermark of this new leader may be lower
             # than the one that its predecessor has shown.
             raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE)
@@ -210,13 +212,13 @@ class OffsetHandlers:
         for topic in request.topics:
             answer = OffsetForLeaderTopicResult(topic=topic.topic)
             response.topics.append(answer)
-            for asked in topic.partitions:
-                result = OffsetForLeaderEpochResponseEpochEndOffset(partition=asked.partition)
+            for requested in topic.partitions:
+                result = OffsetForLeaderEpochResponseEpochEndOffset(partition=requested.partition)
                 answer.partitions.append(result)
                 try:
-                    partition = self._replicas.get(topic.topic, asked.partition)
-                    partition.check_leader(asked.current_leader_epoch)
-                    result.leader_epoch, result.end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+                    partition = self._replicas.get(topic.topic, requested.partition)
+                    partition.check_leader(requested.current_leader_epoch)
+                    result.leader_epoch, result.end_offset = partition.log.end_offset_for_epoch(requested.leader_epoch)
                 except ApiError as error:
                     result.error_code = error.code
         return response
@@ -233,15 +235,15 @@ class OffsetHandlers:
         for topic in request.topics:
             answer = DeleteRecordsTopicResult(name=topic.name)
             response.topics.append(answer)
-            for asked in topic.partitions:
-                result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
+            for requested in topic.partitions:
+                result = DeleteRecordsPartitionResult(partition_index=requested.partition_index, low_watermark=-1)
                 answer.partitions.append(result)
                 try:
-                    partition = self._replicas.get(topic.name, asked.partition_index)
+                    partition = self._replicas.get(topic.name, requested.partition_index)
                     if topic.name in INTERNAL_TOPICS:
                         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)
-                    result.low_watermark = partition.delete_records(asked.offset)
-                    goal = partition.log.high_watermark if asked.offset == -1 else asked.offset
+                    result.low_watermark = partition.delete_records(requested.offset)
+                    goal = partition.log.high_watermark if requested.offset == -1 else requested.offset
                     if result.low_watermark < goal:
                         waiting_for[partition], results[partition] = goal, result
                 except ApiError as error:
@@ -298,7 +300,7 @@ def _fill(result: ListOffsetsPartitionResponse, found: Found) -> None:
     result.timestamp, result.offset, result.leader_epoch = found
 
 
-# How each API says that the whole request failed.
+# How each API reports that the whole request failed.
 
 
 def list_offsets_failed(request: ListOffsetsRequest, version: int, error: ApiError) -> ListOffsetsResponse:

@@ -1,4 +1,4 @@
-"""How APIs that both kinds of listener serve say that the whole request failed: Fetch (1), DescribeCluster (60).
+"""Failures of APIs that both kinds of listener serve: Fetch (1), DescribeCluster (60).
 
 Their handlers differ. What both listeners forward or take from envelopes is in `forwarded`.
 """
