@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-from paper_connection import PaperConnection, read_answer
+from paper_connection import CORRELATION_ID, PaperConnection, read_answer
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
@@ -19,7 +20,9 @@ from kalda.broker.handlers.groups import heartbeat_failed, list_groups_failed
 from kalda.broker.handlers.metadata import metadata_failed
 from kalda.broker.pipeline import Handler, RequestPipeline
 from kalda.broker.rows import Authorization, QuotaClass, Row, on_group
+from kalda.broker.shell import SystemClock
 from kalda.network.connection import Answer, AtTurn, Connection
+from kalda.network.server import Server
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller
 from kalda.protocol.framing import encode_request, encode_response
@@ -449,3 +452,42 @@ def test_a_fault_in_a_later_step_fails_the_request(caplog: pytest.LogCaptureFixt
     codes = [read_answer(answer, LIST, 5).error_code for answer in answers]
     assert codes == [ErrorCode.UNKNOWN_SERVER_ERROR, 2]
     assert "broken step" in caplog.text
+
+
+# -- over sockets
+
+
+def test_a_throttled_connection_waits_while_another_is_served() -> None:
+    class OnlyFirst(Throttle):
+        def charge(self, context: RequestContext, *charged: Any) -> int:
+            super().charge(context, *charged)
+            return 3_600_000 if context.client_id == "greedy" else 0
+
+    async def ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], client_id: str, times: int) -> Any:
+        """Send the request so many times, and read one answer."""
+        reader, writer = streams
+        body = b"".join(encode_request(HEARTBEAT, 4, CORRELATION_ID, client_id))
+        writer.write((len(body).to_bytes(4, "big") + body) * times)
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        return read_answer([await reader.readexactly(size)], HEARTBEAT, 4)
+
+    async def scenario() -> None:
+        throttle = OnlyFirst(0)
+        row = heartbeats(lambda context, request: HeartbeatResponse())
+        pipeline = RequestPipeline([row], features, asyncio.get_running_loop().call_soon, throttle=throttle)
+        server = Server(SystemClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, pipeline.on_frame)
+        greedy = await asyncio.open_connection("127.0.0.1", listener.port)
+        modest = await asyncio.open_connection("127.0.0.1", listener.port)
+        assert (await ask(greedy, "greedy", 2)).throttle_time_ms == 3_600_000
+        for _ in range(3):
+            assert (await ask(modest, "modest", 1)).throttle_time_ms == 0
+        assert [each.requests for each in server.connections.values()] == [1, 3]
+        await server.stop()
+        assert await greedy[0].read() == b"", "the second request of the muted connection has no answer"
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(bounded())
