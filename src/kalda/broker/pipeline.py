@@ -116,10 +116,10 @@ class RequestPipeline:
             return encode(header.correlation_id, reply)
         if reply is None and not served.is_charged:
             return None
-        if isinstance(reply, Pending):
-            return self._later(served, context, request, reply)
         if isinstance(reply, Encoded) and not served.is_charged:
             return reply.buffers
+        if isinstance(reply, Pending):
+            return self._later(served, context, request, reply)
         if isinstance(reply, GeneratorType):
             return self._in_steps(served, context, request, reply)
         return self._known(served, context, request, cast(Known[Response], reply))
