@@ -103,9 +103,13 @@ class RequestPipeline:
             context = RequestContext(connection, header, frame, self._authorizer)
         else:
             header = context.header
-        route = self._routes.get(header[:2]) or self._new_route(context)
-        if route is None:
-            return encode_response(header.correlation_id, unsupported_api_versions(), 0)
+        try:
+            route = self._routes[header[:2]]
+        except KeyError:
+            made = self._new_route(context)
+            if made is None:
+                return encode_response(header.correlation_id, unsupported_api_versions(), 0)
+            route = made
         handler, decode, at_once, encode, served = route
         request, _ = decode(frame, header.body_at)
         try:
@@ -116,10 +120,10 @@ class RequestPipeline:
             return encode(header.correlation_id, reply)
         if reply is None and not served.is_charged:
             return None
-        if isinstance(reply, Pending):
-            return self._later(served, context, request, reply)
         if isinstance(reply, Encoded) and not served.is_charged:
             return reply.buffers
+        if isinstance(reply, Pending):
+            return self._later(served, context, request, reply)
         if isinstance(reply, GeneratorType):
             return self._in_steps(served, context, request, reply)
         return self._known(served, context, request, cast(Known[Response], reply))
