@@ -103,9 +103,13 @@ class RequestPipeline:
             context = RequestContext(connection, header, frame, self._authorizer)
         else:
             header = context.header
-        route = self._routes.get(header[:2]) or self._new_route(context)
-        if route is None:
-            return encode_response(header.correlation_id, unsupported_api_versions(), 0)
+        try:
+            route = self._routes[header[:2]]
+        except KeyError:
+            made = self._new_route(context)
+            if made is None:
+                return encode_response(header.correlation_id, unsupported_api_versions(), 0)
+            route = made
         handler, decode, at_once, encode, served = route
         request, _ = decode(frame, header.body_at)
         try:
