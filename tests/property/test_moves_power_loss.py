@@ -198,9 +198,9 @@ def _swap_at_once(patch: pytest.MonkeyPatch) -> None:
     def swap(self: DirMoves, move: _Move) -> None:
         if move.state is _State.RECORDED and move.partition.hold_flushes():
             move.state = _State.HOLDING
-            new = self._logs.futures.swap(move.partition.topic_partition)
+            move.partition.log = self._logs.futures.swap(move.partition.topic_partition)
             del self._moves[move.partition.topic_partition]
-            self._release(move, new)
+            self._release(move)
         else:
             self._retry_later(move)
 

@@ -243,10 +243,10 @@ class DirMoves:
         if move.state in (_State.REPORTED, _State.RECORDED) and move.current_dir_id is not None:
             self._assign(move.partition.topic_id, topic_partition.partition, move.current_dir_id, _nothing)
 
-    def _release(self, move: _Move, new: Log | None = None) -> None:
+    def _release(self, move: _Move) -> None:
         if move.state is _State.HOLDING:
             move.state = _State.RECORDED
-            move.partition.release_flushes(new)
+            move.partition.release_flushes()
 
     def _retry_later(self, move: _Move) -> None:
         """Take the next step after a pause."""
@@ -440,10 +440,26 @@ class DirMoves:
         elif not futures.is_as_durable(topic_partition):
             self._sync(move)
         else:
-            new = futures.swap(topic_partition)
+            home = self._logs.dir_of(topic_partition)
+            assert home is not None, f"{topic_partition} has a log"
+            partition.log = futures.swap(topic_partition)
             del self._moves[topic_partition]
-            self._release(move, new)
             log.info("%s is now in %s", topic_partition, move.target.path)
+            self._sync_names(move, home)
+
+    def _sync_names(self, move: _Move, home: LogDir) -> None:
+        """Sync what was renamed, and only then begin flushes again."""
+        job = self._logs.futures.names_job(home, move.target)
+        self._jobs_running += 1
+
+        def finish(_: None, error: BaseException | None) -> None:
+            self._jobs_running -= 1
+            assert error is None, "the job keeps its errors until it is finished"
+            job.finish()
+            self._release(move)
+            self._turn.run()
+
+        self._jobs.run(job.run, finish)
 
     def _sync(self, move: _Move) -> None:
         self._logs.futures.align_epochs(move.partition.topic_partition)

@@ -305,11 +305,9 @@ class Partition:
         self._flushes = _FlushState.HELD
         return True
 
-    def release_flushes(self, log: Log | None = None) -> None:
-        """Begin flushes again. `log` has taken the place of the former log, where it is given."""
+    def release_flushes(self) -> None:
+        """Begin flushes again, of the log that there is now."""
         self._flushes = _IDLE
-        if log is not None:
-            self.log = log
         if self.log.offline:
             return
         if self.log.recovery_point < self._flush_to:

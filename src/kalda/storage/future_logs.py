@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, is_reserved
+from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.naming import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX, dir_name, marked_dir_name
@@ -181,6 +183,9 @@ class FutureLogs:
     def swap(self, topic_partition: TopicPartition) -> Log:
         """The future log, which has all that the log has, becomes the log; the old one is deleted later.
 
+        Nothing may be flushed to the new log before `names_job` is done: a loss of power could bring back the name of
+        the old one, which would be served without the flushed records where the new one's directory fails as well.
+
         Raises KAFKA_STORAGE_ERROR: then the log is still the same one, unless its own disk failed.
         """
         current, future = self._manager.get(topic_partition), self._logs[topic_partition]
@@ -218,10 +223,19 @@ class FutureLogs:
             disk.remove_tree(away)
 
         now_ms = self._now_ms()
-        self._manager.upkeep.remove_later(target, now_ms, lambda disk: disk.sync_dir(target.path))
-        self._manager.upkeep.remove_later(home, now_ms, lambda disk: disk.sync_dir(home.path))
         self._manager.upkeep.remove_later(home, now_ms + current.config.file_delete_delay_ms, remove)
         return future
+
+    def names_job(self, home: LogDir, target: LogDir) -> Job[None]:
+        """A job that syncs what `swap` has renamed, in both directories. One that fails is offline then."""
+        dirs = self._manager.dirs
+        return Job.together(
+            f"sync the names in {home.path} and {target.path}",
+            [
+                dirs.job(each, f"sync the names in {each.path}", partial(each.disk.sync_dir, each.path))
+                for each in (target, home)
+            ],
+        )
 
     # Start
 
