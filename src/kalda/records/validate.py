@@ -12,7 +12,9 @@ number where there is a producer id. Bytes behind the batch that cannot be a bat
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -39,10 +41,20 @@ from kalda.records.batch import (
     read_header,
     stamp_known,
     write_crc,
+    write_header,
 )
-from kalda.records.builder import Record, decode_section, records_section, seal
+from kalda.records.builder import read_records, seal
 from kalda.records.checksum import crc32c
-from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
+from kalda.records.compression import (
+    MAX_DECOMPRESSED_BYTES,
+    Buffer,
+    Compression,
+    PackedTooLarge,
+    Packer,
+    unfold,
+    unfold_small,
+)
+from kalda.records.scan import RecordScan
 
 UNBOUNDED_MS: Final = 2**63 - 1
 """The default of `message.timestamp.before.max.ms`: as old as one likes."""
@@ -55,8 +67,29 @@ _LENGTH = Struct(">i")
 _INT16 = Struct(">h")
 _INT64 = Struct(">q")
 _SHOWN_ERRORS: Final = 3
+_LEAST_INT64: Final = -(2**63)
+_LARGEST_INT64: Final = 2**63 - 1
+_MAX_REBUILT: Final = 10_000
+_LEAST_COST_BYTES: Final = 4096
+"""What the smallest piece counts in a budget: pieces of a few bytes take their time too."""
+
+_SMALL_BYTES: Final = 32 * 1024
+_SMALL_UNFOLDED_BYTES: Final = 128 * 1024
+MAX_RECORD_ERRORS: Final = 100
+"""So many refused records are named in an answer, however many a batch has."""
+
+READ_AT_ONCE_BYTES: Final = 1024 * 1024
+"""Records of so many bytes are read where the request is handled, in some 3 ms at most; more of them on a thread."""
 _LAST_CODEC: Final = int(Compression.ZSTD)
 _new_tuple = tuple.__new__
+
+
+class ReadRecords(Enum):
+    """The values of `kalda.validate.records`."""
+
+    ALL = "all"
+    UNCOMPRESSED = "uncompressed"
+    NONE = "none"
 
 
 class RecordError(NamedTuple):
@@ -99,16 +132,23 @@ class RecordRules:
     compacted: bool = False
     max_message_bytes: int = 1_048_588
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
-    headers_suffice: bool = field(init=False)
-    """True where a batch with CreateTime and a sane largest timestamp need not be looked into."""
+    read: ReadRecords = ReadRecords.ALL
+    """`kalda.validate.records`: which batches of clients are read even where their headers would suffice."""
+    reads: tuple[bool, ...] = field(init=False)
+    """By codec id: whether the records of clients are read, because of `read` or because of a rule that no header can
+    answer for: keys in a compacted topic, and a bound on old timestamps."""
+
+    def time_bounds(self, now_ms: int) -> tuple[int, int]:
+        """The earliest and the latest timestamp that a record may have."""
+        return max(_LEAST_INT64, now_ms - self.timestamp_before_max_ms), min(
+            _LARGEST_INT64, now_ms + self.timestamp_after_max_ms
+        )
 
     def __post_init__(self) -> None:
-        suffice = (
-            not self.compacted
-            and self.timestamp_type is TimestampType.CREATE
-            and self.timestamp_before_max_ms == UNBOUNDED_MS
-        )
-        object.__setattr__(self, "headers_suffice", suffice)
+        demanded = self.compacted or self.timestamp_before_max_ms != UNBOUNDED_MS
+        packed = demanded or self.read is ReadRecords.ALL
+        plain = demanded or self.read is not ReadRecords.NONE
+        object.__setattr__(self, "reads", (plain, *[packed] * COMPRESSION_MASK))
 
 
 def compression_of_config(compression_type: str) -> Compression | None:
@@ -158,12 +198,14 @@ def validate_produced(
     leader_epoch: int,
     now_ms: int,
     from_client: bool = True,
+    reading: Reading | None = None,
 ) -> ValidatedRecords:
     """Check the batch in `records`, give it `first_offset` and `leader_epoch`, and return it.
 
     `records` is written to, and is the result's buffer unless the batch was recompressed. `from_client` is false for
     the broker's own coordinators, whose control batches and offsets are trusted. Raises `RecordsRefused`, or
-    `CorruptRecord` for bad bytes.
+    `CorruptRecord` for bad bytes; `Unfinished` for a batch that takes long to read, which is to be given again with
+    that `reading` when it is done.
     """
     buf = records if type(records) is memoryview else memoryview(records)
     header = peek_header(buf) if len(buf) >= HEADER_SIZE else None
@@ -203,12 +245,13 @@ def validate_produced(
     append_time_ms = NO_TIMESTAMP
     if (
         recompress
-        or not rules.headers_suffice
+        or rules.timestamp_type
         or codec_id > _LAST_CODEC
         or attributes & TIMESTAMP_TYPE_BIT
         or not base_timestamp <= max_timestamp <= now_ms + rules.timestamp_after_max_ms
+        or (rules.reads[codec_id] and from_client and not _is_sound(buf, header, rules, now_ms))
     ):
-        buf, header = _adapt(buf, BatchHeader(*header), rules, now_ms, recompress)
+        buf, header = _adapt(buf, BatchHeader(*header), rules, now_ms, recompress, reading)
         length, max_timestamp = header.batch_length, header.max_timestamp
         if rules.timestamp_type is TimestampType.LOG_APPEND:
             append_time_ms = now_ms
@@ -216,6 +259,33 @@ def validate_produced(
     stamped = _new_tuple(BatchHeader, (first_offset, length, leader_epoch, *header[3:]))
     last_offset = first_offset + delta
     return _new_tuple(ValidatedRecords, (buf, stamped, max_timestamp, last_offset, append_time_ms))
+
+
+def _is_sound(buf: memoryview, header: tuple[int, ...], rules: RecordRules, now_ms: int) -> bool:
+    """The common case in few calls: a batch of moderate size with CreateTime, and all is as its header and the rules
+    say. Where it is not, `Reading` finds out why; also where the records are so many that a thread should read them."""
+    _, length, _, _, _, attributes, _, base_timestamp, max_timestamp, _, _, _, count = header
+    codec_id = attributes & COMPRESSION_MASK
+    try:
+        if codec_id:
+            if length > _SMALL_BYTES:
+                return False
+            section = unfold_small(Compression(codec_id), buf[HEADER_SIZE:], _SMALL_UNFOLDED_BYTES)
+            if section is None:
+                return False
+            found = codec.survey(section, 0, len(section), count, base_timestamp)
+        elif length > READ_AT_ONCE_BYTES:
+            return False
+        else:
+            found = codec.survey(buf, HEADER_SIZE, length + LOG_OVERHEAD, count, base_timestamp)
+    except CorruptRecord:
+        return False
+    largest, smallest, keyless, misplaced = found
+    if largest != max_timestamp or misplaced >= 0 or (keyless >= 0 and rules.compacted):
+        return False
+    if rules.timestamp_before_max_ms == UNBOUNDED_MS:
+        return True
+    return now_ms - smallest <= rules.timestamp_before_max_ms
 
 
 def _too_large(size: int, allowed: int) -> RecordsRefused:
@@ -237,103 +307,197 @@ def _header_refused(header: BatchHeader) -> RecordsRefused:
 
 
 def _adapt(
-    buf: memoryview, header: BatchHeader, rules: RecordRules, now_ms: int, recompress: bool
+    buf: memoryview, header: BatchHeader, rules: RecordRules, now_ms: int, recompress: bool, reading: Reading | None
 ) -> tuple[memoryview, BatchHeader]:
-    """The uncommon path: look into the records where the header cannot vouch for them, then recompress and rewrite
-    timestamps as the topic has it."""
+    """Read the records where the rules ask for it, recompress them and rewrite timestamps as the topic has it."""
     codec_id = header.attributes & COMPRESSION_MASK
     if codec_id > _LAST_CODEC:
         raise RecordsRefused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression codec {codec_id} is unknown")
     appends_time = rules.timestamp_type is TimestampType.LOG_APPEND
-    max_timestamp = header.max_timestamp
-    if recompress or rules.compacted or not appends_time or header.attributes & TIMESTAMP_TYPE_BIT:
-        section = _section(buf, header, rules)
-        max_timestamp, regular = _inspect(section, header, rules, now_ms)
-        if recompress:
-            buf, header = _recompress(section, regular, header, rules)
-    return buf, _set_timestamps(buf, header, rules.timestamp_type, now_ms if appends_time else max_timestamp)
+    largest = header.max_timestamp
+    if recompress or rules.reads[codec_id] or not appends_time or header.attributes & TIMESTAMP_TYPE_BIT:
+        if reading is None:
+            reading = Reading(buf, header, rules, now_ms, recompress)
+        if not reading.run(READ_AT_ONCE_BYTES):
+            raise Unfinished(reading)
+        largest = reading.largest_timestamp
+        if reading.packed is not None:
+            buf, header = reading.packed
+    return buf, _set_timestamps(buf, header, rules.timestamp_type, now_ms if appends_time else largest)
 
 
-def _section(buf: memoryview, header: BatchHeader, rules: RecordRules) -> memoryview:
-    """The records, decompressed. What cannot be is the client's fault, not the disk's: INVALID_RECORD."""
-    try:
-        section, start, end = records_section(buf, 0, header, rules.max_decompressed_bytes)
-    except CorruptRecord as e:
-        raise RecordsRefused(ErrorCode.INVALID_RECORD, e.message) from e
-    return memoryview(section)[start:end]
+class Unfinished(Exception):
+    """The batch takes long to read: nothing was appended. `reading.run()` belongs on a thread; then the batch is
+    validated again, with the reading."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__("the batch takes long to read")
+        self.reading = reading
 
 
-def _inspect(section: memoryview, header: BatchHeader, rules: RecordRules, now_ms: int) -> tuple[int, bool]:
-    """Check each record; returns the true largest timestamp, and whether the deltas are those of a fresh batch."""
-    try:
-        largest, smallest, keyless, regular = codec.survey(
-            section, 0, len(section), header.records_count, header.base_timestamp
+class Reading:
+    """One pass over the records of one batch of a client: decompressed piece by piece, checked by a compiled scan and,
+    where the topic has another codec, compressed again. It may be continued on another thread, but not by two at once.
+
+    What is refused is kept and raised by each later `run`: an outcome does not depend on where it was found.
+    """
+
+    __slots__ = (
+        "_buf",
+        "_faults",
+        "_header",
+        "_now_ms",
+        "_packer",
+        "_pieces",
+        "_refusal",
+        "_rules",
+        "_scan",
+        "done",
+        "largest_timestamp",
+        "packed",
+    )
+
+    def __init__(self, buf: memoryview, header: BatchHeader, rules: RecordRules, now_ms: int, recompress: bool) -> None:
+        self._buf = buf
+        self._header = header
+        self._rules = rules
+        self._now_ms = now_ms
+        self._refusal: RecordsRefused | None = None
+        self._faults = array("q", bytes(16 * MAX_RECORD_ERRORS))
+        own_times = rules.timestamp_type is TimestampType.CREATE and not header.attributes & TIMESTAMP_TYPE_BIT
+        earliest, latest = rules.time_bounds(now_ms) if own_times else (_LEAST_INT64, _LARGEST_INT64)
+        self._scan = RecordScan(
+            header.records_count, header.base_timestamp, earliest, latest, rules.compacted, self._faults
         )
-    except CorruptRecord as e:
-        raise RecordsRefused(ErrorCode.INVALID_RECORD, e.message) from e
-    if header.attributes & TIMESTAMP_TYPE_BIT or header.records_count == 0:
-        largest = smallest = header.max_timestamp
-    if (rules.compacted and keyless >= 0) or _timestamps_refused(header, rules, now_ms, smallest, largest):
-        _refuse_records(decode_section(section, header), header, rules, now_ms)
-    return largest, regular
+        section = buf[HEADER_SIZE : header.size_bytes]
+        codec_id = header.attributes & COMPRESSION_MASK
+        self._pieces = unfold(Compression(codec_id), section, rules.max_decompressed_bytes)
+        self._packer: Packer | None = None
+        if recompress:
+            assert rules.compression is not None
+            allowed = rules.max_message_bytes - HEADER_SIZE
+            self._packer = Packer(rules.compression, rules.compression_level, allowed)
+        self.done = False
+        self.largest_timestamp = NO_TIMESTAMP
+        """Set when done: the largest timestamp of a record, or the header's where that is every record's."""
+        self.packed: tuple[memoryview, BatchHeader] | None = None
+        """Set when done: the batch in the topic's codec, where it had another one."""
 
+    def run(self, budget_bytes: int | None = None) -> bool:
+        """Go on until some `budget_bytes` of records have been read, or to the end; whether it is the end. Raises
+        `RecordsRefused`."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self.done:
+            return True
+        try:
+            return self._run(_LARGEST_INT64 if budget_bytes is None else budget_bytes)
+        except CorruptRecord as error:
+            # What cannot be read is the client's fault and not the disk's.
+            self._refusal = RecordsRefused(ErrorCode.INVALID_RECORD, error.message)
+        except PackedTooLarge:
+            self._refusal = _too_large(self._rules.max_message_bytes + 1, self._rules.max_message_bytes)
+        except RecordsRefused as error:
+            self._refusal = error
+        raise self._refusal
 
-def _out_of_range(rules: RecordRules, now_ms: int, timestamp: int) -> bool:
-    return now_ms - timestamp > rules.timestamp_before_max_ms or timestamp - now_ms > rules.timestamp_after_max_ms
-
-
-def _timestamps_refused(header: BatchHeader, rules: RecordRules, now_ms: int, smallest: int, largest: int) -> bool:
-    """A quick answer that may err towards True; `_refuse_records` then looks at each record."""
-    if rules.timestamp_type is TimestampType.LOG_APPEND:
-        return header.attributes & TIMESTAMP_TYPE_BIT != 0
-    if largest == NO_TIMESTAMP and header.attributes & TIMESTAMP_TYPE_BIT:
+    def _run(self, left: int) -> bool:
+        scan, packer = self._scan, self._packer
+        for piece in self._pieces:
+            scan.feed(piece)
+            if packer is not None:
+                packer.feed(piece)
+            left -= max(len(piece), _LEAST_COST_BYTES)
+            if left <= 0:
+                return False
+        scan.finish()
+        self._judge(*scan.result())
+        if packer is not None:
+            has_own_times = not self._header.attributes & TIMESTAMP_TYPE_BIT
+            self.packed = self._sealed(packer.finish()) if has_own_times else self._rebuilt()
+        self.done = True
         return True
-    return _out_of_range(rules, now_ms, smallest) or _out_of_range(rules, now_ms, largest)
+
+    def _judge(self, largest: int, smallest: int, misplaced: int, faulty: int) -> None:
+        header, rules = self._header, self._rules
+        if misplaced >= 0:
+            raise _misplaced(misplaced)
+        noted = [(self._faults[2 * at], self._faults[2 * at + 1]) for at in range(min(faulty, MAX_RECORD_ERRORS))]
+        errors = [_fault(index, timestamp, rules, self._now_ms) for index, timestamp in noted]
+        late = any(timestamp != NO_TIMESTAMP for _, timestamp in noted)
+        if header.attributes & TIMESTAMP_TYPE_BIT and (why := _stamped_wrongly(header, rules, self._now_ms)):
+            keyless = {error.batch_index: error for error in errors}
+            late, faulty = faulty < header.records_count, header.records_count
+            errors = [keyless.get(at) or RecordError(at, why) for at in range(min(faulty, MAX_RECORD_ERRORS))]
+        if errors:
+            raise _records_refused(errors, faulty, late)
+        self.largest_timestamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else largest
+
+    def _sealed(self, pieces: list[Buffer]) -> tuple[memoryview, BatchHeader]:
+        """The batch in the topic's codec; base timestamp and deltas stay."""
+        size = HEADER_SIZE + sum(map(len, pieces))
+        if size > self._rules.max_message_bytes:
+            raise _too_large(size, self._rules.max_message_bytes)
+        assert self._rules.compression is not None
+        attributes = self._header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT) | self._rules.compression
+        out = bytearray(HEADER_SIZE)
+        for piece in pieces:
+            out += piece
+        write_header(out, 0, self._header._replace(attributes=attributes, batch_length=size - LOG_OVERHEAD))
+        return memoryview(out), read_header(out)
+
+    def _rebuilt(self) -> tuple[memoryview, BatchHeader]:
+        """As `_sealed`, of a batch by whose header all records have its largest timestamp: as in Kafka, that becomes
+        their own. No client is known to write such batches, so their size is bounded."""
+        header, rules = self._header, self._rules
+        assert rules.compression is not None
+        if header.records_count > _MAX_REBUILT:
+            raise RecordsRefused(
+                ErrorCode.INVALID_RECORD,
+                f"a batch with LogAppendTime is compressed anew only up to {_MAX_REBUILT} records, not "
+                f"{header.records_count}",
+            )
+        attributes = header.attributes & ~(COMPRESSION_MASK | TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
+        rows = read_records(self._buf, 0, header, max_bytes=rules.max_decompressed_bytes)
+        plain, _ = values.encode_records(
+            [(row.timestamp, row.key, row.value, row.headers) for row in rows], HEADER_SIZE, 0, rows[0].timestamp, False
+        )
+        sealed = seal(
+            plain,
+            header._replace(attributes=attributes | rules.compression, base_timestamp=rows[0].timestamp),
+            rules.compression_level,
+        )
+        if len(sealed) > rules.max_message_bytes:
+            raise _too_large(len(sealed), rules.max_message_bytes)
+        return memoryview(sealed), read_header(sealed)
 
 
-def _refuse_records(records: list[Record], header: BatchHeader, rules: RecordRules, now_ms: int) -> None:
-    """Raise `RecordsRefused` if any record is at fault. A record without a key is told that before its timestamp."""
-    errors = []
-    code = ErrorCode.INVALID_RECORD
-    claims_append_time = header.attributes & TIMESTAMP_TYPE_BIT != 0
-    for index, record in enumerate(records):
-        if rules.compacted and record.key is None:
-            errors.append(RecordError(index, "a compacted topic takes no record without a key"))
-        elif rules.timestamp_type is TimestampType.CREATE and record.timestamp != NO_TIMESTAMP:
-            if _out_of_range(rules, now_ms, record.timestamp):
-                code = ErrorCode.INVALID_TIMESTAMP
-                earliest, latest = now_ms - rules.timestamp_before_max_ms, now_ms + rules.timestamp_after_max_ms
-                errors.append(RecordError(index, f"timestamp {record.timestamp} is not within [{earliest}, {latest}]"))
-        elif claims_append_time:
-            code = ErrorCode.INVALID_TIMESTAMP
-            errors.append(RecordError(index, "only the broker may set the timestamp type LogAppendTime"))
-    if not errors:
-        return
-    if code is ErrorCode.INVALID_TIMESTAMP:
-        message = "one or more records have an invalid timestamp"
-    else:
-        shown = "; ".join(f"record {e.batch_index}: {e.message}" for e in errors[:_SHOWN_ERRORS])
-        message = f"{len(errors)} records are refused, the first: {shown}"
-    raise RecordsRefused(code, message, errors)
+def _misplaced(index: int) -> RecordsRefused:
+    return RecordsRefused(ErrorCode.INVALID_RECORD, f"the offset delta of record {index} is not {index}")
 
 
-def _recompress(
-    section: memoryview, regular: bool, header: BatchHeader, rules: RecordRules
-) -> tuple[memoryview, BatchHeader]:
-    """The batch in the topic's codec. Its records keep their bytes where their deltas are the ones to be written."""
-    assert rules.compression is not None
-    attributes = header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT) | rules.compression
-    changed = header._replace(attributes=attributes)
-    if regular and not header.attributes & TIMESTAMP_TYPE_BIT:
-        plain = bytearray(HEADER_SIZE) + section
-    else:
-        rows = [(r.timestamp, r.key, r.value, r.headers) for r in decode_section(section, header)]
-        changed = changed._replace(base_timestamp=rows[0][0])
-        plain, _ = values.encode_records(rows, HEADER_SIZE, 0, rows[0][0], False)
-    packed = seal(plain, changed, rules.compression_level)
-    if len(packed) > rules.max_message_bytes:
-        raise _too_large(len(packed), rules.max_message_bytes)
-    return memoryview(packed), read_header(packed)
+def _fault(index: int, timestamp: int, rules: RecordRules, now_ms: int) -> RecordError:
+    if timestamp == NO_TIMESTAMP:
+        return RecordError(index, "a compacted topic takes no record without a key")
+    earliest, latest = now_ms - rules.timestamp_before_max_ms, now_ms + rules.timestamp_after_max_ms
+    return RecordError(index, f"timestamp {timestamp} is not within [{earliest}, {latest}]")
+
+
+def _stamped_wrongly(header: BatchHeader, rules: RecordRules, now_ms: int) -> str:
+    """Why a client's batch may not say LogAppendTime, by which `max_timestamp` is every record's; "" where it may."""
+    timestamp = header.max_timestamp
+    if rules.timestamp_type is TimestampType.LOG_APPEND or timestamp == NO_TIMESTAMP:
+        return "only the broker may set the timestamp type LogAppendTime"
+    earliest, latest = rules.time_bounds(now_ms)
+    return "" if earliest <= timestamp <= latest else _fault(0, timestamp, rules, now_ms).message
+
+
+def _records_refused(errors: list[RecordError], count: int, late: bool) -> RecordsRefused:
+    """`errors` are the first of `count` refused records."""
+    if late:
+        return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, "one or more records have an invalid timestamp", errors)
+    shown = "; ".join(f"record {e.batch_index}: {e.message}" for e in errors[:_SHOWN_ERRORS])
+    return RecordsRefused(ErrorCode.INVALID_RECORD, f"{count} records are refused, the first: {shown}", errors)
 
 
 def _set_timestamps(
