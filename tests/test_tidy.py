@@ -25,6 +25,12 @@ IMPURE_MODULES = frozenset(
         "subprocess", "multiprocessing", "concurrent", "tempfile", "shutil", "uvloop",
     )
 )  # fmt: skip
+DRIVERS = (
+    "broker/assignments.py", "broker/auto_topics.py", "broker/coordinator_shell.py", "broker/lifecycle.py",
+    "broker/log_keeper.py", "broker/metadata_cache.py", "broker/publisher.py", "broker/raft_driver.py",
+)  # fmt: skip
+"""Drivers among the shells: synchronous, with state of their own, given `Jobs`, `Timers` and `send`."""
+SHELL_MODULES = frozenset(("asyncio", "socket", "time", "threading"))
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 70
 LONG_FUNCTIONS: frozenset[str] = frozenset()
@@ -93,6 +99,19 @@ def test_pure_floors_know_no_world(floor: str) -> None:
             if module.split(".")[0] in IMPURE_MODULES
         ]
     )
+
+
+def test_drivers_are_synchronous() -> None:
+    """Time, threads and the network are handed in, so that a simulator can hand in others."""
+    found = []
+    for path in (PACKAGE / driver for driver in DRIVERS):
+        found += [f"{name_of(path)}: {module}" for module in imported_modules(path) if module in SHELL_MODULES]
+        found += [
+            f"{name_of(path)}:{node.lineno}: async def {node.name}"
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.AsyncFunctionDef)
+        ]
+    expect_none(found)
 
 
 def packages() -> list[Path]:

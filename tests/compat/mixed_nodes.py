@@ -43,7 +43,7 @@ USUAL = (
     r"|Error in response for fetch request|node is already closed|already been closed"
     # A leader of the quorum is not yet, or no longer, the active controller; the sender tries again.
     r"|NotControllerException|Performing controller activation|Renouncing the leadership"
-    r"|Nobody listens at \S+ any more"
+    r"|Connections to \S+ are refused"
     # A broker comes back before the session of its former life is over.
     r"|DuplicateBrokerRegistrationException|(registration|heartbeat) of broker \d+ failed"
     # A follower heard of a new epoch after its leader did, and takes the partition up again when it hears of it.

@@ -57,7 +57,7 @@ def test_another_controller_takes_over(cluster: NodeCluster) -> None:
             )
         for node in (victim, *cluster.nodes.values()):
             for survivor in cluster.nodes:
-                assert not node.says(rf"Fencing broker {survivor} |broker {survivor} .* is gone")
+                assert not node.says(rf"Fencing broker {survivor} |broker {survivor} .* is dead")
 
 
 def test_a_paused_leader_acknowledges_nothing_of_the_past(cluster: NodeCluster) -> None:

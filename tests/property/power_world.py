@@ -1,4 +1,4 @@
-"""What losses of power are tried with: jobs whose halves run in any order, and a producer that sends again."""
+"""For tests of losses of power: jobs whose halves run in any order, and a producer that sends again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Threads:
 
 
 class Producer:
-    """Idempotent: up to five batches under way, sent again in order after a failure, never given up."""
+    """Idempotent: up to five batches under way, sent again in order after a failure until they are acknowledged."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -58,14 +58,14 @@ class Producer:
         info = broker.partition.append(batch, -1, broker.now_ms)
         self.under_way.append((number, info.last_offset + 1))
 
-    def hear(self, broker: Any) -> None:
+    def take_acknowledgements(self, broker: Any) -> None:
         """Acknowledgements come in order."""
-        while self.under_way and broker.partition.committed(self.under_way[0][1]):
+        while self.under_way and broker.partition.is_committed(self.under_way[0][1]):
             self.under_way.pop(0)
             self.acknowledged += 1
 
     def begin_anew(self, broker: Any) -> None:
-        """To a broker that has come back: everything that was not acknowledged, in order."""
+        """To a broker that has started again: everything that was not acknowledged, in order."""
         self.under_way.clear()
         for number in range(self.acknowledged, self.sent):
             self.send(broker, number)

@@ -13,14 +13,15 @@ TEXTS = ("", "a", "topic-1", "Käse ☂ 🗻", "x" * 126, "x" * 127, "x" * 128, 
 
 
 def random_message(rng: Random, cls: type[Message], version: int) -> Message:
-    """A message in which only fields of `version` are set."""
+    """A message with random values in the fields of `version`, and defaults in all others."""
     message = _struct(rng, cls, version, is_flexible(cls, version), 3)
     assert isinstance(message, Message)
     return message
 
 
 def smallest_messages(cls: type[Message], version: int, count: int) -> list[Message]:
-    """For each array of structs or strings in the message: one with `count` elements there, each as small as can be."""
+    """For each array of structs or strings in the message: a message with `count` elements in this array, each of the
+    smallest size."""
     flexible = is_flexible(cls, version)
     layout = wire_struct(cls, version, flexible)
     found = []
@@ -70,7 +71,7 @@ def _scalar(rng: Random, field: WireField) -> Any:
     if field.name.endswith("error_code"):
         return rng.randint(-1, 133)
     if any(word in field.name for word in ("time", "_ms", "session_life")):
-        return rng.randint(0, min(half - 1, 1 << 40))  # what other readers turn into a date or a duration
+        return rng.randint(0, min(half - 1, 1 << 40))  # kio turns these into dates and durations
     return rng.choice((0, 1, -1, half - 1, -half, rng.randint(-half, half - 1)))
 
 
@@ -81,7 +82,7 @@ def _smallest(cls: type[Struct], version: int, flexible: bool) -> Any:
 
 def _smallest_value(field: WireField, version: int, flexible: bool) -> Any:
     if field.is_list:
-        return []  # dearer in memory than null, and as cheap on the wire
+        return []  # takes more memory than null, and as many bytes on the wire
     if field.struct is not None:
         return None if field.nullable else _smallest(field.struct, version, flexible)
     if field.kind in ("String", "LegacyString"):

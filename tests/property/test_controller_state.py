@@ -1,4 +1,4 @@
-"""Any history: what the controller holds must be what its log says, and must make sense."""
+"""Random histories: the state of a controller equals a replay of its log, and keeps its invariants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEGITIMATE = {
 
 
 class Histories(RuleBasedStateMachine):
-    """Two controllers; brokers that come and go; requests whose records are committed, or lost with the leader."""
+    """Two controllers; brokers that start and stop; requests whose records are committed, or lost with the leader."""
 
     world: World
 
@@ -47,7 +47,7 @@ class Histories(RuleBasedStateMachine):
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """What is asked inside is committed at once; it may be refused for a reason."""
+        """Requests inside are committed at once. They may fail with an error of `LEGITIMATE`."""
         self.world.auto_commit = True
         try:
             yield
@@ -115,20 +115,20 @@ class Histories(RuleBasedStateMachine):
         self.attempt("create_partitions", t.CreatePartitionsRequest(topics=[topic]))
 
     def pick(self, at: int) -> tuple[str, int] | None:
-        """Some partition that is there."""
+        """An existing partition; None where there is none."""
         partitions = self.world.active.partitions
-        there = [(partitions.topic_names[topic_id], number) for topic_id, number in partitions.partitions]
-        return there[at % len(there)] if there else None
+        existing = [(partitions.topic_names[topic_id], number) for topic_id, number in partitions.partitions]
+        return existing[at % len(existing)] if existing else None
 
-    @rule(at=st.integers(0, 50), wanted=st.none() | st.lists(BROKERS, min_size=1, max_size=3, unique=True))
-    def reassign(self, at: int, wanted: list[int] | None) -> None:
+    @rule(at=st.integers(0, 50), new_replicas=st.none() | st.lists(BROKERS, min_size=1, max_size=3, unique=True))
+    def reassign(self, at: int, new_replicas: list[int] | None) -> None:
         picked = self.pick(at)
         if picked is None:
             return
         name, partition = picked
-        if wanted is not None:
-            wanted = [broker for broker in wanted if broker in self.world.active.cluster.brokers]
-        one = t.ReassignablePartition(partition_index=partition, replicas=wanted)
+        if new_replicas is not None:
+            new_replicas = [broker for broker in new_replicas if broker in self.world.active.cluster.brokers]
+        one = t.ReassignablePartition(partition_index=partition, replicas=new_replicas)
         topic = t.ReassignableTopic(name=name, partitions=[one])
         self.attempt("alter_partition_reassignments", t.AlterPartitionReassignmentsRequest(topics=[topic]))
 
@@ -136,8 +136,8 @@ class Histories(RuleBasedStateMachine):
     def elect(self, kind: int) -> None:
         self.attempt("elect_leaders", t.ElectLeadersRequest(election_type=kind, topic_partitions=None))
 
-    @rule(at=st.integers(0, 50), wanted=st.sets(BROKERS))
-    def propose_isr(self, at: int, wanted: set[int]) -> None:
+    @rule(at=st.integers(0, 50), proposed=st.sets(BROKERS))
+    def propose_isr(self, at: int, proposed: set[int]) -> None:
         picked = self.pick(at)
         if picked is None:
             return
@@ -145,7 +145,7 @@ class Histories(RuleBasedStateMachine):
         registered = self.world.partition(name, partition)
         if registered.leader not in self.world.epochs:
             return
-        isr = sorted({*(wanted & set(registered.replicas)), registered.leader})
+        isr = sorted({*(proposed & set(registered.replicas)), registered.leader})
         with self.committing():
             self.world.alter_partition(name, partition, isr)
 
@@ -168,7 +168,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "world"))
     @invariant()
-    def partitions_make_sense(self) -> None:
+    def partitions_keep_their_invariants(self) -> None:
         check_partitions(self.world.active)
 
 
@@ -186,10 +186,10 @@ def check_partitions(controller: QuorumController) -> None:
         assert not set(partition.elr) & set(partition.isr)
         assert set(partition.adding_replicas) | set(partition.removing_replicas) <= set(partition.replicas)
         assert partition.leader == -1 or partition.leader in partition.isr
-        assert elr_enabled or partition.isr, "without eligible replicas an ISR never forgets its last member"
+        assert elr_enabled or partition.isr, "without eligible replicas an ISR keeps its last member"
         assert elr_enabled or not partition.elr
         if partition.leader != -1:
-            assert controller.cluster.is_active(partition.leader), "a leader is alive"
+            assert controller.cluster.is_active(partition.leader), "a leader is active"
             leads[partition.leader] = leads.get(partition.leader, 0) + 1
         for broker_id in range(5):
             assert (at in set(index.with_in_isr(broker_id))) == (broker_id in partition.isr)

@@ -1,5 +1,5 @@
-"""The power fails while a log is cut back by a job, before it, or after: what is left is a beginning of the one history
-or of the other, and its last epoch is told by name."""
+"""The power fails before, during or after the job that truncates a log: what is left is a prefix of the log as it was
+before the truncation, or after it, and the latest epoch is that of the last record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
-from kalda.storage.truncating import cut_job
+from kalda.storage.truncating import cut_job, truncate_fully_and_start_at, truncate_to
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
 TP = TopicPartition("t", 0)
@@ -48,7 +48,7 @@ def content(log: Log) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_log_that_is_cut_back(seed: int) -> None:
+def test_a_log_that_is_truncated(seed: int) -> None:
     rng = random.Random(seed)
     disk, log = new_log(rng)
     append(log, rng, 0, rng.randrange(2, 12))
@@ -79,18 +79,19 @@ def test_a_log_that_is_cut_back(seed: int) -> None:
     if stage:
         assert log.log_end_offset <= target or headers[target].partition_leader_epoch == 2
     if headers:
-        assert log.latest_epoch == headers[-1].partition_leader_epoch
+        assert log.leader_epochs.latest == headers[-1].partition_leader_epoch
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_log_that_gets_records_of_an_earlier_epoch_in_place_of_others(seed: int) -> None:
-    """A leader that had not truncated yet leads again: the log of the one between them is cut, and gets its records."""
+    """A leader that had not truncated yet leads again: the log of the leader in between is truncated, and gets the
+    first one's records, of an earlier epoch."""
     rng = random.Random(seed)
     disk, log = new_log(rng)
     append(log, rng, 0, 5)
     append(log, rng, 1, 3)
     log.flush()
-    log.truncate_to(5)
+    truncate_to(log, 5)
     for offset, epoch in ((5, 0), (6, 0), (7, 2)):
         log.append_as_follower(build_batch([(0, None, b"v", ())], base_offset=offset, leader_epoch=epoch), 2)
     disk.crash()
@@ -102,14 +103,14 @@ def test_a_log_that_gets_records_of_an_earlier_epoch_in_place_of_others(seed: in
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_log_that_is_emptied(seed: int) -> None:
-    """Epochs of records that are gone must not come back: they would be taken for those before the log's start."""
+    """Epochs of removed records must not come back: they would count as epochs from before the log's start."""
     rng = random.Random(seed)
     disk, log = new_log(rng)
     append(log, rng, 0, rng.randrange(1, 6))
     append(log, rng, 1, rng.randrange(1, 6))
     log.flush()
-    log.truncate_fully_and_start_at(log.log_end_offset + 5)
+    truncate_fully_and_start_at(log, log.log_end_offset + 5)
     disk.crash()
     log = open_log(disk, 1)
     headers = [header for _, header in iter_batches(content(log))]
-    assert log.latest_epoch == (headers[-1].partition_leader_epoch if headers else None)
+    assert log.leader_epochs.latest == (headers[-1].partition_leader_epoch if headers else None)

@@ -1,4 +1,4 @@
-"""Images under random records: folding, writing and snapshots commute."""
+"""Images of random records: replaying at once or one by one, writing as records, and snapshots give equal images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ seeds = st.integers(0, 2**32)
 
 
 class History:
-    """Random records that fit each other, as a controller would write them. Keeps its own account of what there is."""
+    """Random records that are valid one after another, as those of a controller. Tracks which topics, brokers and ACLs
+    exist."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -34,7 +35,7 @@ class History:
         return self.random.sample(range(5), self.random.randint(1, 3))
 
     def next(self) -> RecordBody:
-        """One record; whatever does not fit now becomes a NoOpRecord."""
+        """One record; a NoOpRecord where the chosen kind has nothing to refer to."""
         self.count += 1
         makers = (
             self.topic,
@@ -57,7 +58,7 @@ class History:
 
     def topic(self) -> RecordBody | None:
         name = f"t{self.random.randint(0, 6)}"
-        if any(name == known for known, _ in self.topics.values()):
+        if any(name == existing for existing, _ in self.topics.values()):
             return None
         topic_id = self.uuid()
         self.topics[topic_id] = (name, 0)
@@ -214,7 +215,7 @@ def fold(records: list[RecordBody], base: MetadataImage = EMPTY) -> MetadataImag
 
 
 def load(image: MetadataImage, base: MetadataImage = EMPTY) -> MetadataImage:
-    """Through bytes, as a snapshot over `base`."""
+    """The image written as a snapshot, encoded, decoded, and loaded over `base`."""
     delta = MetadataDelta(base)
     for record, version in image.write():
         delta.replay(decode_metadata_record(encode_metadata_record(record, version)).record)
@@ -223,7 +224,7 @@ def load(image: MetadataImage, base: MetadataImage = EMPTY) -> MetadataImage:
 
 
 @given(seeds, st.integers(0, 120))
-def test_record_by_record_is_all_at_once(seed: int, length: int) -> None:
+def test_replaying_record_by_record_gives_the_same_image_as_all_at_once(seed: int, length: int) -> None:
     records = history(seed, length)
     image = EMPTY
     for record in records:
@@ -232,7 +233,7 @@ def test_record_by_record_is_all_at_once(seed: int, length: int) -> None:
 
 
 @given(seeds, st.integers(0, 120))
-def test_an_image_comes_back_from_its_records(seed: int, length: int) -> None:
+def test_the_records_of_an_image_give_the_same_image(seed: int, length: int) -> None:
     image = fold(history(seed, length))
     assert load(image) == image
     assert [encode_metadata_record(*record) for record in load(image).write()] == [
@@ -241,7 +242,7 @@ def test_an_image_comes_back_from_its_records(seed: int, length: int) -> None:
 
 
 @given(seeds, st.integers(0, 120), st.integers(0, 4))
-def test_the_whole_image_as_one_delta_is_its_records_replayed(seed: int, length: int, broker_id: int) -> None:
+def test_the_delta_of_a_whole_image_equals_its_records_replayed(seed: int, length: int, broker_id: int) -> None:
     image = fold(history(seed, length))
     whole = MetadataDelta.of_whole(image)
     replayed = MetadataDelta(EMPTY)
@@ -256,23 +257,23 @@ def test_the_whole_image_as_one_delta_is_its_records_replayed(seed: int, length:
 
 
 @given(seeds, st.integers(0, 60), st.integers(0, 60))
-def test_a_snapshot_of_the_future_over_the_past(seed: int, past: int, future: int) -> None:
+def test_a_later_snapshot_over_an_earlier_image(seed: int, past: int, future: int) -> None:
     records = history(seed, past + future)
     now = fold(records)
     assert load(now, base=fold(records[: 2 + past])) == now
 
 
 @given(seeds, seeds)
-def test_a_snapshot_over_a_stranger(seed: int, other: int) -> None:
+def test_a_snapshot_over_an_unrelated_image(seed: int, other: int) -> None:
     image = fold(history(seed, 80))
     assert load(image, base=fold(history(other, 80))) == image
 
 
 @given(seeds, st.integers(0, 60), st.integers(1, 60), st.integers(0, 4))
-def test_local_changes_carry_a_broker_from_one_image_to_the_next(
+def test_local_changes_lead_a_broker_from_one_image_to_the_next(
     seed: int, past: int, future: int, broker_id: int
 ) -> None:
-    """A broker that only follows its local changes holds exactly the replicas that the image gives it."""
+    """A broker that applies its local changes has exactly the replicas that the image assigns to it."""
     records = history(seed, past + future)
     before = fold(records[: 2 + past])
     delta = MetadataDelta(before)

@@ -1,4 +1,4 @@
-"""The log against a list: whatever is done to it, it holds a prefix of what was appended, and all that was synced."""
+"""The log against a list: after any operations it holds a prefix of what was appended, and all that was synced."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from kalda.base.ids import TopicPartition
 from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk, SimFile
-from kalda.storage import loading
+from kalda.storage import loading, truncating
 from kalda.storage.config import LogConfig
 from kalda.storage.flushing import Unsynced
 from kalda.storage.loading import Loading
-from kalda.storage.log import AppendInfo, Log
+from kalda.storage.log import Log
+from kalda.storage.reading import ColdRead
+from kalda.storage.retention import delete_old_segments
+from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import AppendInfo, FetchInfo
 
 TP = TopicPartition("events", 3)
 CONFIG = LogConfig(segment_bytes=1500, index_interval_bytes=150, retention_ms=-1, file_delete_delay_ms=0)
@@ -52,7 +56,7 @@ class Model:
         self.disk.make_dirs("/data")
         self.disk.sync_dir("/")
         self.batches: list[tuple[int, int, bytes]] = []  # base offset, next offset, bytes
-        self.recovery_point = 0  # as a checkpoint would have it
+        self.recovery_point = 0  # in the checkpoint
         self.log_start = 0
         self.epoch = 0
         self.sequence = 0
@@ -81,7 +85,7 @@ class Model:
         pass
 
     def on_recovery_point_lowered(self, log: Log) -> None:
-        self.recovery_point = min(self.recovery_point, log.vouched_recovery_point)
+        self.recovery_point = min(self.recovery_point, log.checkpoint_recovery_point)
 
     def on_log_start_lowered(self, log: Log) -> None:
         pass
@@ -116,14 +120,14 @@ class Model:
     def flush(self, number: int) -> None:
         self.log.flush()
         assert self.log.recovery_point == self.log.log_end_offset
-        self.recovery_point = self.log.vouched_recovery_point
+        self.recovery_point = self.log.checkpoint_recovery_point
 
     def flush_some(self, number: int) -> None:
         job = self.log.flush_job(number % (self.log.log_end_offset + 1))
         if number % 2:
             self.append(number)
         job.complete()
-        self.recovery_point = self.log.vouched_recovery_point
+        self.recovery_point = self.log.checkpoint_recovery_point
 
     def crash(self, number: int) -> None:
         synced = self.log.recovery_point
@@ -147,14 +151,14 @@ class Model:
         start, end = self.log.log_start_offset, self.log.log_end_offset
         offset = start + number % (end - start + 1)
         bases = [base for base, after, _ in self.batches if base <= offset < after]
-        self.log.truncate_to(bases[0] if bases else offset)
+        truncate_to(self.log, bases[0] if bases else offset)
         self.log_start = self.log.log_start_offset
         self.keep_below(self.log.log_end_offset)
 
     def restart_at(self, number: int) -> None:
         if number % 10:
             return
-        self.log.truncate_fully_and_start_at(self.log.log_end_offset + number)
+        truncate_fully_and_start_at(self.log, self.log.log_end_offset + number)
         self.batches.clear()
         self.log_start = self.log.log_start_offset
         self.log.update_high_watermark(self.log.log_end_offset)
@@ -165,15 +169,18 @@ class Model:
         self.log_start = self.log.log_start_offset
 
     def retain(self, number: int) -> None:
-        self.log.delete_old_segments(1_000_000)
+        delete_old_segments(self.log, 1_000_000)
 
     def read(self, number: int) -> None:
         start, end = self.log.log_start_offset, self.log.log_end_offset
         offset = start + number % (end - start + 1)
         max_bytes = number % 700
-        hot = self.log.read_nowait(offset, max_bytes, end, True)  # None where a file would have to be opened
-        info = self.log.cold_read(offset)(offset, max_bytes, end, True)
-        assert hot is None or bytes(hot.records) == bytes(info.records)
+        hot = self.log.read_nowait(offset, max_bytes, end, True)
+        cold = self.log.read_later(offset, max_bytes, end, True)
+        cold.run()
+        info = cold.finish()
+        assert isinstance(info, FetchInfo)
+        assert isinstance(hot, ColdRead) or bytes(hot.records) == bytes(info.records)
         expected = [data for _, after, data in self.batches if after > offset]
         assert bytes(b"".join(expected)).startswith(bytes(info.records))
         assert info.size_bytes > 0 or not expected
@@ -252,7 +259,7 @@ ABLATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "names are synced": lambda patch: patch.setattr(Unsynced, "_sync_dirs", lambda _: None),
     "files are synced": lambda patch: patch.setattr(SimFile, "sync", lambda _: None),
     "batches are checked": lambda patch: patch.setattr(loading, "check_crc", lambda *_: None),
-    "the recovery point is lowered": lambda patch: patch.setattr(Log, "lower_recovery_point", lambda *_: None),
+    "the recovery point is lowered": lambda patch: patch.setattr(truncating, "lower_recovery_point", lambda *_: None),
 }
 
 

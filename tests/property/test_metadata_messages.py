@@ -1,4 +1,4 @@
-"""What compiled code reads of metadata records is what the messages' own decoders read; or it leaves it to them."""
+"""The compiled decoder of metadata records gives the same results as the messages' own decoders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def attributes(record: RecordBody) -> dict[str, object]:
 def test_random_records_are_read_as_their_decoders_read_them(cls: type[RecordBody], version: int) -> None:
     rng = Random(f"{cls.__name__} {version}")
     values = [random_value(rng, cls, version) for _ in range(60)]
-    for _ in range(2):  # the first of a kind teaches how to read the others
+    for _ in range(2):  # in the first round each kind is decoded by the messages' decoders and its program compiled
         found = read(list(values))
         for value, each in zip(values, found, strict=True):
             expected = decode_metadata_record(value)

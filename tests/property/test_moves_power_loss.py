@@ -1,7 +1,7 @@
 """The power fails, or the process is killed, while a replica moves between log directories and records are appended.
 
 With `flush.messages=1` nothing that was acknowledged is lost or doubled, wherever the replica is found afterwards. The
-controller is a list of assignments that are told, answered and lost like everything else.
+controller is a list of assignments that are sent, answered and lost like everything else.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import write_meta_properties
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.future_logs import FutureLogs
 from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
 
 IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16)}
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)
@@ -33,13 +33,13 @@ STEPS = 400
 
 
 class Controller:
-    """What the cluster believes: in which directory the replica is. Survives everything."""
+    """The directory of the replica in the metadata. Survives every loss of power."""
 
     def __init__(self) -> None:
         self.directory = IDS["/d0"]
         self.waiting: list[tuple[Uuid, Callable[[], None] | None]] = []
 
-    def tell(self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None] | None = None) -> None:
+    def assign(self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None] | None = None) -> None:
         self.waiting = [(directory, agreed)]
 
     def answer(self) -> None:
@@ -57,13 +57,14 @@ class Controller:
 
 class _Assigned:
     leader, replicas, isr = 1, (1,), (1,)
+    adding_replicas: tuple[int, ...] = ()
 
     def __init__(self, epoch: int) -> None:
         self.leader_epoch = self.partition_epoch = epoch
 
 
 class Broker(HandTime):
-    """One life."""
+    """From one start to the next loss of power."""
 
     def __init__(self, disk: SimDisk, controller: Controller, rng: random.Random, epoch: int, now_ms: int) -> None:
         self.threads = Threads(rng)
@@ -82,7 +83,7 @@ class Broker(HandTime):
         self.manager.futures.settle(lambda tp, topic_id: controller.directory)
         replicas = ReplicaManager(1, self, self.threads, 1 << 20, lambda *_: True)
         self.moves = DirMoves(
-            replicas, self.manager, self.threads, self, lambda: self.now_ms, controller.tell, at_a_time=2
+            replicas, self.manager, self.threads, self, lambda: self.now_ms, controller.assign, at_a_time=2
         )
         replicas.apply(TP, TOPIC_ID, _Assigned(epoch), lambda: self._log(controller))
         partition = replicas.find(*TP)
@@ -96,12 +97,12 @@ class Broker(HandTime):
         assert home is not None
         assert home.directory_id is not None
         if home.directory_id != controller.directory:
-            controller.tell(TOPIC_ID, TP.partition, home.directory_id)
+            controller.assign(TOPIC_ID, TP.partition, home.directory_id)
         return log
 
     def upkeep(self) -> None:
         self.now_ms += 7
-        for job in self.manager.poll(self.now_ms):
+        for job in self.manager.upkeep.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
         self.advance(0)
 
@@ -114,7 +115,7 @@ class Broker(HandTime):
         return found
 
     def settled(self, controller: Controller) -> bool:
-        """Nothing is under way, and everybody knows where the replica is."""
+        """No move is under way, and the metadata names the directory of the replica."""
         home = self.manager.dir_of(TP)
         return not self.moves and home is not None and home.directory_id == controller.directory
 
@@ -132,7 +133,7 @@ def move_through_losses_of_power(seed: int) -> int:
     producer, controller, epoch, moved = Producer(), Controller(), 0, 0
     broker = Broker(disk, controller, rng, epoch, 1_000)
     home = broker.manager.dir_of(TP)
-    actions = ("send", "thread", "hear", "upkeep", "answer", "move", "power", "kill")
+    actions = ("send", "thread", "acknowledge", "upkeep", "answer", "move", "power", "kill")
     for _ in range(STEPS):
         match rng.choices(actions, (4, 12, 3, 3, 2, 0.8, 0.3, 0.3))[0]:
             case "send" if len(producer.under_way) < IN_FLIGHT:
@@ -140,8 +141,8 @@ def move_through_losses_of_power(seed: int) -> int:
                 producer.sent += 1
             case "thread":
                 broker.threads.step()
-            case "hear":
-                producer.hear(broker)  # type: ignore[arg-type]
+            case "acknowledge":
+                producer.take_acknowledgements(broker)  # type: ignore[arg-type]
             case "upkeep":
                 broker.upkeep()
             case "answer":
@@ -149,7 +150,7 @@ def move_through_losses_of_power(seed: int) -> int:
             case "move":
                 broker.moves.alter(TP, rng.choice(list(IDS)))
             case "power" | "kill" as how:
-                producer.hear(broker)  # type: ignore[arg-type]
+                producer.take_acknowledgements(broker)  # type: ignore[arg-type]
                 controller.lose(rng)
                 if how == "power":
                     disk.crash()
@@ -169,14 +170,16 @@ def move_through_losses_of_power(seed: int) -> int:
         broker.upkeep()
     assert broker.settled(controller), "a move does not end"
     broker.threads.all()
-    producer.hear(broker)  # type: ignore[arg-type]
+    producer.take_acknowledgements(broker)  # type: ignore[arg-type]
     assert producer.acknowledged == producer.sent
     assert broker.values() == list(range(producer.sent))
     for _ in range(3):
         broker.upkeep()
         broker.threads.all()
     names = [name for path in IDS for name in disk.list_dir(path) if name.startswith(TP.topic)]
-    assert [name for name in names if not name.endswith("-stray")] == ["t-0"], "a copy is left, and nobody knows of it"
+    assert [name for name in names if not name.endswith("-stray")] == ["t-0"], (
+        "a copy is left that no log manager holds"
+    )
     return moved
 
 
@@ -189,29 +192,29 @@ def test_replicas_do_move() -> None:
     assert sum(move_through_losses_of_power(seed) for seed in range(60, 70)) > 20
 
 
-def _change_places_at_once(patch: pytest.MonkeyPatch) -> None:
+def _swap_at_once(patch: pytest.MonkeyPatch) -> None:
     """The copy need not be as durable as the log."""
 
-    def change(self: DirMoves, move: _Move) -> None:
-        if move.state is _State.AGREED and move.partition.hold_flushes():
+    def swap(self: DirMoves, move: _Move) -> None:
+        if move.state is _State.RECORDED and move.partition.hold_flushes():
             move.state = _State.HOLDING
             new = self._logs.futures.swap(move.partition.topic_partition)
             del self._moves[move.partition.topic_partition]
             self._release(move, new)
         else:
-            self._later(move)
+            self._retry_later(move)
 
     patch.setattr(FutureLogs, "is_as_durable", lambda *_: True)
-    patch.setattr(DirMoves, "_change_places", change)
+    patch.setattr(DirMoves, "_swap", swap)
 
 
 def _flush_meanwhile(patch: pytest.MonkeyPatch) -> None:
-    """The log is flushed on while its copy is."""
-    patch.setattr(Partition, "hold_flushes", lambda self: self.may_fetch_on)
+    """The log is flushed while its copy is flushed."""
+    patch.setattr(Partition, "hold_flushes", lambda self: self.may_fetch)
     patch.setattr(FutureLogs, "is_as_durable", lambda *_: True)
 
 
-@pytest.mark.parametrize("ablate", [_change_places_at_once, _flush_meanwhile])
+@pytest.mark.parametrize("ablate", [_swap_at_once, _flush_meanwhile])
 def test_without_a_safeguard_it_is_noticed(
     ablate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """The power fails while records are appended: with `flush.messages=1` nothing that was acknowledged is lost or doubled.
 
 The broker's storage path on a simulated disk: the log manager with its jobs, a leading partition, an idempotent
-producer that sends again what was not acknowledged. Threads are a list of jobs: each half runs when chance has it, so
+producer that sends again what was not acknowledged. Threads are a list of jobs: the order of their halves is random, so
 the power may fail between any two of them, and what was not synced is lost, torn or shuffled; or only the process is
 killed, and what it wrote stays in the page cache, unsynced. The metadata log is
 tried the same way: what a flush has promised stays, and so does the vote.
@@ -25,9 +25,9 @@ from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)
 STEPS = 300
@@ -58,7 +58,7 @@ class Broker:
 
     def upkeep(self) -> None:
         self.now_ms += 1
-        for job in self.manager.poll(self.now_ms):
+        for job in self.manager.upkeep.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
 
     def values(self) -> list[int]:
@@ -112,18 +112,18 @@ def produce_through_losses_of_power(seed: int) -> None:
     producer, epoch = Producer(), 0
     broker = Broker(disk, rng, epoch, 1_000)
     for _ in range(STEPS):
-        match rng.choices(("send", "thread", "hear", "upkeep", "power", "kill"), (4, 8, 3, 2, 0.3, 0.3))[0]:
+        match rng.choices(("send", "thread", "acknowledge", "upkeep", "power", "kill"), (4, 8, 3, 2, 0.3, 0.3))[0]:
             case "send" if len(producer.under_way) < IN_FLIGHT:
                 producer.send(broker, producer.sent)
                 producer.sent += 1
             case "thread":
                 broker.threads.step()
-            case "hear":
-                producer.hear(broker)
+            case "acknowledge":
+                producer.take_acknowledgements(broker)
             case "upkeep":
                 broker.upkeep()
             case "power" | "kill" as how:
-                producer.hear(broker)
+                producer.take_acknowledgements(broker)
                 if how == "power":
                     disk.crash()  # a killed process leaves all it wrote, but not synced
                 epoch += 1
@@ -133,7 +133,7 @@ def produce_through_losses_of_power(seed: int) -> None:
                 assert producer.acknowledged <= len(values) <= producer.sent
                 producer.begin_anew(broker)
     broker.threads.all()
-    producer.hear(broker)
+    producer.take_acknowledgements(broker)
     assert producer.acknowledged == producer.sent
     assert broker.values() == list(range(producer.sent))
 
@@ -143,7 +143,7 @@ def _batch(offset: int, epoch: int, count: int) -> bytearray:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_metadata_log_keeps_what_it_promised(seed: int) -> None:
+def test_the_metadata_log_keeps_what_was_flushed_and_the_vote(seed: int) -> None:
     rng = random.Random(seed)
     disk = SimDisk(random.Random(seed + 2_000))
     disk.make_dirs("/d")
@@ -164,7 +164,7 @@ def test_the_metadata_log_keeps_what_it_promised(seed: int) -> None:
                 if rng.random() < 0.8:
                     flush[0].run()
                 else:
-                    flush = None  # the power fails before the thread gets to it, or nobody asks again
+                    flush = None  # the power fails before a thread runs the job, or the job is never finished
             case "flushed" if flush is not None:
                 flush[0].finish()
                 promised, flush = max(promised, flush[1]), None
@@ -178,7 +178,7 @@ def test_the_metadata_log_keeps_what_it_promised(seed: int) -> None:
                 log = MetadataLog.open(disk, "/d/__cluster_metadata-0", config, now_ms=1_000)
                 assert log.log.log_end_offset >= promised
                 assert log.read_election() == voted
-                assert log.log.recovery_point == log.log.log_end_offset, "a vote vouches for all of it"
+                assert log.log.recovery_point == log.log.log_end_offset, "a vote promises that all of it is durable"
                 promised = log.log.log_end_offset
                 read = [batch.base_offset for batch in log.read_batches(0, promised)]
                 assert read == sorted(set(read))

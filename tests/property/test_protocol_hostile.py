@@ -1,4 +1,4 @@
-"""Hostile bytes: whatever they are, they decode or raise `InvalidRequest`, and cost a small multiple of their size."""
+"""Hostile bytes: they decode or raise `InvalidRequest`, and take memory of at most a small multiple of their size."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_mutated_messages(name: str) -> None:
             raw = mutated(rng, codec.encode(random_message(rng, cls, version), version))
             message = decodes_or_refuses(cls, raw, version)
             if message is not None:
-                # What was understood can be said again, and means the same.
+                # A decoded message can be encoded, and decoding that and encoding it again gives the same bytes.
                 again = codec.encode(message, version)
                 assert codec.encode(codec.decode(cls, again, version), version) == again
 
@@ -119,7 +119,7 @@ def test_random_records(raw: bytes, kind: int) -> None:
 
 
 def peak_bytes(cls: type[Message], raw: bytes, version: int) -> int:
-    """The most memory that decoding took at once; decoding may refuse."""
+    """The peak of memory while the bytes are decoded or refused."""
     decodes_or_refuses(cls, b"", version)
     buffer = memoryview(bytearray(raw))
     tracemalloc.start()
@@ -135,7 +135,7 @@ def peak_bytes(cls: type[Message], raw: bytes, version: int) -> int:
 
 @pytest.mark.parametrize("name", sorted(message_classes()))
 def test_memory_of_the_smallest_elements(name: str) -> None:
-    """Arrays of the smallest elements cost the most: still a small multiple of their bytes."""
+    """Arrays of the smallest elements take the most memory for their bytes: still a small multiple."""
     cls = message_classes()[name]
     versions = supported_versions(cls)
     for version in {versions[0], versions[-1]}:
@@ -146,7 +146,7 @@ def test_memory_of_the_smallest_elements(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(message_classes()))
 def test_memory_of_announced_counts_and_lengths(name: str) -> None:
-    """A size that is only announced costs nothing: huge counts and lengths in place of every byte of a message."""
+    """No memory is allocated for a size that exceeds the bytes: huge counts and lengths at many places of a message."""
     cls = message_classes()[name]
     version = supported_versions(cls)[-1]
     raw = codec.encode(random_message(Random(name), cls, version), version)
@@ -163,7 +163,7 @@ def nested_quotas(outer: int, inner: int) -> bytes:
 
 
 def test_elements_are_bounded_over_the_whole_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No array is too long here, but all of them together are."""
+    """Each array is short enough here; all of them together have too many elements."""
     assert MAX_ELEMENTS == 1_000_000
     monkeypatch.setattr(decoder, "MAX_ELEMENTS", 1000)
     decode = decoder.compile_decoder(AlterClientQuotasRequest, 1)
@@ -173,7 +173,7 @@ def test_elements_are_bounded_over_the_whole_message(monkeypatch: pytest.MonkeyP
 
 
 def test_numbers_are_bounded_too() -> None:
-    """Ten batches of a million one-byte numbers each: ten megabytes that would become four hundred."""
+    """Ten batches of a million one-byte numbers each: ten megabytes that would take four hundred in memory."""
     numbers = encode_unsigned(1_000_001) + b"\x80" * 1_000_000
     batch = bytes(16) + numbers + b"\x00"
     partition = bytes(4) + encode_unsigned(11) + batch * 10 + b"\x00"
@@ -194,8 +194,8 @@ def test_tagged_fields_are_bounded() -> None:
             codec.decode(ApiVersionsRequest, head + bad, 3)
 
 
-def test_a_published_parser_fell_to_this_frame() -> None:
-    """Seventy bytes that announce two billion of everything."""
+def test_short_frames_with_huge_counts() -> None:
+    """Seventy bytes in which every count and length is about two billion. Such a frame crashed a published parser."""
     for cls in (ProduceRequest, FetchRequest, MetadataRequest):
         for version in supported_versions(cls):
             for raw in (b"\xff\xff\xff\xff\x07" * 14, b"\x7f\xff\xff\xff" * 18, b"\x00\x01" * 35):

@@ -1,4 +1,4 @@
-"""Random messages of every kind and version: what is written is read back, by us and by another implementation."""
+"""Random messages of every kind and version: encoding and decoding are inverse, here and in another implementation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = range(5)
 
 
 @pytest.mark.parametrize("name", sorted(message_classes()))
-def test_what_is_written_is_read_back(name: str) -> None:
+def test_decoding_inverts_encoding(name: str) -> None:
     cls = message_classes()[name]
     for version in supported_versions(cls):
         for seed in SEEDS:

@@ -1,4 +1,4 @@
-"""Batches over arbitrary records: what goes in comes out, by either way; what is not a batch is refused, not obeyed."""
+"""Batches of arbitrary records: decoding inverts encoding, as values and as columns; malformed batches are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kalda.records.arrow import SCHEMA, build_batches, to_record_batch
 from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, iter_batches, read_header, write_crc
 from kalda.records.builder import Record, build_batch, read_records, rebuild_batch
 from kalda.records.compression import Compression, compress, decompress
-from kalda.records.validate import RecordRules, RecordsRefused, validate_produced
+from kalda.records.rules import RecordRules, RecordsRefused
+from kalda.records.validate import validate_produced
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TIMESTAMPS = st.one_of(st.integers(-1, 2**41), st.integers(1_700_000_000_000, 1_700_000_100_000), st.just(-1))
@@ -74,7 +75,9 @@ def test_any_64_bit_timestamp_and_offset_survives(rows: list[Any], base_offset: 
 
 
 @given(ROWS, CODECS, st.randoms(use_true_random=False))
-def test_compaction_keeps_what_is_left(rows: list[Any], codec: Compression, rng: random.Random) -> None:
+def test_a_rebuilt_batch_keeps_offsets_producer_and_the_given_records(
+    rows: list[Any], codec: Compression, rng: random.Random
+) -> None:
     buf = build_batch(rows, base_offset=100, compression=codec, producer_id=3, producer_epoch=1, base_sequence=9)
     header = read_header(buf)
     left = [record for record in read_records(buf) if rng.random() < 0.5]
@@ -98,7 +101,7 @@ def test_columns_survive_batches(rows: list[Any], codec: Compression, max_batch_
 
 
 @given(ROWS, st.data())
-def test_a_slice_of_columns_is_encoded_as_its_rows_are(rows: list[Any], data: st.DataObject) -> None:
+def test_a_slice_of_columns_is_encoded_as_its_rows(rows: list[Any], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(rows) - 1))
     last = data.draw(st.integers(first + 1, len(rows)))
     (buf,) = build_batches(as_columns(rows).slice(first, last - first), now_ms=0)
@@ -106,7 +109,7 @@ def test_a_slice_of_columns_is_encoded_as_its_rows_are(rows: list[Any], data: st
 
 
 @given(ROWS, st.lists(st.integers(1, 10), min_size=1, max_size=4), st.integers(0, 60))
-def test_columns_begin_where_the_reader_stands(rows: list[Any], cuts: list[int], start: int) -> None:
+def test_columns_begin_at_the_start_offset(rows: list[Any], cuts: list[int], start: int) -> None:
     bufs, at = [], 0
     for cut in [*cuts, len(rows)]:
         if rows[at : at + cut]:
@@ -125,7 +128,7 @@ def test_append_time_is_every_records_timestamp(rows: list[Any], kind: Timestamp
 
 
 @given(st.binary(max_size=200_000), CODECS)
-def test_codecs_give_back_what_they_took(data: bytes, codec: Compression) -> None:
+def test_decompression_inverts_compression_and_is_bounded(data: bytes, codec: Compression) -> None:
     packed = compress(codec, data)
     assert bytes(decompress(codec, packed, len(data))) == data
     if len(data) and codec is not Compression.NONE:
@@ -134,7 +137,7 @@ def test_codecs_give_back_what_they_took(data: bytes, codec: Compression) -> Non
 
 
 @given(st.sampled_from([c for c in Compression if c]), st.binary(max_size=300), st.randoms(use_true_random=False))
-def test_codecs_refuse_what_they_do_not_know(codec: Compression, noise: bytes, rng: random.Random) -> None:
+def test_malformed_compressed_bytes_raise_corrupt_record(codec: Compression, noise: bytes, rng: random.Random) -> None:
     broken = bytearray(compress(codec, noise * 3))
     for _ in range(rng.randrange(4)):
         broken[rng.randrange(len(broken))] = rng.randrange(256)

@@ -1,4 +1,4 @@
-"""Timeline collections against a model that keeps a full copy for every snapshot."""
+"""Timeline collections against a model that has a full copy for every snapshot."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ TimelineMachine.TestCase.settings = settings(max_examples=150, stateful_step_cou
 TestTimeline = TimelineMachine.TestCase
 
 
-def test_a_read_where_no_snapshot_is_raises() -> None:
+def test_a_read_at_an_epoch_without_a_snapshot_raises() -> None:
     registry = SnapshotRegistry()
     mapping: TimelineDict[str, int] = TimelineDict(registry)
     registry.create_snapshot(5)

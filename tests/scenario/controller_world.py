@@ -1,7 +1,7 @@
-"""Controllers around one log, without a quorum: who leads and what is committed is what the test says.
+"""Controllers around one log, without a quorum: the test sets the leader and commits.
 
-`World.request` sends a request to the active controller at the present moment; with `auto_commit` its records are
-committed at once, everywhere. Time is a number that the test moves.
+`World.request` sends a request to the active controller at `World.now_ms`. With `auto_commit` its records are committed
+at once, on all controllers. The test sets the time.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ class Batch:
 
 
 class QuorumLog:
-    """The log as its leader sees it. What it appends goes through Kafka's record framing and back."""
+    """The log of the leader. Appended records are encoded in Kafka's framing and decoded again."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.committed = 0
         self.leader_epoch = 0
         self.refuse: ApiError | None = None
+        """where set, `append` raises it"""
         self.resigned: list[int] = []
+        """epochs passed to `resign`"""
 
     @property
     def log_end_offset(self) -> int:
@@ -85,7 +87,7 @@ class QuorumLog:
 
 
 class Rights:
-    """An `Authorizer` that goes by a function of operation, resource type and name."""
+    """An `Authorizer` that calls a function of operation, resource type and name."""
 
     def __init__(self, allows: Callable[[AclOperation, AclResourceType, str], bool]) -> None:
         self._allows = allows
@@ -95,7 +97,7 @@ class Rights:
 
 
 class World:
-    """Node 1 leads from the beginning; brokers 0, 1, 2… are made up by the test."""
+    """Controllers 1, 2…, of which 1 leads first; brokers exist as requests of the test only."""
 
     def __init__(
         self,
@@ -155,7 +157,8 @@ class World:
         return next(controller for controller in self.controllers.values() if controller.is_active)
 
     def elect(self, node_id: int) -> None:
-        """A new epoch: what was not committed is lost; what was is brought to the new leader; a control batch."""
+        """Start a new epoch: uncommitted batches are lost, a control batch is appended and committed, `node_id`
+        leads."""
         for controller in self.controllers.values():
             controller.on_leader_change(None, self.log.leader_epoch)
         self.log.batches = [batch for batch in self.log.batches if batch.last_offset < self.log.committed]
@@ -168,7 +171,7 @@ class World:
             self.commit()
 
     def commit(self, up_to: int | None = None) -> None:
-        """Everything, or the batches that end at or before `up_to`."""
+        """Commit all batches, or those that end at or before `up_to`."""
         end = self.log.log_end_offset if up_to is None else up_to + 1
         self.log.committed = max(self.log.committed, end)
         for node_id, controller in self.controllers.items():
@@ -178,7 +181,7 @@ class World:
             controller.on_commit(ready)
 
     def replayed(self) -> QuorumController:
-        """A controller that starts now and reads the committed log."""
+        """A new controller that has replayed the committed log."""
         controller = self.new_controller(99)
         controller.on_commit([batch for batch in self.log.batches if batch.last_offset < self.log.committed])
         return controller
@@ -197,16 +200,16 @@ class World:
         return pending
 
     def request(self, api: str, request: Any, *, caller: Caller | None = None) -> Any:
-        """The response; an `ApiError` that failed the request is raised."""
+        """The response. Raises the `ApiError` of a failed request."""
         pending = self.send(api, request, caller=caller)
-        assert pending.done, "the answer waits for a commit"
+        assert pending.done, "the response waits for a commit"
         if pending.error is not None:
             raise pending.error
         return pending.value
 
     def failure(self, api: str, request: Any, *, caller: Caller | None = None) -> ApiError:
         error = self.send(api, request, caller=caller).error
-        assert error is not None, "the request was answered"
+        assert error is not None, "the request did not fail"
         return error
 
     def written_by(self, action: Callable[[], Any]) -> list[Any]:
@@ -229,7 +232,7 @@ class World:
         cluster_id: str = CLUSTER_ID,
         log_dirs: list[Uuid] | None = None,
     ) -> int:
-        """The epoch that the broker is given; later requests of it carry that."""
+        """Register a broker. Its later requests carry the epoch that this returns."""
         ranges = supported_ranges() if features is None else features
         response = self.request(
             "broker_registration",
@@ -260,13 +263,13 @@ class World:
         return response
 
     def start_brokers(self, *broker_ids: int, **fields: Any) -> None:
-        """Registered and unfenced."""
+        """Register and unfence brokers."""
         for broker_id in broker_ids:
             self.register(broker_id, **fields)
             self.heartbeat(broker_id)
 
     def poll_until(self, now_ms: int, step_ms: int = 500) -> None:
-        """Let time pass; nobody sends heartbeats meanwhile."""
+        """Advance the time and poll the active controller; no broker sends heartbeats meanwhile."""
         while self.now_ms < now_ms:
             self.now_ms = min(now_ms, self.now_ms + step_ms)
             self.active.poll(self.now_ms)
@@ -298,7 +301,8 @@ class World:
     def alter_partition(
         self, topic: str, partition_id: int, isr: list[int], *, broker_id: int | None = None, **fields: Any
     ) -> Any:
-        """The leader proposes; the partition's answer."""
+        """Send an AlterPartition request of the leader, or of `broker_id`; returns the partition's part of the
+        response."""
         partition = self.partition(topic, partition_id)
         leader = partition.leader if broker_id is None else broker_id
         fields.setdefault("leader_epoch", partition.leader_epoch)
@@ -345,12 +349,12 @@ def directories_of(broker_id: int, count: int = 1) -> list[Uuid]:
 
 
 def result(answer: Any) -> tuple[ErrorCode, str | None]:
-    """Code and message of a part of a response."""
+    """Error code and message of a part of a response."""
     return ErrorCode(answer.error_code), answer.error_message
 
 
 def state(controller: QuorumController) -> dict[str, Any]:
-    """All hard state, comparable."""
+    """All replayed state, as comparable values."""
     partitions = controller.partitions
     members = sorted(controller.cluster.brokers)
     return {

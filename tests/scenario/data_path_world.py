@@ -1,6 +1,6 @@
 """One broker's replicas over a simulated disk, in virtual time: requests in, answers now or later.
 
-`World` leads its partitions (or follows, where a test says so), runs jobs at once or holds them, and turns the clock.
+`World` leads its partitions (or follows, where a test says so), runs jobs at once or holds them, and moves the clock.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from by_hand import HandJobs, HandTime
 
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.pending import Pending
+from kalda.base.sensors import Sensors
 from kalda.protocol.messages.fetch import (
     FetchRequest,
     FetchRequestFetchPartition,
@@ -43,11 +44,12 @@ SELF = 1
 
 
 class Assigned:
-    """What the metadata says of a partition."""
+    """The metadata of one partition."""
 
     def __init__(self, leader: int, epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
         self.leader, self.leader_epoch, self.partition_epoch = leader, epoch, epoch
         self.replicas, self.isr = replicas, isr
+        self.adding_replicas: tuple[int, ...] = ()
 
 
 class World(HandTime, HandJobs):
@@ -57,7 +59,15 @@ class World(HandTime, HandJobs):
         HandTime.__init__(self, 1_700_000_000_000)
         HandJobs.__init__(self)
         self.disk = SimDisk(random.Random(1), now_ms=lambda: self.now_ms)
-        self.replicas = ReplicaManager(SELF, self, self, 57_671_680, lambda name, topic_id, _: name in self.elsewhere)
+        self.sensors = Sensors()
+        self.replicas = ReplicaManager(
+            SELF,
+            self,
+            self,
+            57_671_680,
+            lambda name, topic_id, _: name in self.elsewhere,
+            sensors=self.sensors,
+        )
         self.sessions = FetchSessionCache(slots, random.Random(2).randint)
         self.elsewhere: set[str] = set()
         self.ids: dict[Uuid, str] = {}
@@ -91,7 +101,7 @@ class World(HandTime, HandJobs):
     def produce(
         self, topic: str, count: int = 1, *, index: int = 0, acks: int = -1, timeout_ms: int = 1000, size: int = 10
     ) -> PartitionProduceResponse | Pending[ProduceResponse]:
-        """One batch of `count` records. The partition's answer, or what it waits for."""
+        """Produce one batch of `count` records: the partition's answer, or one that is pending."""
         batch = build_batch([(self.now_ms, b"k", b"v" * size, ()) for _ in range(count)])
         data = [PartitionProduceData(index=index, records=batch)]
         request = ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=[TopicProduceData(partition_data=data)])
@@ -144,10 +154,10 @@ def offsets(answer: FetchResponsePartitionData) -> list[int]:
     return [header.base_offset for _, header in iter_batches(joined)]
 
 
-def told(response: FetchResponse | Pending[FetchResponse]) -> dict[tuple[str, int], FetchResponsePartitionData]:
-    """What a response says, in its order."""
+def answers_of(response: FetchResponse | Pending[FetchResponse]) -> dict[tuple[str, int], FetchResponsePartitionData]:
+    """The answers of a response by topic and partition, in its order."""
     if isinstance(response, Pending):
-        assert response.done, "it waits"
+        assert response.done, "the fetch waits"
         assert response.value is not None, response.error
         response = response.value
     return {

@@ -1,4 +1,4 @@
-"""A coordinator in virtual time over a log in memory, and members who speak to it in one line each.
+"""A coordinator in virtual time over a log in memory, and members whose requests take one line each.
 
 `World` holds the log of `__consumer_offsets` (bytes of batches, as on disk), its high watermark, the topics and the
 clock. A new coordinator can be elected over the same log at any moment.
@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.coordinator.config import GroupCoordinatorConfig
-from kalda.coordinator.group_coordinator import GroupCoordinator
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+from kalda.coordinator.groups.shard import GroupShard
+from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.groups import (
     DescribeGroupsRequest,
@@ -57,6 +59,9 @@ class MemoryLog:
         self.high_watermarks: dict[int, int] = {}
         self.replicated = True
         self.failure: ErrorCode | None = None
+        """What every append fails with."""
+        self.read_failure: str | None = None
+        """Why every load fails."""
         self.appends = 0
         self.on_append: Any = None
 
@@ -115,36 +120,64 @@ class World:
         self.epoch = 0
         self.elect()
 
+    def _fresh(self) -> GroupCoordinator:
+        return GroupCoordinator(self.config, self.log, self.topics, self._new_uuid, lambda: self.partitions)
+
     def elect(self, partitions: range | None = None) -> None:
         """A fresh coordinator loads the log: another broker, or this one after a restart."""
         self.epoch += 1
-        self.coordinator = GroupCoordinator(self.config, self.log, self.topics, self._new_uuid, lambda: self.partitions)
-        self.log.on_append = self.coordinator.on_high_watermark
+        self.coordinator = self._fresh()
+        self.runtime = self.coordinator.runtime
+        self.log.on_append = self.runtime.on_high_watermark
         for partition in partitions or range(self.partitions):
-            high_watermark = self.log.high_watermarks.get(partition, 0)
-            self.coordinator.on_elected(partition, self.epoch, self.log.read_all(partition), high_watermark, self.now)
+            self.runtime.on_elected(partition, self.epoch, self.now)
+            self.load()
+
+    def loaded_anew(self) -> GroupShard:
+        """Partition 0 as another coordinator would load it now; this one goes on."""
+        runtime = self._fresh().runtime
+        runtime.on_elected(0, self.epoch, self.now)
+        self._read(runtime)
+        (shard,) = runtime.active_shards()
+        return shard
+
+    def load(self) -> None:
+        """Read the partitions that the coordinator is to load, whole."""
+        self._read(self.runtime)
+
+    def _read(self, runtime: CoordinatorRuntime[GroupShard]) -> None:
+        for load in runtime.take_loads():
+            high_watermark = self.log.high_watermarks.get(load.partition, 0)
+            if self.log.read_failure is not None:
+                load.fail(self.log.read_failure, self.now)
+            elif all(load.replay(batch, high_watermark, self.now) for batch in self.log.read_all(load.partition)):
+                load.finish(high_watermark, self.now)
 
     def replicate(self) -> None:
         """Everything appended so far is committed."""
         for partition, end in self.log.ends.items():
             self.log.high_watermarks[partition] = end
-            self.coordinator.on_high_watermark(partition, end)
+            self.runtime.on_high_watermark(partition, end)
 
     def pass_time(self, ms: int) -> None:
         """Let time go by, with every timer at its moment."""
         until = self.now + ms
         while True:
-            deadline = self.coordinator.next_deadline_ms()
+            deadline = self.runtime.next_deadline_ms()
             if deadline is None or deadline > until:
                 break
             self.now = max(self.now, deadline)
-            self.coordinator.poll(self.now)
+            self.runtime.poll(self.now)
+            self.load()
         self.now = until
-        self.coordinator.poll(self.now)
+        self.runtime.poll(self.now)
+        self.load()
+
+    def shard(self, group_id: str = "g") -> GroupShard:
+        return self.runtime.shard_for(group_id)
 
     def group(self, group_id: str = "g") -> Any:
-        shard = self.coordinator.shards[self.coordinator.partition_for(group_id)]
-        return shard.groups.get(group_id)
+        return self.shard(group_id).groups.get(group_id)
 
     def state(self, group_id: str = "g") -> str:
         group = self.group(group_id)
@@ -186,11 +219,11 @@ class World:
         self, topics: dict[str, list[int]] | None = None, *, group: str = "g", stable: bool = False, version: int = 9
     ) -> dict[tuple[str, int], int] | str:
         """Offsets by topic and partition; the error's name where there is one."""
-        asked = None
+        requested = None
         if topics is not None:
-            asked = [OffsetFetchRequestTopics(name=name, partition_indexes=list(at)) for name, at in topics.items()]
+            requested = [OffsetFetchRequestTopics(name=name, partition_indexes=list(at)) for name, at in topics.items()]
         request = OffsetFetchRequest(
-            groups=[OffsetFetchRequestGroup(group_id=group, topics=asked)], require_stable=stable
+            groups=[OffsetFetchRequestGroup(group_id=group, topics=requested)], require_stable=stable
         )
         answer = Answer(self.coordinator.offset_fetch(Context(version), request, self.now), version)
         found = answer.value.groups[0]
@@ -208,7 +241,7 @@ class World:
 
 
 class Answer:
-    """A response, now or later. Every one is encoded in its version, so that none holds what cannot be said."""
+    """A response, now or later. Each is encoded in its version, so that none has a value that the version lacks."""
 
     def __init__(self, outcome: Any, version: int) -> None:
         self._outcome = outcome
@@ -248,7 +281,7 @@ def subscription(*topics: str, user_data: bytes = b"") -> bytes:
 
 
 class Client:
-    """A consumer of group `g` that remembers what it was told."""
+    """A consumer of group `g`, with the member id and generation that it got last."""
 
     def __init__(
         self,
@@ -271,7 +304,7 @@ class Client:
         self.member_id, self.generation = "", -1
 
     def join(self, *, retry: bool = True) -> Answer:
-        """JoinGroup; with `retry`, again with the id that the first answer asks to be used."""
+        """JoinGroup; with `retry`, again with the id of MEMBER_ID_REQUIRED."""
         request = JoinGroupRequest(
             group_id=self.group_id,
             session_timeout_ms=self.session_ms,
@@ -284,15 +317,15 @@ class Client:
         outcome = self.world.coordinator.join_group(Context(self.version, self.name), request, self.world.now)
         answer = Answer(outcome, self.version)
         if isinstance(outcome, Pending):
-            outcome.then(lambda value, _: self._told(value))
+            outcome.then(lambda value, _: self._joined(value))
         elif outcome.error_code == ErrorCode.MEMBER_ID_REQUIRED and retry:
             self.member_id = answer.value.member_id
             return self.join()
         else:
-            self._told(outcome)
+            self._joined(outcome)
         return answer
 
-    def _told(self, response: Any) -> None:
+    def _joined(self, response: Any) -> None:
         if response is not None and not response.error_code:
             self.member_id, self.generation = response.member_id, response.generation_id
 

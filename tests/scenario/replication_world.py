@@ -1,7 +1,7 @@
 """Brokers that hold one partition, in virtual time: real logs on simulated disks, real fetchers, a controller of ten
 lines. Every request and answer is encoded and decoded, and takes a millisecond each way.
 
-`World.lines` is a transcript of what the controller decided and of what the brokers' ISR proposals said.
+`World.lines` is a transcript of the brokers' ISR proposals and of the controller's decisions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from by_hand import HandJobs, HandTime, HandTimer
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
+from kalda.base.sensors import Sensors
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
@@ -46,7 +47,7 @@ from kalda.storage.log import Log
 TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(15) + b"\x77")
 LAG_MAX_MS = 1_000
-GONE = ApiError(ErrorCode.NETWORK_EXCEPTION, "connection refused")
+REFUSED = ApiError(ErrorCode.NETWORK_EXCEPTION, "connection refused")
 
 
 class Assignment(NamedTuple):
@@ -55,6 +56,7 @@ class Assignment(NamedTuple):
     partition_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    adding_replicas: tuple[int, ...] = ()
 
 
 class Broker:
@@ -67,15 +69,18 @@ class Broker:
         self.lag_max_ms = LAG_MAX_MS
         self.up = True
         self.paused = False
-        """It does not see the metadata."""
+        """It receives no metadata."""
         self.fenced = False
-        self.replicas = ReplicaManager(broker_id, world.time, HandJobs(), 50_000_000, lambda *_: True, self)
+        self.sensors = Sensors()
+        self.replicas = ReplicaManager(
+            broker_id, world.time, HandJobs(), 50_000_000, lambda *_: True, self, sensors=self.sensors
+        )
         self.fetchers = ReplicaFetchers(FetcherConfig(broker_id, "cluster"), lambda: self.epoch, self._started)
         self.replicas.following = self.fetchers
         self.sessions = FetchSessionCache(10, random.Random(broker_id).randint)
         self.isr_changes = AlterPartitionQueue(broker_id, lambda: self.epoch, self._send_to_controller, world.time)
 
-    # -- what its partitions ask of it
+    # -- `ReplicationPeers`
 
     def now_ms(self) -> int:
         return self.world.time.now_ms
@@ -87,11 +92,11 @@ class Broker:
     def propose(self, tp: TopicPartition, topic_id: Uuid, proposal: IsrProposal, answered: Any) -> None:
         self.world.say(f"{self.id} proposes {list(proposal.isr)}")
 
-        def told(outcome: IsrOutcome) -> None:
+        def deliver(outcome: IsrOutcome) -> None:
             if self.up:
                 answered(outcome)
 
-        self.isr_changes.propose(topic_id, tp.partition, proposal, told)
+        self.isr_changes.propose(topic_id, tp.partition, proposal, deliver)
 
     def _send_to_controller(self, request: AlterPartitionRequest) -> Pending[AlterPartitionResponse]:
         request = decode(AlterPartitionRequest, encode(request, 3), 3)
@@ -173,7 +178,7 @@ class Broker:
         fetcher.wake = wake
 
     def answer(self, request: FetchRequest | ListOffsetsRequest) -> Any:
-        """As a leader."""
+        """Answer as a leader."""
         if isinstance(request, ListOffsetsRequest):
             return self._offsets(request)
         try:
@@ -203,7 +208,7 @@ class World:
         self.refuses: ErrorCode | None = None
         self.lines: list[str] = []
         self.cut: set[tuple[int, int]] = set()
-        """(from, to) of messages that get lost."""
+        """(sender, receiver) of messages that are lost."""
         self.disks = {broker_id: SimDisk(random.Random(broker_id)) for broker_id in range(1, size + 1)}
         self.brokers = {broker_id: Broker(self, broker_id, 10 + broker_id) for broker_id in self.disks}
         everybody = tuple(self.disks)
@@ -222,7 +227,7 @@ class World:
     # -- the controller
 
     def publish(self) -> None:
-        """Every broker that is up sees the metadata."""
+        """Every broker that is up, and not paused, receives the metadata."""
         for broker in self.brokers.values():
             if broker.up and not broker.paused:
                 broker.take(self.assignment)
@@ -255,10 +260,10 @@ class World:
         topic = AlterPartitionResponseTopicData(topic_id=TOPIC_ID, partitions=[answer])
         pending.complete(AlterPartitionResponse(topics=[topic]))
 
-    # -- brokers that go and come
+    # -- deaths and restarts
 
     def kill(self, broker_id: int) -> None:
-        """The process is gone, and fenced."""
+        """The process dies, and the broker is fenced."""
         self[broker_id].kill()
         self[broker_id].fenced = True
 
@@ -268,15 +273,15 @@ class World:
         self[broker_id].take(self.assignment)
 
     def watch_isrs(self) -> None:
-        """Look for laggards every half of the lag, as the broker's shell does."""
+        """Remove laggards from ISRs twice in every `LAG_MAX_MS`, as the broker's shell does."""
 
-        def look() -> None:
+        def shrink() -> None:
             for broker in self.brokers.values():
                 if broker.up:
                     broker.replicas.shrink_isrs()
-            self.time.call_later_ms(LAG_MAX_MS // 2, look)
+            self.time.call_later_ms(LAG_MAX_MS // 2, shrink)
 
-        look()
+        shrink()
 
     # -- the network
 
@@ -290,16 +295,16 @@ class World:
                 decoded = decode(response_class, bytearray(encode(response, version)), version)
                 self.time.call_later_ms(1, lambda: done(decoded, None))
             else:
-                self.time.call_later_ms(1, lambda: done(None, error or GONE))
+                self.time.call_later_ms(1, lambda: done(None, error or REFUSED))
 
         def arrive() -> None:
             target = self.brokers[to]
             if not target.up or (sender.id, to) in self.cut:
-                done(None, GONE)
+                done(None, REFUSED)
                 return
             answer = target.answer(request)
             if isinstance(answer, Pending):
-                answer.then(lambda response, error: back(response, error if target.up else GONE))
+                answer.then(lambda response, error: back(response, error if target.up else REFUSED))
             else:
                 back(answer, None)
 

@@ -1,12 +1,12 @@
-"""Logs that were found on the disk: their files are opened by a job before the first append, those of one request
-together, and nothing overtakes it."""
+"""Logs that were found on the disk: a job opens their files before the first append, those of one request together,
+and no later request overtakes it."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
 
-from data_path_world import SELF, Assigned, World, offsets, told
+from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ErrorCode
@@ -28,6 +28,7 @@ from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest
 from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
+from kalda.storage.truncating import truncate_to
 
 PARTITIONS = 3
 
@@ -53,16 +54,16 @@ def request(world: World, acks: int, *indexes: int) -> ProduceRequest:
 
 
 class FakeConnection:
-    """What a handler does to a connection."""
+    """Records what a handler calls."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def answer_alone(self) -> None:
-        self.told.append("alone")
+        self.calls.append("alone")
 
     def close(self) -> None:
-        self.told.append("close")
+        self.calls.append("close")
 
 
 def handler(world: World) -> tuple[DataHandlers, RequestContext, FakeConnection]:
@@ -79,7 +80,7 @@ def test_the_logs_of_a_request_are_opened_together() -> None:
     waiting = handlers.produce(context, request(world, 1, 0, 1, 2))
     assert isinstance(waiting, Pending)
     assert not waiting.done
-    assert connection.told == ["alone"], "what comes next on this connection waits"
+    assert connection.calls == ["alone"], "the next request of this connection waits"
     assert len(world.waiting) == 1
     assert [each.log.log_end_offset for each in partitions] == [1, 1, 1]
     world.let_jobs_run()
@@ -87,10 +88,10 @@ def test_the_logs_of_a_request_are_opened_together() -> None:
     assert [(each.index, each.base_offset, each.error_code) for each in answers] == [(0, 1, 0), (1, 1, 0), (2, 1, 0)]
     again = handlers.produce(context, request(world, 1, 0, 1, 2))
     assert not isinstance(again, Pending)
-    assert connection.told == ["alone"]
+    assert connection.calls == ["alone"]
 
 
-def test_without_an_answer_they_are_opened_too() -> None:
+def test_a_produce_without_an_answer_opens_them_too() -> None:
     world, partitions = restarted()
     handlers, context, connection = handler(world)
     waiting = handlers.produce(context, request(world, 0, 1))
@@ -99,11 +100,11 @@ def test_without_an_answer_they_are_opened_too() -> None:
     assert isinstance(waiting.value, Encoded)
     assert waiting.value.buffers == []
     assert partitions[1].log.log_end_offset == 2
-    assert connection.told == ["alone"]
+    assert connection.calls == ["alone"]
     assert handlers.produce(context, request(world, 0, 1)) is None
 
 
-def test_who_is_no_leader_any_more_when_its_log_is_open_says_so() -> None:
+def test_leadership_lost_while_the_log_is_opened_is_an_error() -> None:
     world, partitions = restarted()
     waiting = world.produce("a", acks=1)
     assert isinstance(waiting, Pending)
@@ -128,7 +129,7 @@ def half_open() -> tuple[World, list[Partition], Pending[Any]]:
     return world, partitions, waiting
 
 
-def test_what_is_committed_while_another_log_is_opened_is_not_waited_for() -> None:
+def test_records_committed_while_another_log_is_opened_are_not_waited_for() -> None:
     world, partitions, waiting = half_open()
     partitions[0].on_follower_fetch(2, 7, 3, 0, epoch_known=True)
     world.let_jobs_run()
@@ -138,31 +139,31 @@ def test_what_is_committed_while_another_log_is_opened_is_not_waited_for() -> No
     assert [(each.index, each.base_offset, each.error_code) for each in answers] == [(0, 2, 0), (1, 1, 0)]
 
 
-def test_what_another_leader_puts_in_its_place_while_another_log_is_opened_does_not_acknowledge_it() -> None:
+def test_records_of_another_leader_at_their_offsets_do_not_acknowledge_records() -> None:
     world, partitions, waiting = half_open()
     deposed = partitions[0]
     world.assign("a", 0, Assigned(2, 1, (SELF, 2), (SELF, 2)))
     world.let_jobs_run()
-    deposed.log.truncate_to(2)
+    truncate_to(deposed.log, 2)
     deposed.append_as_follower(build_batch([(0, None, b"x", ())], base_offset=2, leader_epoch=1), 1, 3, 0)
-    assert deposed.committed(3)
+    assert deposed.is_committed(3)
     partitions[1].on_follower_fetch(2, 7, 2, 0, epoch_known=True)
     answers = cast(Any, waiting.value).responses[0].partition_responses
     assert [(each.index, each.error_code) for each in answers] == [(0, ErrorCode.NOT_LEADER_OR_FOLLOWER), (1, 0)]
 
 
-def test_a_read_opens_what_it_needs_on_a_thread() -> None:
+def test_a_read_opens_logs_by_a_job() -> None:
     world, _ = restarted()
     waiting = world.fetch(("a", 0, 0), ("a", 1, 0), max_bytes=1 << 22, max_wait_ms=0)
     assert isinstance(waiting, Pending)
     assert len(world.waiting) == 1
     world.let_jobs_run()
-    assert [offsets(answer) for answer in told(waiting).values()] == [[0], [0]]
+    assert [offsets(answer) for answer in answers_of(waiting).values()] == [[0], [0]]
     at_once = world.fetch(("a", 0, 0), ("a", 1, 0), max_bytes=1 << 22, max_wait_ms=0)
-    assert [offsets(answer) for answer in told(at_once).values()] == [[0], [0]]
+    assert [offsets(answer) for answer in answers_of(at_once).values()] == [[0], [0]]
 
 
-def test_a_follower_has_its_logs_opened_before_they_get_something() -> None:
+def test_a_fetcher_has_logs_opened_before_their_first_records() -> None:
     _, partitions = restarted(Assigned(2, 0, (SELF, 2), (SELF, 2)))
     fetcher = ReplicaFetcher(2, FetcherConfig(SELF, "cluster"), lambda: 1)
     for partition in partitions:

@@ -1,4 +1,4 @@
-"""Brokers come, are heard of, fall silent, shut down and come back."""
+"""Brokers register, send heartbeats, are fenced, shut down and restart."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_registrations_that_are_refused() -> None:
     assert code(features={}) == ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_a_second_broker_of_the_same_id_waits_for_the_first_ones_session() -> None:
+def test_a_second_broker_with_the_same_id_is_refused_until_the_session_of_the_first_ends() -> None:
     world = World()
     world.start_brokers(0)
     with pytest.raises(ApiError) as raised:
@@ -98,7 +98,7 @@ def test_producer_ids_come_in_blocks() -> None:
     assert second.producer_id_start == 1000
 
 
-def test_a_silent_broker_is_fenced_and_its_partitions_move() -> None:
+def test_a_broker_without_heartbeats_is_fenced_and_its_leaderships_move() -> None:
     world = World()
     world.start_brokers(0, 1, 2)
     world.create_topic("t", {0: [0, 1, 2], 1: [1, 2, 0]})
@@ -115,7 +115,7 @@ def test_a_silent_broker_is_fenced_and_its_partitions_move() -> None:
     assert (other.leader, other.isr, other.leader_epoch, other.partition_epoch) == (1, (1, 2), 0, 1)
 
 
-def test_stale_brokers_are_fenced_one_at_a_time_so_that_each_sees_the_last() -> None:
+def test_stale_brokers_are_fenced_one_at_a_time() -> None:
     world = World(levels={"eligible.leader.replicas.version": 0})
     world.start_brokers(0, 1)
     world.create_topic("t", {0: [0, 1]})
@@ -136,7 +136,7 @@ def test_without_eligible_replicas_the_last_of_an_isr_stays_in_it() -> None:
     assert (world.partition("t").isr, world.partition("t").leader) == ((0,), 0)
 
 
-def test_with_them_an_empty_isr_is_refilled_from_the_eligible() -> None:
+def test_with_eligible_replicas_an_empty_isr_is_refilled_from_them() -> None:
     world = World()
     world.start_brokers(0, 1, 2)
     world.create_topic("t", {0: [0, 1, 2]}, configs={"min.insync.replicas": "2"})
@@ -144,14 +144,14 @@ def test_with_them_an_empty_isr_is_refilled_from_the_eligible() -> None:
         world.heartbeat(broker_id, want_fence=True)
     partition = world.partition("t")
     assert (partition.isr, partition.leader, partition.elr, partition.last_known_elr) == ((), -1, (1, 0), (0,))
-    world.heartbeat(2)  # was out of the ISR while that was large enough: it may lack what was acknowledged
+    world.heartbeat(2)  # it left the ISR while that was large enough: it may lack acknowledged records
     assert world.partition("t").leader == -1
     world.heartbeat(1)
     partition = world.partition("t")
     assert (partition.isr, partition.leader, partition.elr, partition.last_known_elr) == ((1,), 1, (0,), ())
 
 
-def test_an_unclean_restart_costs_the_eligibility() -> None:
+def test_after_an_unclean_restart_a_replica_is_not_eligible() -> None:
     world = World()
     world.start_brokers(0, 1)
     world.create_topic("t", {0: [0, 1]}, configs={"min.insync.replicas": "2"})
@@ -168,8 +168,8 @@ def test_an_unclean_restart_costs_the_eligibility() -> None:
     assert world.partition("t").elr == ()
 
 
-def test_a_replica_whose_directory_does_not_come_back_is_not_eligible() -> None:
-    """A failed disk is taken out of the configuration: a log that is made anew elsewhere has nothing to lead with."""
+def test_a_replica_whose_directory_is_missing_after_a_restart_is_not_eligible() -> None:
+    """A failed disk was removed from the configuration: the log is created anew in another directory, empty."""
     world = World()
     world.start_brokers(0, 1, directories=2)
     world.create_topic("t", {0: [0, 1], 1: [0, 1], 2: [0, 1]}, configs={"min.insync.replicas": "2"})
@@ -194,7 +194,7 @@ def test_controlled_shutdown() -> None:
     assert (draining.is_fenced, draining.should_shut_down) == (False, False)
     assert world.partition("t").leader == 1
     assert world.active.cluster.brokers[0].in_controlled_shutdown
-    # Broker 1 has not seen yet that it leads.
+    # Broker 1 has not read yet that it leads.
     assert not world.heartbeat(0, want_shut_down=True).should_shut_down
     world.heartbeat(1)
     done = world.heartbeat(0, want_shut_down=True)
@@ -202,7 +202,7 @@ def test_controlled_shutdown() -> None:
     assert world.active.cluster.brokers[0].fenced
 
 
-def test_a_broker_that_leads_nothing_may_go_at_once() -> None:
+def test_a_broker_that_leads_no_partition_may_shut_down_at_once() -> None:
     world = World()
     world.start_brokers(0)
     assert world.heartbeat(0, want_shut_down=True).should_shut_down
@@ -210,7 +210,7 @@ def test_a_broker_that_leads_nothing_may_go_at_once() -> None:
     assert world.heartbeat(1, want_shut_down=True).should_shut_down
 
 
-def test_a_failed_directory_takes_its_partitions_along() -> None:
+def test_replicas_in_a_failed_directory_leave_the_isr() -> None:
     world = World()
     world.start_brokers(0, 1, directories=2)
     world.create_topic("t", {0: [0, 1], 1: [0, 1]})
@@ -225,7 +225,7 @@ def test_a_failed_directory_takes_its_partitions_along() -> None:
     assert world.written_by(lambda: world.heartbeat(0, offline_log_dirs=[bad])) == []
 
 
-def test_a_broker_that_tells_of_a_failed_directory_leads_nothing_in_it_when_it_is_unfenced() -> None:
+def test_a_broker_that_reports_a_failed_directory_leads_nothing_in_it_when_it_is_unfenced() -> None:
     world = World()
     world.start_brokers(0, 1, directories=2)
     world.create_topic("t", {0: [1, 0]}, configs={"min.insync.replicas": "2"})
@@ -306,7 +306,7 @@ def test_records_of_an_old_release() -> None:
     assert "BeginTransactionRecord" not in versions
 
 
-def test_the_log_grows_when_nothing_happens() -> None:
+def test_no_op_records_are_written_while_the_cluster_is_idle() -> None:
     world = World(metadata_max_idle_interval_ms=500)
     world.active.poll(world.now_ms)
     records = world.written_by(lambda: world.poll_until(world.now_ms + 2_000))
@@ -339,7 +339,7 @@ def test_unclean_elections_happen_where_they_are_allowed() -> None:
     assert (lossy.leader, lossy.isr, lossy.leader_recovery_state) == (1, (1,), 1)
 
 
-def test_a_change_is_written_at_the_lowest_version_that_can_say_it() -> None:
+def test_a_change_is_written_at_the_lowest_version_that_has_its_fields() -> None:
     world = World()
     world.start_brokers(0)
     world.heartbeat(0, cordoned_log_dirs=[])

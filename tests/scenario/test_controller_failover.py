@@ -1,4 +1,4 @@
-"""Becoming the active controller, ceasing to be it, and what happens to answers meanwhile."""
+"""Becoming the active controller, ceasing to be it, and the responses that wait for a commit meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kalda.protocol.record_framing import VersionedRecord
 CREATE = CreateTopicsRequest(topics=[creatable("t", {0: [0]})])
 
 
-def test_a_standby_sends_callers_away() -> None:
+def test_a_standby_refuses_requests() -> None:
     world = World(2)
     standby = world.controllers[2]
     pending = standby.handle_create_topics(CREATE, Caller(), 0)
@@ -36,7 +36,7 @@ def test_a_standby_sends_callers_away() -> None:
     assert (standby.leader_id, world.controllers[1].leader_id) == (1, 1)
 
 
-def test_the_answer_waits_for_the_commit() -> None:
+def test_the_response_waits_for_the_commit() -> None:
     world = World(2)
     world.start_brokers(0)
     world.auto_commit = False
@@ -45,14 +45,14 @@ def test_the_answer_waits_for_the_commit() -> None:
     assert "t" in world.active.partitions.topic_ids
     assert "t" not in world.controllers[2].partitions.topic_ids
     again = world.send("create_topics", CREATE)
-    assert not again.done, "that it exists already may yet be untrue"
+    assert not again.done, "the first topic may still be reverted"
     world.commit()
     assert pending.value.topics[0].error_code == ErrorCode.NONE
     assert again.value.topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
     assert state(world.controllers[1]) == state(world.controllers[2])
 
 
-def test_what_was_not_committed_is_taken_back() -> None:
+def test_uncommitted_records_are_reverted() -> None:
     world = World(2)
     world.start_brokers(0)
     before = state(world.active)
@@ -96,7 +96,7 @@ def test_resigning() -> None:
     assert not world.controllers[1].is_active
 
 
-def test_a_full_log_fails_that_request_alone() -> None:
+def test_a_refused_append_fails_its_request_only() -> None:
     world = World()
     world.start_brokers(0)
     world.log.refuse = ApiError(ErrorCode.NOT_CONTROLLER)
@@ -115,7 +115,7 @@ def test_the_bootstrap_is_written_once() -> None:
     assert world.records == first
 
 
-def test_a_bootstrap_that_was_cut_short_is_aborted_and_done_again() -> None:
+def test_an_unfinished_bootstrap_is_aborted_and_written_again() -> None:
     metadata = BootstrapMetadata.from_levels(MetadataVersion.IBP_4_3_IV0, {}, "the test")
     world = World(lead=False, bootstrap=metadata.records)
     world.log.append(0, [VersionedRecord(BeginTransactionRecord(), 0), *metadata.records])
@@ -126,7 +126,7 @@ def test_a_bootstrap_that_was_cut_short_is_aborted_and_done_again() -> None:
     assert world.active.features.metadata_version == MetadataVersion.IBP_4_3_IV0
 
 
-def test_a_dangling_transaction_is_aborted() -> None:
+def test_an_unfinished_transaction_is_aborted() -> None:
     world = World()
     world.start_brokers(0)
     topic = TopicRecord(name="half", topic_id=b"\1" * 16)  # type: ignore[arg-type]
@@ -140,19 +140,19 @@ def test_a_dangling_transaction_is_aborted() -> None:
     assert state(world.replayed()) == state(world.active)
 
 
-def test_without_a_release_to_start_from_there_is_no_cluster() -> None:
+def test_bootstrap_records_without_metadata_version_are_refused() -> None:
     with pytest.raises(ValueError, match=r"metadata\.version"):
         World(bootstrap=())
 
 
-def test_a_record_of_the_future_stops_the_node() -> None:
+def test_a_metadata_version_of_a_later_release_cannot_be_replayed() -> None:
     world = World()
     future = FeatureLevelRecord(name="metadata.version", feature_level=99)
     with pytest.raises(ValueError, match="does not support"):
         world.controllers[1].runtime._replay(VersionedRecord(future, 0), 99)
 
 
-def test_heartbeats_of_the_old_epoch_do_not_reach_the_state() -> None:
+def test_a_standby_refuses_heartbeats() -> None:
     world = World(2)
     world.start_brokers(0)
     pending = world.controllers[2].handle_broker_heartbeat(

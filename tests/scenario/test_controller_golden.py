@@ -1,8 +1,8 @@
-"""Metadata logs that Apache Kafka wrote, replayed; and its own decisions, made again.
+"""Replay of metadata logs that Apache Kafka wrote; and the same requests, with the records that Kafka wrote for them.
 
-A controller reads Kafka's log up to some offset, becomes active, and is asked what Kafka's controller was asked there:
-it must write the records that follow in Kafka's log. Their order inside a batch comes from Kafka's hash maps where
-partitions are concerned, so those are compared as sets.
+A controller replays Kafka's log up to some offset, becomes active, and receives the request that Kafka's controller
+received there. It must write the records that follow in Kafka's log. The order of partitions inside a batch comes from
+Kafka's hash maps, so batches are compared as sets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOW_MS = 1_000_000
 
 
 class KafkaLog(QuorumLog):
-    """Ends where the test cut Kafka's log; what is appended goes behind."""
+    """A log whose first append has the offset `end`, where the test has cut Kafka's log."""
 
     end = 0
 
@@ -43,7 +43,7 @@ class KafkaLog(QuorumLog):
 
 
 def standby_at(node: str, end: int, log: KafkaLog | None = None, new_ids: Iterable[Uuid] = ()) -> QuorumController:
-    """With Kafka's log applied below `end`."""
+    """A controller that has replayed Kafka's log below `end`."""
     ids = iter(new_ids)
     controller = QuorumController(
         ControllerConfig(node_id=1, cluster_id="c", metadata_max_idle_interval_ms=None),
@@ -154,13 +154,13 @@ class _Snapshot:
         self.records = contents
 
 
-# Decisions made again: what was asked, of which controller, and which of Kafka's records answer it.
+# Requests, each as a function that sends it to a controller.
 
-Ask = Callable[[QuorumController], Any]
+Action = Callable[[QuorumController], Any]
 
 
-def heartbeat(broker_id: int, **fields: Any) -> Ask:
-    def ask(controller: QuorumController) -> Any:
+def heartbeat(broker_id: int, **fields: Any) -> Action:
+    def action(controller: QuorumController) -> Any:
         request = brokers.BrokerHeartbeatRequest(
             broker_id=broker_id,
             broker_epoch=controller.cluster.brokers[broker_id].epoch,
@@ -169,13 +169,13 @@ def heartbeat(broker_id: int, **fields: Any) -> Ask:
         )
         return controller.handle_broker_heartbeat(request, CALLER, NOW_MS)
 
-    return ask
+    return action
 
 
-def registration(node: str, offset: int, previous_epoch: int = -1) -> Ask:
-    """The request from which Kafka's RegisterBrokerRecord at `offset` came."""
+def registration(node: str, offset: int, previous_epoch: int = -1) -> Action:
+    """The request for which Kafka wrote the RegisterBrokerRecord at `offset`."""
 
-    def ask(controller: QuorumController) -> Any:
+    def action(controller: QuorumController) -> Any:
         record = record_at(node, offset)
         assert isinstance(record, records.RegisterBrokerRecord)
         request = brokers.BrokerRegistrationRequest(
@@ -200,14 +200,14 @@ def registration(node: str, offset: int, previous_epoch: int = -1) -> Ask:
             log_dirs=record.log_dirs,
             previous_broker_epoch=previous_epoch,
         )
-        # The former incarnation's session has run out.
+        # The session of the previous incarnation has expired.
         return controller.handle_broker_registration(request, CALLER, NOW_MS + 20_000)
 
-    return ask
+    return action
 
 
-def alter_partition(topic: str, partition_id: int, isr: list[int]) -> Ask:
-    def ask(controller: QuorumController) -> Any:
+def alter_partition(topic: str, partition_id: int, isr: list[int]) -> Action:
+    def action(controller: QuorumController) -> Any:
         topic_id = controller.partitions.topic_ids[topic]
         partition = controller.partitions.partition(topic_id, partition_id)
         assert partition is not None
@@ -229,11 +229,11 @@ def alter_partition(topic: str, partition_id: int, isr: list[int]) -> Ask:
         )
         return controller.handle_alter_partition(request, CALLER, NOW_MS)
 
-    return ask
+    return action
 
 
-def assign(broker_id: int, topic: str, partition_id: int, directory: str) -> Ask:
-    def ask(controller: QuorumController) -> Any:
+def assign(broker_id: int, topic: str, partition_id: int, directory: str) -> Action:
+    def action(controller: QuorumController) -> Any:
         partition = brokers.AssignReplicasToDirsRequestPartitionData(partition_index=partition_id)
         one = brokers.AssignReplicasToDirsRequestTopicData(
             topic_id=controller.partitions.topic_ids[topic], partitions=[partition]
@@ -245,10 +245,10 @@ def assign(broker_id: int, topic: str, partition_id: int, directory: str) -> Ask
         )
         return controller.handle_assign_replicas_to_dirs(request, CALLER, NOW_MS)
 
-    return ask
+    return action
 
 
-def reassign(topic: str, targets: dict[int, list[int]]) -> Ask:
+def reassign(topic: str, targets: dict[int, list[int]]) -> Action:
     partitions = [topics.ReassignablePartition(partition_index=at, replicas=to) for at, to in targets.items()]
     request = topics.AlterPartitionReassignmentsRequest(
         topics=[topics.ReassignableTopic(name=topic, partitions=partitions)]
@@ -256,28 +256,28 @@ def reassign(topic: str, targets: dict[int, list[int]]) -> Ask:
     return lambda controller: controller.handle_alter_partition_reassignments(request, CALLER, NOW_MS)
 
 
-def create_topics(*creatables: topics.CreatableTopic) -> Ask:
+def create_topics(*creatables: topics.CreatableTopic) -> Action:
     request = topics.CreateTopicsRequest(topics=list(creatables))
     return lambda controller: controller.handle_create_topics(request, CALLER, NOW_MS)
 
 
-def grow(topic: str, count: int) -> Ask:
+def grow(topic: str, count: int) -> Action:
     request = topics.CreatePartitionsRequest(
         topics=[topics.CreatePartitionsTopic(name=topic, count=count, assignments=None)]
     )
     return lambda controller: controller.handle_create_partitions(request, CALLER, NOW_MS)
 
 
-def delete_topic(node: str, offset: int) -> Ask:
-    def ask(controller: QuorumController) -> Any:
+def delete_topic(node: str, offset: int) -> Action:
+    def action(controller: QuorumController) -> Any:
         topic_id = record_at(node, offset).topic_id
         request = topics.DeleteTopicsRequest(topics=[topics.DeleteTopicState(topic_id=topic_id)])
         return controller.handle_delete_topics(request, CALLER, NOW_MS)
 
-    return ask
+    return action
 
 
-def alter_configs(kind: int, name: str, *ops: tuple[str, int, str | None]) -> Ask:
+def alter_configs(kind: int, name: str, *ops: tuple[str, int, str | None]) -> Action:
     resource = configs.IncrementalAlterConfigsRequestAlterConfigsResource(
         resource_type=kind,
         resource_name=name,
@@ -290,7 +290,7 @@ def alter_configs(kind: int, name: str, *ops: tuple[str, int, str | None]) -> As
     return lambda controller: controller.handle_incremental_alter_configs(request, CALLER, NOW_MS)
 
 
-def allocate(broker_id: int) -> Ask:
+def allocate(broker_id: int) -> Action:
     return lambda controller: controller.handle_allocate_producer_ids(
         brokers.AllocateProducerIdsRequest(
             broker_id=broker_id, broker_epoch=controller.cluster.brokers[broker_id].epoch
@@ -300,7 +300,7 @@ def allocate(broker_id: int) -> Ask:
     )
 
 
-def update_features(**levels: int) -> Ask:
+def update_features(**levels: int) -> Action:
     updates = [
         admin.FeatureUpdateKey(feature=name.replace("_", "."), max_version_level=level)
         for name, level in levels.items()
@@ -309,7 +309,7 @@ def update_features(**levels: int) -> Ask:
     return lambda controller: controller.handle_update_features(request, CALLER, NOW_MS)
 
 
-def alter_quotas(*entries: tuple[dict[str, str | None], dict[str, float | None]]) -> Ask:
+def alter_quotas(*entries: tuple[dict[str, str | None], dict[str, float | None]]) -> Action:
     request = admin.AlterClientQuotasRequest(
         entries=[
             admin.AlterClientQuotasRequestEntryData(
@@ -325,17 +325,17 @@ def alter_quotas(*entries: tuple[dict[str, str | None], dict[str, float | None]]
     return lambda controller: controller.handle_alter_client_quotas(request, CALLER, NOW_MS)
 
 
-def silence(*heard_of: int) -> Ask:
-    """Time passes, in which only those are heard of."""
+def silence(*alive: int) -> Action:
+    """Time passes, in which only the brokers `alive` send heartbeats."""
 
-    def ask(controller: QuorumController) -> None:
+    def action(controller: QuorumController) -> None:
         for now_ms in range(NOW_MS, NOW_MS + 12_000, 500):
-            for broker_id in heard_of:
+            for broker_id in alive:
                 epoch = controller.cluster.brokers[broker_id].epoch
                 controller.cluster.heartbeats.contact(broker_id, epoch, now_ms)
             controller.poll(now_ms)
 
-    return ask
+    return action
 
 
 def balance(controller: QuorumController) -> None:
@@ -442,12 +442,12 @@ DECISIONS = [
 ]
 
 
-@pytest.mark.parametrize(("node", "first", "last", "ask"), DECISIONS, ids=lambda value: str(value)[:9])
-def test_the_same_records_as_kafka(node: str, first: int, last: int, ask: Ask) -> None:
+@pytest.mark.parametrize(("node", "first", "last", "action"), DECISIONS, ids=lambda value: str(value)[:9])
+def test_the_same_records_as_kafka(node: str, first: int, last: int, action: Action) -> None:
     wrote = range(first, last + 1)
     ids = [record_at(node, at).topic_id for at in wrote if isinstance(record_at(node, at), records.TopicRecord)]
     controller, log = active_at(node, first, ids)
-    ask(controller)
+    action(controller)
     assert kalda_wrote(log) == kafka_wrote(node, first, last)
 
 

@@ -1,4 +1,4 @@
-"""Configs, quotas, credentials, access control entries and features by request."""
+"""Requests about configs, quotas, credentials, access control entries and features."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_keys_are_set_appended_to_subtracted_from_and_deleted(world: World) -> N
     assert "retention.ms" not in values(world, TOPIC, "t")
 
 
-def test_a_brokers_key_is_written_though_unchanged(world: World) -> None:
+def test_a_key_of_a_broker_is_written_even_where_its_value_is_unchanged(world: World) -> None:
     op = ("log.retention.ms", SET, "5")
     alter(world, BROKER, "0", op)
     assert len(world.written_by(lambda: alter(world, BROKER, "0", op))) == 1
@@ -98,26 +98,26 @@ def test_alterations_that_are_refused(
     assert (answers[0][0], written) == (code, [])
 
 
-def test_a_resource_named_twice_is_not_altered(world: World) -> None:
+def test_a_resource_that_a_request_has_twice_is_not_altered(world: World) -> None:
     resource = configs.AlterConfigsRequestAlterConfigsResource(resource_type=TOPIC, resource_name="t")
     request = configs.AlterConfigsRequest(resources=[resource, resource])
     answer = world.request("alter_configs", request).responses
     assert [result(one) for one in answer] == [(ErrorCode.INVALID_REQUEST, "Duplicate resource.")]
 
 
-def test_the_legacy_request_deletes_what_it_does_not_name(world: World) -> None:
+def test_the_legacy_request_deletes_all_other_keys(world: World) -> None:
     alter(world, TOPIC, "t", ("retention.ms", SET, "5"), ("segment.ms", SET, "6"))
-    wanted = configs.AlterConfigsRequestAlterableConfig(name="segment.ms", value="7")
-    resource = configs.AlterConfigsRequestAlterConfigsResource(resource_type=TOPIC, resource_name="t", configs=[wanted])
+    config = configs.AlterConfigsRequestAlterableConfig(name="segment.ms", value="7")
+    resource = configs.AlterConfigsRequestAlterConfigsResource(resource_type=TOPIC, resource_name="t", configs=[config])
     world.request("alter_configs", configs.AlterConfigsRequest(resources=[resource]))
     assert values(world, TOPIC, "t") == {"segment.ms": "7"}
-    wanted.value = None
+    config.value = None
     answer = world.request("alter_configs", configs.AlterConfigsRequest(resources=[resource])).responses[0]
     assert answer.error_code == ErrorCode.NONE
     assert values(world, TOPIC, "t") == {}
 
 
-def test_another_minimum_isr_voids_the_eligible(world: World) -> None:
+def test_a_change_of_the_minimum_isr_clears_eligible_replicas(world: World) -> None:
     alter(world, TOPIC, "t", ("min.insync.replicas", SET, "2"))
     world.heartbeat(1, want_fence=True)
     before = world.partition("t")
@@ -144,7 +144,7 @@ def test_rights_over_configs(world: World) -> None:
     ]
 
 
-def test_a_policy_sees_what_is_altered(world: World) -> None:
+def test_a_policy_is_called_with_the_altered_keys(world: World) -> None:
     seen: list[Any] = []
     world.active.configs._policy = lambda resource, altered: seen.append((resource.name, dict(altered)))
     alter(world, TOPIC, "t", ("retention.ms", SET, "5"))
@@ -202,9 +202,9 @@ def scram(world: World, *upsertions: tuple[str, int, int], deletions: tuple[tupl
 
 def test_credentials(world: World) -> None:
     assert scram(world, ("a", 1, 4096), ("b", 2, 16384)) == {"a": ErrorCode.NONE, "b": ErrorCode.NONE}
-    kept = world.active.scram.credentials[1, "a"]
-    assert kept.server_key == hmac.digest(b"salted", b"Server Key", "sha256")
-    assert kept.stored_key == hashlib.sha256(hmac.digest(b"salted", b"Client Key", "sha256")).digest()
+    stored = world.active.scram.credentials[1, "a"]
+    assert stored.server_key == hmac.digest(b"salted", b"Server Key", "sha256")
+    assert stored.stored_key == hashlib.sha256(hmac.digest(b"salted", b"Client Key", "sha256")).digest()
     assert scram(world, ("c", 1, 4096), ("c", 2, 4096)) == {"c": ErrorCode.DUPLICATE_RESOURCE}
     assert scram(world, ("", 1, 4096), ("d", 1, 4095), ("e", 1, 16385), ("f", 3, 4096)) == {
         "": ErrorCode.UNACCEPTABLE_CREDENTIAL,
@@ -246,7 +246,7 @@ def test_access_control_entries(world: World) -> None:
     assert [one.error_code for one in refused] == [ErrorCode.INVALID_REQUEST] * len(bad)
 
     def delete(**fields: Any) -> list[str]:
-        wanted = security.DeleteAclsFilter(
+        entry_filter = security.DeleteAclsFilter(
             **{
                 "resource_type_filter": 1,
                 "resource_name_filter": None,
@@ -258,7 +258,7 @@ def test_access_control_entries(world: World) -> None:
                 **fields,
             }
         )
-        found = world.request("delete_acls", security.DeleteAclsRequest(filters=[wanted])).filter_results[0]
+        found = world.request("delete_acls", security.DeleteAclsRequest(filters=[entry_filter])).filter_results[0]
         assert found.error_code in (ErrorCode.NONE, ErrorCode.INVALID_REQUEST)
         return [one.resource_name for one in found.matching_acls]
 
@@ -314,14 +314,14 @@ def test_features() -> None:
     assert world.active.features.level("transaction.version") == 1
 
 
-def test_a_level_is_for_all_nodes() -> None:
+def test_a_level_must_be_supported_by_all_nodes() -> None:
     world = World(version=MetadataVersion.IBP_4_2_IV1, voters=lambda: (1, 2))
     behind = {**supported_ranges(), "metadata.version": VersionRange(7, 29)}
     world.register(0, features=behind)
-    wanted = ("metadata.version", 30, UPGRADE)
-    assert "Broker 0 only supports versions 7-29" in update(world, wanted)[1]
+    raised = ("metadata.version", 30, UPGRADE)
+    assert "Broker 0 only supports versions 7-29" in update(world, raised)[1]
     world.register(0)
-    assert "controller 2 has not registered" in update(world, wanted)[1]
+    assert "controller 2 has not registered" in update(world, raised)[1]
 
     def register(highest: int) -> None:
         feature = ControllerRegistrationRequestFeature(
@@ -331,12 +331,12 @@ def test_a_level_is_for_all_nodes() -> None:
         world.request("controller_registration", request)
 
     register(29)
-    assert "Controller 2 only supports versions 7-29" in update(world, wanted)[1]
+    assert "Controller 2 only supports versions 7-29" in update(world, raised)[1]
     register(30)
-    assert update(world, wanted) == (ErrorCode.NONE, "")
+    assert update(world, raised) == (ErrorCode.NONE, "")
 
 
-def test_turning_eligible_replicas_on_settles_the_minimum_isr() -> None:
+def test_turning_eligible_replicas_on_sets_one_minimum_isr_for_the_cluster() -> None:
     world = World(levels={}, properties={"min.insync.replicas": "2"})
     world.start_brokers(0)
     alter(world, BROKER, "0", ("min.insync.replicas", SET, "3"))
@@ -345,8 +345,8 @@ def test_turning_eligible_replicas_on_settles_the_minimum_isr() -> None:
     assert (values(world, BROKER, ""), values(world, BROKER, "0")) == ({"min.insync.replicas": "2"}, {})
 
 
-def test_turning_them_on_again_forgets_those_of_before() -> None:
-    """The leader has committed alone meanwhile."""
+def test_turning_eligible_replicas_on_again_clears_the_earlier_ones() -> None:
+    """In between the leader has committed alone."""
     world = World()
     world.start_brokers(0, 1)
     world.create_topic("t", {0: [0, 1]}, configs={"min.insync.replicas": "2"})
@@ -360,10 +360,10 @@ def test_turning_them_on_again_forgets_those_of_before() -> None:
     world.alter_partition("t", 0, [0, 1])
     world.alter_partition("t", 0, [0])
     update(world, ("eligible.leader.replicas.version", 1, UPGRADE))
-    assert world.partition("t").elr == (1,), "they were on"
+    assert world.partition("t").elr == (1,), "the feature was on already"
 
 
-def test_the_quorums_own_version_is_handed_on(world: World) -> None:
+def test_an_update_of_kraft_version_is_passed_to_the_quorum(world: World) -> None:
     class Quorum:
         level = 0
 
@@ -382,7 +382,7 @@ def test_the_quorums_own_version_is_handed_on(world: World) -> None:
     assert update(world, ("kraft.version", 0, SAFE))[0] == ErrorCode.INVALID_UPDATE_VERSION
 
 
-def test_cordoning_needs_a_metadata_version_that_can_say_so() -> None:
+def test_cordoning_needs_a_metadata_version_that_supports_it() -> None:
     cordon = ("cordoned.log.dirs", SET, "*")
     old, new = World(version=MetadataVersion.IBP_4_2_IV1), World(version=MetadataVersion.IBP_4_3_IV0)
     for world in (old, new):

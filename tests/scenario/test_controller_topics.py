@@ -1,4 +1,4 @@
-"""Topics and partitions by request: created, grown, deleted, elected, reassigned, altered by their leaders."""
+"""Requests about topics and partitions: creation, growth, deletion, elections, reassignments, changes of the ISR."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def world() -> World:
     return world
 
 
-def test_a_topic_is_made(world: World) -> None:
-    made: list[Any] = []
+def test_a_topic_is_created(world: World) -> None:
+    results: list[Any] = []
     configs = {"retention.ms": "1000", "min.insync.replicas": "2"}
-    records = world.written_by(lambda: made.append(world.create_topic("t", partitions=2, factor=3, configs=configs)))
+    records = world.written_by(lambda: results.append(world.create_topic("t", partitions=2, factor=3, configs=configs)))
     kinds = [type(record) for record in records]
     assert kinds == [TopicRecord, ConfigRecord, ConfigRecord, ClearElrRecord, PartitionRecord, PartitionRecord]
-    (answer,) = made
+    (answer,) = results
     assert result(answer) == (ErrorCode.NONE, None)
     assert (answer.num_partitions, answer.replication_factor) == (2, 3)
     shown = {config.name: (config.value, config.config_source) for config in answer.configs}
@@ -42,7 +42,7 @@ def test_a_topic_is_made(world: World) -> None:
     assert first.leader == first.replicas[0]
 
 
-def test_only_the_live_are_in_sync(world: World) -> None:
+def test_only_active_replicas_are_in_the_isr(world: World) -> None:
     world.register(3)
     world.create_topic("t", {0: [3, 1]})
     partition = world.partition("t")
@@ -87,7 +87,7 @@ def test_topics_that_are_refused(world: World, fields: dict[str, Any], code: Err
     assert answers[0].error_message
 
 
-def test_one_bad_topic_does_not_keep_the_others_from_being_made(world: World) -> None:
+def test_a_refused_topic_does_not_affect_the_others(world: World) -> None:
     request = t.CreateTopicsRequest(
         topics=[creatable("twice"), creatable("good"), creatable("bad name"), creatable("twice")]
     )
@@ -130,15 +130,15 @@ def test_rights_quotas_and_policies() -> None:
 
     def no_single(topic: Any) -> None:
         if topic.replication_factor == 1:
-            raise ApiError(ErrorCode.POLICY_VIOLATION, "one replica is none")
+            raise ApiError(ErrorCode.POLICY_VIOLATION, "one replica is too few")
 
     world.active.topics._policy = no_single
-    assert result(world.create_topic("risky")) == (ErrorCode.POLICY_VIOLATION, "one replica is none")
+    assert result(world.create_topic("risky")) == (ErrorCode.POLICY_VIOLATION, "one replica is too few")
 
 
 def grow(world: World, count: int, assignments: list[list[int]] | None = None, name: str = "t") -> Any:
-    wanted = None if assignments is None else [t.CreatePartitionsAssignment(broker_ids=one) for one in assignments]
-    topic = t.CreatePartitionsTopic(name=name, count=count, assignments=wanted)
+    given = None if assignments is None else [t.CreatePartitionsAssignment(broker_ids=one) for one in assignments]
+    topic = t.CreatePartitionsTopic(name=name, count=count, assignments=given)
     return result(world.request("create_partitions", t.CreatePartitionsRequest(topics=[topic])).results[0])
 
 
@@ -167,7 +167,7 @@ def test_deleting(world: World) -> None:
     by_id = t.DeleteTopicState(topic_id=ids["b"])
     assert delete(world, t.DeleteTopicState(name="a"), by_id) == [("b", ErrorCode.NONE), ("a", ErrorCode.NONE)]
     assert list(world.active.partitions.topic_ids) == ["c.d"]
-    assert len(world.active.configs.values) == 2  # of the topic that is left, and the cluster's
+    assert len(world.active.configs.values) == 2  # those of the other topic, and the cluster's
     assert delete(world, t.DeleteTopicState(name="a")) == [("a", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
     assert delete(world, by_id) == [(None, ErrorCode.UNKNOWN_TOPIC_ID)]
     assert delete(world, t.DeleteTopicState()) == [(None, ErrorCode.INVALID_REQUEST)]
@@ -182,7 +182,7 @@ def test_deleting(world: World) -> None:
     assert world.create_topic("c_d").error_code == ErrorCode.NONE
 
 
-def test_an_id_does_not_tell_who_may_not_see_the_topic_its_name(world: World) -> None:
+def test_deletion_by_id_hides_the_name_from_callers_that_may_not_describe_the_topic(world: World) -> None:
     world.create_topic("secret")
     blind = Caller(authorizer=Rights(lambda *_: False))
     by_id = t.DeleteTopicState(topic_id=world.active.partitions.topic_ids["secret"])
@@ -238,8 +238,8 @@ def test_isr_proposals_that_are_refused(world: World) -> None:
 
 
 def elect(world: World, kind: int, *partitions: int, name: str = "t") -> list[Any]:
-    wanted = [t.ElectLeadersRequestTopicPartitions(topic=name, partitions=list(partitions))]
-    request = t.ElectLeadersRequest(election_type=kind, topic_partitions=wanted)
+    requested = [t.ElectLeadersRequestTopicPartitions(topic=name, partitions=list(partitions))]
+    request = t.ElectLeadersRequest(election_type=kind, topic_partitions=requested)
     answer = world.request("elect_leaders", request)
     return [ErrorCode(one.error_code) for one in answer.replica_election_results[0].partition_result]
 
@@ -286,7 +286,7 @@ def ongoing(world: World) -> list[Any]:
     ]
 
 
-def test_a_reassignment_ends_when_all_that_is_added_has_caught_up(world: World) -> None:
+def test_a_reassignment_ends_when_all_added_replicas_have_caught_up(world: World) -> None:
     world.create_topic("t", {0: [0, 1]})
     assert reassign(world, [2, 1]) == ErrorCode.NONE
     assert ongoing(world) == [("t", 0, [2, 1, 0], [2], [0])]
@@ -307,8 +307,8 @@ def test_a_reassignment_is_cancelled(world: World) -> None:
     assert (partition.replicas, partition.adding_replicas, partition.removing_replicas) == ((1, 0), (), ())
 
 
-def test_a_reassignment_that_takes_another_ones_place_comes_to_its_end(world: World) -> None:
-    """Who was being added and is wanted no more is not waited for; who was being removed and is wanted again stays."""
+def test_a_reassignment_that_replaces_an_unfinished_one_ends(world: World) -> None:
+    """Replicas that only the first one added are not waited for; those that only the first one removed are kept."""
     world.create_topic("t", {0: [0, 1]})
     reassign(world, [2, 1])
     assert reassign(world, [0, 1]) == ErrorCode.NONE
@@ -317,7 +317,7 @@ def test_a_reassignment_that_takes_another_ones_place_comes_to_its_end(world: Wo
     assert (partition.replicas, partition.isr) == ((0, 1), (0, 1))
 
 
-def test_fewer_replicas_need_nobody_to_catch_up(world: World) -> None:
+def test_a_reassignment_to_fewer_replicas_ends_at_once(world: World) -> None:
     world.create_topic("t", {0: [0, 1, 2]})
     assert reassign(world, [1, 2], allow_factor_change=False) == ErrorCode.INVALID_REPLICATION_FACTOR
     assert reassign(world, [1, 2]) == ErrorCode.NONE
@@ -332,7 +332,7 @@ def test_reassignments_that_are_refused(world: World) -> None:
     assert reassign(world, [0], partition=5) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_going_back_to_replicas_out_of_sync_is_an_unclean_election(world: World) -> None:
+def test_a_cancellation_without_original_replicas_in_sync_is_an_unclean_election(world: World) -> None:
     world.create_topic("t", {0: [0]})
     reassign(world, [1, 2])
     world.alter_partition("t", 0, [0, 1])
@@ -341,7 +341,7 @@ def test_going_back_to_replicas_out_of_sync_is_an_unclean_election(world: World)
     assert reassign(world, None) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
 
 
-def test_ids_are_never_given_twice(world: World) -> None:
+def test_topic_ids_are_unique(world: World) -> None:
     ids = [Uuid(b"\1" * 16), Uuid(b"\1" * 16), Uuid(b"\2" * 16)]
     world.active.topics._new_id = lambda: ids.pop(0)
     world.create_topic("a")

@@ -1,12 +1,15 @@
-"""Followers of partitions in which nothing happens: their fetches cost next to nothing, and count all the same."""
+"""Followers of idle partitions: their fetches read nothing, and still keep them in the ISR."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from replication_world import LAG_MAX_MS, World
 
 from kalda.replication.partition import Partition
-from kalda.storage.log import FetchInfo
+from kalda.storage.reading import ColdRead
+from kalda.storage.values import FetchInfo
 
 
 @pytest.fixture
@@ -15,17 +18,15 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     read = Partition.read
 
-    def counted(
-        partition: Partition, offset: int, max_bytes: int, end_offset: int, min_one_message: bool
-    ) -> FetchInfo | None:
+    def counted(partition: Partition, offset: int, *how: Any) -> FetchInfo | ColdRead:
         seen.append(offset)
-        return read(partition, offset, max_bytes, end_offset, min_one_message)
+        return read(partition, offset, *how)
 
     monkeypatch.setattr(Partition, "read", counted)
     return seen
 
 
-def test_what_does_not_move_is_not_read(reads: list[int]) -> None:
+def test_idle_partitions_are_not_read(reads: list[int]) -> None:
     world = World()
     world[1].write("abc")
     world.run(2_000)
@@ -39,7 +40,7 @@ def test_what_does_not_move_is_not_read(reads: list[int]) -> None:
     assert {broker.log.high_watermark for broker in world.brokers.values()} == {4}
 
 
-def test_the_fetches_of_followers_at_rest_keep_them_in_sync() -> None:
+def test_the_fetches_of_idle_followers_keep_them_in_sync() -> None:
     world = World()
     world.watch_isrs()
     world[1].write("a")
@@ -48,12 +49,12 @@ def test_the_fetches_of_followers_at_rest_keep_them_in_sync() -> None:
     world.run(LAG_MAX_MS // 2)
     world[1].write("b")
     world.run(LAG_MAX_MS // 4)
-    assert world.lines == [], "3 was caught up less than the allowed time ago, by a fetch that found it at rest"
+    assert world.lines == [], "3 was caught up less than the allowed time ago, by a fetch that found it idle"
     world.run(2 * LAG_MAX_MS)
     assert world.lines == ["1 proposes [1, 2]", "the ISR is [1, 2]"]
 
 
-def test_a_moved_log_start_is_told_to_those_at_rest() -> None:
+def test_a_new_log_start_is_sent_to_idle_followers() -> None:
     world = World()
     world[1].write("abc")
     world.run(2_000)

@@ -1,15 +1,18 @@
-"""Incremental fetch sessions (KIP-227): what is said again, what is left out, and who may stay."""
+"""Incremental fetch sessions (KIP-227): what is sent again, what is left out, which sessions are evicted."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from data_path_world import SELF, Assigned, World, offsets, told
+from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.protocol.messages.fetch import FetchResponse
 from kalda.replication.partition import Partition
-from kalda.storage.log import FetchInfo
+from kalda.storage.reading import ColdRead
+from kalda.storage.values import FetchInfo
 
 A, B = ("a", 0, 0), ("b", 0, 0)
 
@@ -29,61 +32,61 @@ def world() -> World:
     return world
 
 
-def test_the_first_answer_names_every_partition_and_the_next_only_news(world: World) -> None:
+def test_the_first_answer_names_every_partition_and_the_next_only_changes(world: World) -> None:
     first = world.fetch(A, B, session=(0, 0), max_wait_ms=0)
     assert isinstance(first, FetchResponse)
     assert first.session_id > 0
-    assert list(told(first)) == [("a", 0), ("b", 0)]
-    assert told(world.fetch(session=(first.session_id, 1), max_wait_ms=0)) == {}
+    assert list(answers_of(first)) == [("a", 0), ("b", 0)]
+    assert answers_of(world.fetch(session=(first.session_id, 1), max_wait_ms=0)) == {}
     world.produce("b")
-    answers = told(world.fetch(session=(first.session_id, 2)))
+    answers = answers_of(world.fetch(session=(first.session_id, 2)))
     assert {key: offsets(answer) for key, answer in answers.items()} == {("b", 0): [0]}
 
 
-def test_the_session_reads_on_from_what_it_was_told_last(world: World) -> None:
+def test_the_session_reads_from_the_last_offset_that_was_named(world: World) -> None:
     world.produce("a", 3)
     session = opened(world, A)
-    assert offsets(told(world.fetch(session=(session, 1)))["a", 0]) == [0], "nobody said that the offset moved"
-    assert told(world.fetch(("a", 0, 3), session=(session, 2), max_wait_ms=0)) == {}
+    assert offsets(answers_of(world.fetch(session=(session, 1)))["a", 0]) == [0], "no request has named another offset"
+    assert answers_of(world.fetch(("a", 0, 3), session=(session, 2), max_wait_ms=0)) == {}
     world.produce("a")
-    assert offsets(told(world.fetch(session=(session, 3)))["a", 0]) == [3]
+    assert offsets(answers_of(world.fetch(session=(session, 3)))["a", 0]) == [3]
 
 
 def test_partitions_come_and_go(world: World) -> None:
     session = opened(world, A)
-    assert list(told(world.fetch(B, session=(session, 1), max_wait_ms=0))) == [("b", 0)]
+    assert list(answers_of(world.fetch(B, session=(session, 1), max_wait_ms=0))) == [("b", 0)]
     world.produce("a")
     world.produce("b")
-    answers = told(world.fetch(session=(session, 2), forget=(("a", 0),)))
+    answers = answers_of(world.fetch(session=(session, 2), forget=(("a", 0),)))
     assert list(answers) == [("b", 0)]
 
 
-def test_a_moved_mark_is_news(world: World) -> None:
+def test_a_new_log_start_is_a_change(world: World) -> None:
     session = opened(world, A, B)
     world.produce("a", 2)
     world.fetch(("a", 0, 2), session=(session, 1), max_wait_ms=0)
     partition = world.replicas.get("a", 0)
     assert partition.delete_records(2) == 2
-    answers = told(world.fetch(session=(session, 2), max_wait_ms=0))
+    answers = answers_of(world.fetch(session=(session, 2), max_wait_ms=0))
     assert [(key, answer.log_start_offset) for key, answer in answers.items()] == [(("a", 0), 2)]
 
 
-def test_an_error_is_said_every_time_and_its_end_once(world: World) -> None:
+def test_an_error_is_in_every_response_and_its_end_in_one(world: World) -> None:
     session = opened(world, ("a", 0, 5))
     for epoch in (1, 2):
-        answers = told(world.fetch(session=(session, epoch)))
+        answers = answers_of(world.fetch(session=(session, epoch)))
         assert answers["a", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-    answers = told(world.fetch(A, session=(session, 3), max_wait_ms=0))
+    answers = answers_of(world.fetch(A, session=(session, 3), max_wait_ms=0))
     assert answers["a", 0].error_code == ErrorCode.NONE
-    assert told(world.fetch(session=(session, 4), max_wait_ms=0)) == {}
+    assert answers_of(world.fetch(session=(session, 4), max_wait_ms=0)) == {}
 
 
-def test_who_gave_records_is_served_last(world: World) -> None:
+def test_a_partition_with_records_is_read_last_next_time(world: World) -> None:
     for topic in ("a", "b"):
         world.produce(topic, size=500)
     session = opened(world, A, B)
     for epoch, served in ((1, "a"), (2, "b"), (3, "a")):
-        answers = told(world.fetch(session=(session, epoch), max_bytes=1))
+        answers = answers_of(world.fetch(session=(session, epoch), max_bytes=1))
         assert [topic for (topic, _), answer in answers.items() if offsets(answer)] == [served], epoch
 
 
@@ -93,7 +96,7 @@ def test_the_epoch_must_be_the_next_one(world: World) -> None:
         with pytest.raises(ApiError) as refused:
             world.fetch(session=(session, epoch))
         assert refused.value.code is ErrorCode.INVALID_FETCH_SESSION_EPOCH
-    assert told(world.fetch(session=(session, 1), max_wait_ms=0)) == {}
+    assert answers_of(world.fetch(session=(session, 1), max_wait_ms=0)) == {}
     with pytest.raises(ApiError) as refused:
         world.fetch(session=(session + 1, 1))
     assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -115,10 +118,10 @@ def test_an_incremental_fetch_waits_like_any_other(world: World) -> None:
     assert isinstance(waiting, Pending)
     assert not waiting.done
     world.produce("b")
-    assert list(told(waiting)) == [("b", 0)]
+    assert list(answers_of(waiting)) == [("b", 0)]
 
 
-def test_a_full_cache_keeps_whom_it_has_until_they_are_stale() -> None:
+def test_a_full_cache_evicts_stale_sessions_only() -> None:
     world = World(slots=1)
     world.assign("a")
     session = opened(world, A)
@@ -131,31 +134,33 @@ def test_a_full_cache_keeps_whom_it_has_until_they_are_stale() -> None:
     assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_partitions_read_to_their_end_are_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_read_to_their_end_are_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.produce("a", 3)
     world.produce("b", 2)
     session = opened(world, ("a", 0, 3), ("b", 0, 2))
     read: list[str] = []
     original = Partition.read
 
-    def counted(partition: Partition, offset: int, max_bytes: int, end: int, min_one: bool) -> FetchInfo | None:
+    def counted(partition: Partition, *how: Any) -> FetchInfo | ColdRead:
         read.append(partition.topic_partition.topic)
-        return original(partition, offset, max_bytes, end, min_one)
+        return original(partition, *how)
 
     monkeypatch.setattr(Partition, "read", counted)
     waiting = world.fetch(session=(session, 1))
     assert isinstance(waiting, Pending)
     assert read == []
     world.produce("b")
-    assert {key: offsets(answer) for key, answer in told(waiting).items()} == {("b", 0): [2]}
+    assert {key: offsets(answer) for key, answer in answers_of(waiting).items()} == {("b", 0): [2]}
     assert read == ["b"]
     world.replicas.get("a", 0).delete_records(1)
-    assert list(told(world.fetch(("b", 0, 3), session=(session, 2), max_wait_ms=0))) == [("a", 0)], "its start moved"
+    assert list(answers_of(world.fetch(("b", 0, 3), session=(session, 2), max_wait_ms=0))) == [("a", 0)], (
+        "its log start is another"
+    )
 
 
-def test_a_lost_leader_is_told_to_those_at_the_end(world: World) -> None:
+def test_a_lost_leadership_is_answered_at_the_end_of_the_log_too(world: World) -> None:
     session = opened(world, A, B)
     waiting = world.fetch(session=(session, 1))
     world.assign("a", assigned=Assigned(SELF + 1, 1, (SELF, SELF + 1), (SELF + 1,)))
-    answers = told(waiting)
+    answers = answers_of(waiting)
     assert {key: answer.error_code for key, answer in answers.items()} == {("a", 0): ErrorCode.NOT_LEADER_OR_FOLLOWER}

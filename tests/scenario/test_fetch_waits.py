@@ -1,9 +1,9 @@
-"""Fetches that find too little: who waits, for what, and what ends it."""
+"""Fetches that find too few bytes: what they wait for, and what ends the wait."""
 
 from __future__ import annotations
 
 import pytest
-from data_path_world import SELF, Assigned, World, offsets, told
+from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
@@ -17,23 +17,23 @@ def test_records_are_answered_at_once() -> None:
     world.assign("a")
     world.produce("a", 3)
     world.produce("a", 2)
-    answer = told(world.fetch(A))["a", 0]
+    answer = answers_of(world.fetch(A))["a", 0]
     assert (offsets(answer), answer.high_watermark, answer.log_start_offset) == ([0, 3], 5, 0)
     assert world.timers == 0
 
 
-def test_nothing_waits_until_something_comes() -> None:
+def test_a_fetch_without_records_waits_for_an_append() -> None:
     world = World()
     world.assign("a")
     waiting = world.fetch(A)
     assert isinstance(waiting, Pending)
     assert not waiting.done
     world.produce("a")
-    assert offsets(told(waiting)["a", 0]) == [0]
+    assert offsets(answers_of(waiting)["a", 0]) == [0]
     assert world.timers == 0, "the timer left with the request"
 
 
-def test_or_until_nobody_wants_it() -> None:
+def test_a_fetch_that_is_abandoned_stops_waiting() -> None:
     world = World()
     world.assign("a")
     waiting = world.fetch(A, max_wait_ms=2**31 - 1)
@@ -44,7 +44,7 @@ def test_or_until_nobody_wants_it() -> None:
     assert not waiting.done
 
 
-def test_or_until_its_time_is_up() -> None:
+def test_a_fetch_waits_for_max_wait_ms_at_most() -> None:
     world = World()
     world.assign("a")
     waiting = world.fetch(A, max_wait_ms=500)
@@ -52,10 +52,10 @@ def test_or_until_its_time_is_up() -> None:
     world.advance(499)
     assert not waiting.done
     world.advance(1)
-    assert offsets(told(waiting)["a", 0]) == []
+    assert offsets(answers_of(waiting)["a", 0]) == []
 
 
-def test_it_waits_for_min_bytes_over_all_partitions() -> None:
+def test_a_fetch_waits_for_min_bytes_over_all_partitions() -> None:
     world = World()
     world.assign("a")
     world.assign("b")
@@ -66,22 +66,22 @@ def test_it_waits_for_min_bytes_over_all_partitions() -> None:
     world.produce("b", size=50)
     assert not waiting.done
     world.produce("a", size=50)
-    answers = told(waiting)
+    answers = answers_of(waiting)
     assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0, 1], [0])
 
 
-def test_without_wait_or_partitions_nobody_waits() -> None:
+def test_a_fetch_without_max_wait_or_partitions_does_not_wait() -> None:
     world = World()
     world.assign("a")
-    assert offsets(told(world.fetch(A, max_wait_ms=0))["a", 0]) == []
-    assert told(world.fetch(max_wait_ms=500)) == {}
+    assert offsets(answers_of(world.fetch(A, max_wait_ms=0))["a", 0]) == []
+    assert answers_of(world.fetch(max_wait_ms=500)) == {}
 
 
 def test_an_error_is_answered_at_once() -> None:
     world = World()
     world.assign("a")
     world.elsewhere.add("c")
-    answers = told(world.fetch(A, ("a", 7, 0), ("c", 0, 0), ("b", 0, 0), ("a", 0, 9)))
+    answers = answers_of(world.fetch(A, ("a", 7, 0), ("c", 0, 0), ("b", 0, 0), ("a", 0, 9)))
     assert {key: answer.error_code for key, answer in answers.items()} == {
         ("a", 0): ErrorCode.OFFSET_OUT_OF_RANGE,  # of a partition that is named twice, the last counts
         ("a", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -97,7 +97,7 @@ def test_losing_leadership_ends_the_wait() -> None:
     waiting = world.fetch(A)
     assert isinstance(waiting, Pending)
     world.assign("a", assigned=Assigned(2, 1, (SELF, 2), (SELF, 2)))
-    assert told(waiting)["a", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert answers_of(waiting)["a", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_deleting_the_topic_ends_the_wait() -> None:
@@ -105,7 +105,7 @@ def test_deleting_the_topic_ends_the_wait() -> None:
     world.assign("a")
     waiting = world.fetch(A)
     world.replicas.remove(TopicPartition("a", 0))
-    assert told(waiting)["a", 0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert answers_of(waiting)["a", 0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_only_what_is_committed_is_shown() -> None:
@@ -116,7 +116,7 @@ def test_only_what_is_committed_is_shown() -> None:
     assert isinstance(waiting, Pending)
     assert not waiting.done, "the follower does not have it"
     world.fetch(("a", 0, 1), replica_id=2, max_wait_ms=0)
-    assert offsets(told(waiting)["a", 0]) == [0]
+    assert offsets(answers_of(waiting)["a", 0]) == [0]
 
 
 def test_the_first_batch_goes_out_whole_and_the_rest_by_the_limits() -> None:
@@ -126,17 +126,17 @@ def test_the_first_batch_goes_out_whole_and_the_rest_by_the_limits() -> None:
     for topic in ("a", "b"):
         for _ in range(3):
             world.produce(topic, size=500)
-    answers = told(world.fetch(A, B, max_bytes=1))
+    answers = answers_of(world.fetch(A, B, max_bytes=1))
     assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0], [])
-    answers = told(world.fetch(A, B, partition_bytes=1200))
+    answers = answers_of(world.fetch(A, B, partition_bytes=1200))
     assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0, 1], [0, 1])
-    answers = told(world.fetch(("a", 0, 3), B, max_bytes=1))
+    answers = answers_of(world.fetch(("a", 0, 3), B, max_bytes=1))
     assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([], [0])
 
 
 @pytest.fixture
 def cold() -> World:
-    """A batch in each of two partitions, which only the disk has."""
+    """A batch in each of two partitions, outside the page cache."""
     world = World()
     for topic in ("a", "b"):
         world.assign(topic)
@@ -145,26 +145,26 @@ def cold() -> World:
     return world
 
 
-def test_what_only_the_disk_has_is_read_by_a_job(cold: World) -> None:
+def test_records_outside_the_page_cache_are_read_by_a_job(cold: World) -> None:
     waiting = cold.fetch(A, B, partition_bytes=1000)
     assert isinstance(waiting, Pending)
     assert not waiting.done
     cold.let_jobs_run()
-    answers = told(waiting)
+    answers = answers_of(waiting)
     assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0], [0])
 
 
-def test_a_disk_that_fails_under_a_read_is_told(cold: World) -> None:
+def test_a_disk_that_fails_during_a_read_is_a_storage_error(cold: World) -> None:
     waiting = cold.fetch(A)
     cold.disk.fail("/data")
     cold.let_jobs_run()
-    assert told(waiting)["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert answers_of(waiting)["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_a_log_that_cannot_be_opened_for_its_reader_is_told(cold: World) -> None:
+def test_a_log_that_cannot_be_opened_is_a_storage_error(cold: World) -> None:
     cold.disk.fail("/data/a-0", operations=frozenset({"read"}))
     waiting = cold.fetch(A, B, partition_bytes=1000)
     cold.let_jobs_run()
-    answers = told(waiting)
+    answers = answers_of(waiting)
     assert answers["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert offsets(answers["b", 0]) == [0]

@@ -1,4 +1,4 @@
-"""The log is all there is: a coordinator that loads it goes on where the last one stopped."""
+"""Another coordinator that loads the log continues where the former one stopped."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_members_and_offsets_outlive_their_coordinator() -> None:
     a, b = Client(world, "a"), Client(world, "b", instance="two")
     settle(world, a, b)
     a.commit({("orders", 0): 5})
-    before = world.group().snapshot()
+    before = world.group().to_record()
 
     world.elect()
-    assert world.group().snapshot() == before
+    assert world.group().to_record() == before
     assert world.state() == "Stable 1"
     assert (a.beat(), b.beat()) == ("NONE", "NONE")
     assert b.sync().value.assignment == b"b"
@@ -49,7 +49,7 @@ def test_sessions_start_anew_on_the_new_coordinator() -> None:
     assert world.state() == "Empty 2"
 
 
-def test_a_generation_without_assignment_is_forgotten() -> None:
+def test_a_generation_without_assignment_is_not_loaded() -> None:
     world = World(initial_rebalance_delay_ms=0)
     a = Client(world)
     settle(world, a)
@@ -61,7 +61,7 @@ def test_a_generation_without_assignment_is_forgotten() -> None:
     assert a.join().value.generation_id == 2
 
 
-def test_what_was_not_replicated_is_gone() -> None:
+def test_what_was_not_replicated_is_not_loaded() -> None:
     world = World(initial_rebalance_delay_ms=0)
     a = Client(world)
     settle(world, a)
@@ -69,7 +69,7 @@ def test_what_was_not_replicated_is_gone() -> None:
     committing = a.commit({("orders", 0): 5})
     a.join()
     syncing = a.sync({a: b"x"})
-    world.coordinator.on_resigned(0)
+    world.runtime.on_resigned(0)
     assert committing.error == "NOT_COORDINATOR"
     assert syncing.error == "NOT_COORDINATOR"
     assert a.beat() == "NOT_COORDINATOR"
@@ -95,7 +95,7 @@ def test_what_is_in_the_log_but_not_yet_replicated_is_loaded_and_seen_once_it_is
     assert world.fetch() == {("orders", 0): 2, ("orders", 1): 3}
 
 
-def test_an_answered_commit_is_not_taken_back_by_a_coordinator_that_does_not_know_it_is_committed() -> None:
+def test_an_answered_commit_is_not_undone_by_a_coordinator_whose_high_watermark_is_lower() -> None:
     world = World()
     world.commit({("orders", 0): 1})
     known = dict(world.log.high_watermarks)
@@ -110,18 +110,18 @@ def test_an_answered_commit_is_not_taken_back_by_a_coordinator_that_does_not_kno
     assert world.fetch() == {("orders", 0): 2}, "its own commits are seen when they are answered"
 
 
-def test_parked_requests_are_told_to_look_for_the_new_coordinator() -> None:
+def test_parked_requests_get_not_coordinator_when_leadership_is_lost() -> None:
     world = World(initial_rebalance_delay_ms=0)
     a, b = Client(world, "a"), Client(world, "b")
     settle(world, a)
     joining = b.join()
-    world.coordinator.on_resigned(0)
+    world.runtime.on_resigned(0)
     assert joining.error == "NOT_COORDINATOR"
     world.pass_time(3_600_000)
-    assert world.coordinator.next_deadline_ms() is None
+    assert world.runtime.next_deadline_ms() is None
 
 
-def test_an_assignment_that_cannot_be_written_sends_everybody_back() -> None:
+def test_an_assignment_that_cannot_be_written_starts_another_rebalance() -> None:
     world = World(initial_rebalance_delay_ms=0)
     a, b = Client(world, "a"), Client(world, "b")
     a.join(), b.join(), a.join()
@@ -132,7 +132,7 @@ def test_an_assignment_that_cannot_be_written_sends_everybody_back() -> None:
     assert world.state() == "PreparingRebalance 2"
 
 
-def test_an_assignment_is_handed_out_when_it_is_committed() -> None:
+def test_an_assignment_is_answered_when_it_is_committed() -> None:
     world = World(initial_rebalance_delay_ms=0)
     a = Client(world)
     a.join()
@@ -180,7 +180,7 @@ def test_a_loaded_group_over_capacity_rebalances() -> None:
     assert b.join().error == "GROUP_MAX_SIZE_REACHED"
 
 
-def test_a_broken_log_is_nobodys_group() -> None:
+def test_a_log_with_a_broken_batch_is_not_served() -> None:
     world = World()
     world.commit({("orders", 0): 1})
     broken = bytearray(world.log.batches[0][0])

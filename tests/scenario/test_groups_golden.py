@@ -10,7 +10,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "coordinator"
 
 
 def taken_over(partition: int) -> World:
-    """A world of one partition whose log is the node's; the group ids were chosen to live there among four."""
+    """A world of one partition whose log is the node's; the group ids were chosen to belong to it, of four."""
     world = World(partitions=1, initial_rebalance_delay_ms=0)
     log = (GOLDEN / f"consumer_offsets-{partition}.log").read_bytes()
     world.log.batches[0] = [log]

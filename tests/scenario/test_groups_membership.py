@@ -1,4 +1,4 @@
-"""Classic groups, told as transcripts: joining, rebalancing, leaving, and being dropped."""
+"""Classic groups, as transcripts: joining, rebalancing, leaving, and being removed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_second_member_rebalances_the_group() -> None:
     joined_a = a.join()
     assert (joined_a.value.generation_id, joined_b.value.generation_id) == (2, 2)
     assert len(joined_a.value.members) == 2
-    assert joined_b.value.members == [], "only the leader sees the others"
+    assert joined_b.value.members == [], "only the leader gets the members"
 
     synced_b = b.sync()
     assert synced_b.waits
@@ -153,8 +153,8 @@ def test_the_same_metadata_again_gets_the_present_generation() -> None:
     assert len(a.join().value.members) == 2
     assert b.join().value.generation_id == 2
     a.sync({a: b"0", b: b"1"})
-    assert b.join().value.generation_id == 2, "a follower of a stable group only asks"
-    assert a.join().waits, "a leader of a stable group wants a new assignment"
+    assert b.join().value.generation_id == 2, "a follower of a stable group gets its generation again"
+    assert a.join().waits, "a leader of a stable group starts a rebalance"
 
 
 def test_protocols_are_chosen_by_votes() -> None:

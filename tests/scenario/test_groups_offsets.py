@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is kept for how long, and what is seen when."""
+"""Committed offsets: which commits are accepted, how long offsets are kept, and when they are readable."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_offsets_without_membership_make_a_simple_group() -> None:
     assert world.commit({("orders", 0): 5}, group="").error == "NONE", "old clients may have no group at all"
 
 
-def test_what_cannot_be_committed_is_said_by_partition() -> None:
+def test_each_partition_that_cannot_be_committed_has_an_error() -> None:
     world = World(offset_metadata_max_bytes=10)
     answer = world.commit({("orders", 0): 1, ("orders", 99): 1, ("nothing", 0): 1})
     assert answer.errors == ["NONE", "UNKNOWN_TOPIC_OR_PARTITION", "UNKNOWN_TOPIC_OR_PARTITION"]
@@ -118,20 +118,20 @@ def test_a_commit_that_is_not_replicated_in_time_fails() -> None:
 def test_an_append_that_fails_changes_nothing() -> None:
     world = World()
     world.commit({("orders", 0): 1})
-    for failure, told in (
+    for failure, error in (
         (ErrorCode.NOT_ENOUGH_REPLICAS, "COORDINATOR_NOT_AVAILABLE"),
         (ErrorCode.NOT_LEADER_OR_FOLLOWER, "NOT_COORDINATOR"),
         (ErrorCode.MESSAGE_TOO_LARGE, "UNKNOWN_SERVER_ERROR"),
     ):
         world.log.failure = failure
-        assert world.commit({("orders", 0): 2}).error == told
+        assert world.commit({("orders", 0): 2}).error == error
     assert world.fetch() == {("orders", 0): 1}
     assert Client(world, group="new").join().error == "UNKNOWN_SERVER_ERROR"
     assert world.state("new") == "Dead"
 
 
 @pytest.mark.parametrize(("version", "error"), [(10, "UNKNOWN_TOPIC_ID"), (9, "UNKNOWN_TOPIC_OR_PARTITION")])
-def test_topic_ids_tell_incarnations_of_a_topic_apart(version: int, error: str) -> None:
+def test_topic_ids_distinguish_topics_of_one_name(version: int, error: str) -> None:
     world = World()
     old = world.topics.ids["orders"]
     assert world.commit({("orders", 0): 5, ("nothing", 0): 1}, version=version).errors == ["NONE", error]
@@ -148,14 +148,14 @@ def test_topic_ids_tell_incarnations_of_a_topic_apart(version: int, error: str) 
 
     assert fetch(new) == (-1, 0)
     assert fetch(old) == (-1, ErrorCode.UNKNOWN_TOPIC_ID)
-    world.coordinator.on_topics_deleted(["orders"], {"orders": new})
+    world.runtime.on_topics_deleted({"orders": new})
     world.topics.remove("orders")
     assert world.fetch() == {("orders", 0): 5}, "the offset was not that topic's"
-    world.coordinator.on_topics_deleted(["orders"], {"orders": old})
+    world.runtime.on_topics_deleted({"orders": old})
     assert world.fetch() == {}
 
 
-def test_a_topic_begins_without_offsets_though_nobody_deleted_those_of_its_former_self() -> None:
+def test_a_topic_begins_without_the_offsets_of_a_former_topic_of_its_name() -> None:
     """It was deleted while the partition of its group was being loaded, and made again under its old name."""
     world = World()
     world.commit({("orders", 0): 5})
@@ -181,7 +181,7 @@ def test_fetches_of_old_versions_have_one_group() -> None:
     assert answer.value.topics[0].name == "orders"
 
 
-def test_a_coordinator_that_is_not_one_says_so() -> None:
+def test_groups_of_partitions_that_are_not_served_get_errors() -> None:
     world = World(partitions=4)
     world.elect(range(1, 4))
     at = {("orders", 0): 1}
@@ -191,14 +191,14 @@ def test_a_coordinator_that_is_not_one_says_so() -> None:
     request = OffsetFetchRequest(group_id="", topics=[OffsetFetchRequestTopic(name="orders", partition_indexes=[0])])
     old = world.coordinator.offset_fetch(Context(1), request, world.now)
     assert Answer(old, 1).errors == ["NOT_COORDINATOR"]
-    world.coordinator.begin_load(0, 9, world.now)
+    world.runtime.on_elected(0, 9, world.now)
     assert world.fetch(group="classic-group") == "COORDINATOR_LOAD_IN_PROGRESS"
-    assert Client(world, group="classic-group").beat() == "NONE", "nobody can tell yet"
+    assert Client(world, group="classic-group").beat() == "NONE", "whether the member exists is unknown during the load"
     world.partitions = 0
     assert world.commit(at, group="a").error == "COORDINATOR_NOT_AVAILABLE"
 
 
-def test_offsets_of_an_empty_group_expire_after_it_was_left_alone_for_the_retention_time() -> None:
+def test_offsets_expire_when_their_group_was_empty_for_the_retention_time() -> None:
     world = World(initial_rebalance_delay_ms=0, offsets_retention_ms=WEEK_MS)
     a = Client(world)
     settle(world, a)
@@ -248,7 +248,7 @@ def test_simple_groups_expire_by_commit_and_by_the_clients_own_retention() -> No
     assert world.state("simple") == "Dead"
 
 
-def test_deleting_offsets_spares_topics_in_use() -> None:
+def test_offsets_of_subscribed_topics_cannot_be_deleted() -> None:
     world = World(initial_rebalance_delay_ms=0)
     a = Client(world, topics=("orders",))
     settle(world, a)
@@ -263,7 +263,7 @@ def test_deleting_offsets_spares_topics_in_use() -> None:
 
 
 @pytest.mark.parametrize("reason", ["expired", "the topic is deleted", "the group is deleted"])
-def test_more_offsets_go_than_a_batch_has_room_for(reason: str) -> None:
+def test_more_offsets_are_deleted_than_fit_into_a_batch(reason: str) -> None:
     name = "long" * 50
     world = World(offsets_retention_ms=10_000, retention_check_interval_ms=1_000)
     world.topics.add(name, partitions=6_000)
@@ -272,7 +272,7 @@ def test_more_offsets_go_than_a_batch_has_room_for(reason: str) -> None:
     if reason == "expired":
         world.pass_time(12_000)
     elif reason == "the topic is deleted":
-        world.coordinator.on_topics_deleted([name])
+        world.runtime.on_topics_deleted({name: world.topics.ids[name]})
     else:
         request = DeleteGroupsRequest(groups_names=["g"])
         answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)

@@ -24,7 +24,7 @@ TRIO = Assigned(SELF, 0, (SELF, 2, 3), (SELF, 2, 3))
 def settled(answer: object) -> PartitionProduceResponse:
     """The answer of the one partition, which must be there."""
     if isinstance(answer, Pending):
-        assert answer.done, "it waits"
+        assert answer.done, "the produce waits"
         assert answer.value is not None
         answer = answer.value.responses[0].partition_responses[0]
     assert isinstance(answer, PartitionProduceResponse)
@@ -36,14 +36,14 @@ def follow(world: World, broker_id: int, offset: int) -> None:
     world.fetch(("a", 0, offset), replica_id=broker_id, max_wait_ms=0)
 
 
-def test_alone_all_is_at_once() -> None:
+def test_acks_all_without_followers_is_answered_at_once() -> None:
     world = World()
     world.assign("a")
     answers = [settled(world.produce("a", 3)), settled(world.produce("a", 2))]
     assert [(each.base_offset, each.log_start_offset, each.error_code) for each in answers] == [(0, 0, 0), (3, 0, 0)]
 
 
-def test_all_waits_for_every_member_of_the_isr() -> None:
+def test_acks_all_waits_for_every_member_of_the_isr() -> None:
     world = World()
     world.assign("a", assigned=TRIO)
     waiting = world.produce("a", 3)
@@ -55,13 +55,13 @@ def test_all_waits_for_every_member_of_the_isr() -> None:
     assert world.timers == 0
 
 
-def test_one_does_not() -> None:
+def test_acks_1_does_not_wait() -> None:
     world = World()
     world.assign("a", assigned=TRIO)
     assert settled(world.produce("a", acks=1)).error_code == ErrorCode.NONE
 
 
-def test_what_takes_too_long_is_told_and_stays() -> None:
+def test_after_the_timeout_the_records_stay() -> None:
     world = World()
     world.assign("a", assigned=TRIO)
     waiting = world.produce("a", timeout_ms=100)
@@ -81,15 +81,17 @@ def test_losing_leadership_ends_the_wait() -> None:
     assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (-1, -1), "no version was given"
 
 
-def test_new_leaders_are_told_of_where_one_was_lost_and_only_there() -> None:
+def test_new_leaders_are_named_where_leadership_was_lost_and_only_there() -> None:
     """With acks=all and with acks=1, where the flush of the latter is waited for."""
     for acks in (-1, 1):
         for is_lost in (False, True):
-            world, told = World(), list[ProduceResponse]()
+            world, completed = World(), list[ProduceResponse]()
             world.assign("a", assigned=TRIO, flush_messages="1")
             world.hold_jobs = True
             request = ProduceRequest(acks=acks, topic_data=[TopicProduceData(partition_data=[data()])])
-            waiting = produce.run(world.replicas, request, ["a"], world.now_ms, tell_leaders=told.append).finish(1000)
+            waiting = produce.run(world.replicas, request, ["a"], world.now_ms, tell_leaders=completed.append).finish(
+                1000
+            )
             assert isinstance(waiting, Pending)
             if is_lost:
                 world.assign("a", assigned=Assigned(2, 1, (SELF, 2, 3), (2, 3)))
@@ -99,7 +101,7 @@ def test_new_leaders_are_told_of_where_one_was_lost_and_only_there() -> None:
                 follow(world, 3, 1)
             answer = settled(waiting)
             assert bool(answer.error_code) is is_lost
-            assert told == ([waiting.value] if is_lost else [])
+            assert completed == ([waiting.value] if is_lost else [])
             assert answer.current_leader.leader_id == (2 if is_lost else -1)
 
 
@@ -155,7 +157,7 @@ def test_one_partition_may_fail_alone() -> None:
     ]
 
 
-def test_zstd_needs_a_version_that_knows_it() -> None:
+def test_zstd_needs_a_version_that_allows_it() -> None:
     world = World()
     world.assign("a")
     for zstd, code in ((False, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (True, ErrorCode.NONE)):
@@ -163,14 +165,14 @@ def test_zstd_needs_a_version_that_knows_it() -> None:
         assert answer.error_code == code
 
 
-def test_a_topic_without_a_name_is_unknown_by_its_id_where_ids_were_sent() -> None:
+def test_an_unknown_topic_is_unknown_by_id_where_ids_were_sent() -> None:
     world = World()
     for by_id, code in ((True, ErrorCode.UNKNOWN_TOPIC_ID), (False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):
         answer = run(world, [data()], "", by_id=by_id).response.responses[0].partition_responses[0]
         assert answer.error_code == code
 
 
-def test_a_batch_that_comes_again_gets_its_first_answer() -> None:
+def test_a_duplicate_batch_gets_the_answer_of_the_first() -> None:
     world = World()
     world.assign("a")
     answers = []

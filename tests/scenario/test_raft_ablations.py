@@ -1,4 +1,4 @@
-"""With a safeguard switched off, some storm must break a promise: otherwise the storms prove nothing about it."""
+"""With a safeguard switched off, some storm must break a promise: otherwise the storms do not test it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from kalda.raft import leader, replication
-from kalda.raft.machine import RaftMachine
+from kalda.raft.replica import Replica
 from kalda.raft.values import OffsetAndEpoch
 from kalda.sim.quorum import SimQuorum
-from kalda.sim.quorum_storm import calm, storm
+from kalda.sim.quorum_storm import recover, storm
 
 SEEDS = range(40)
 Patch = pytest.MonkeyPatch
 
 
-def broken(run: Callable[[int], SimQuorum]) -> bool:
+def breaks_a_promise(run: Callable[[int], SimQuorum]) -> bool:
     for seed in SEEDS:
         try:
-            calm(run(seed))
+            recover(run(seed))
         except (AssertionError, IndexError):
             return True
     return False
@@ -27,34 +27,34 @@ def broken(run: Callable[[int], SimQuorum]) -> bool:
 
 def test_votes_for_logs_that_lack_records(monkeypatch: Patch) -> None:
     monkeypatch.setattr(OffsetAndEpoch, "is_up_to_date", lambda self, other: True)
-    assert broken(storm)
+    assert breaks_a_promise(storm)
 
 
-def test_commits_before_a_majority_has_it(monkeypatch: Patch) -> None:
-    def first(self: leader.LeaderRole) -> int | None:
+def test_commits_before_a_majority_has_the_record(monkeypatch: Patch) -> None:
+    def highest_offset(self: leader.LeaderRole) -> int | None:
         offset = max((progress.end_offset for progress in self.voters.values()), default=0)
-        return offset if offset > max(self.start_offset, self.high_watermark or 0) else None
+        return offset if offset > max(self.epoch_start_offset, self.high_watermark or 0) else None
 
-    monkeypatch.setattr(leader.LeaderRole, "committed_offset", first)
-    assert broken(storm)
+    monkeypatch.setattr(leader.LeaderRole, "committed_offset", highest_offset)
+    assert breaks_a_promise(storm)
 
 
-def test_acknowledgements_of_what_is_not_synced(monkeypatch: Patch) -> None:
-    original = RaftMachine.flush
+def test_acknowledgements_before_the_sync(monkeypatch: Patch) -> None:
+    original = Replica.flush
 
-    def flush(self: RaftMachine) -> None:
+    def flush(self: Replica) -> None:
         original(self)
         self.log.flushed_offset = self.log.end_offset
 
-    monkeypatch.setattr(RaftMachine, "flush", flush)
-    assert broken(storm)
+    monkeypatch.setattr(Replica, "flush", flush)
+    assert breaks_a_promise(storm)
 
 
-def test_votes_that_are_forgotten(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(RaftMachine, "_persist", lambda self: None)
-    assert broken(storm)
+def test_votes_that_are_not_persisted(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Replica, "persist", lambda self: None)
+    assert breaks_a_promise(storm)
 
 
-def test_appends_that_do_not_fit_the_log(monkeypatch: Patch) -> None:
+def test_appends_without_truncation(monkeypatch: Patch) -> None:
     monkeypatch.setattr(replication, "_truncate", lambda machine, diverging: None)
-    assert broken(storm)
+    assert breaks_a_promise(storm)

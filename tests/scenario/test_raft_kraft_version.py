@@ -10,7 +10,7 @@ from kalda.raft.values import ReplicaKey
 from kalda.sim.quorum import CLUSTER, Node, SimQuorum, endpoint_of, key_of
 
 
-def static(seed: int = 0) -> tuple[SimQuorum, Node]:
+def static_quorum(seed: int = 0) -> tuple[SimQuorum, Node]:
     cluster = SimQuorum((1, 2, 3), dynamic=False, seed=seed)
     cluster.start()
     leader = cluster.elect()
@@ -27,8 +27,8 @@ def upgrade(cluster: SimQuorum, leader: Node) -> None:
     cluster.step(leader, ev.UpgradeKraftVersion(machine(leader).epoch, 1))
 
 
-def test_the_voters_tell_their_leader_and_are_written() -> None:
-    cluster, leader = static()
+def test_the_voters_report_to_their_leader_and_are_written() -> None:
+    cluster, leader = static_quorum()
     cluster.run(2_000)
     upgrade(cluster, leader)
     cluster.run(2_000)
@@ -37,13 +37,13 @@ def test_the_voters_tell_their_leader_and_are_written() -> None:
         assert history.kraft_version == 1
         assert [voter.key for voter in history.voters.voters] == [key_of(1), key_of(2), key_of(3)]
         assert [voter.endpoints for voter in history.voters.voters] == [(endpoint_of(i),) for i in (1, 2, 3)]
-    described = cluster.ask(leader.id, rpc.DescribeAsk())[0]
-    assert isinstance(described, rpc.DescribeAnswer)
+    described = cluster.call(leader.id, rpc.DescribeCall())[0]
+    assert isinstance(described, rpc.DescribeReply)
     assert {voter.key for voter in described.voters} == {key_of(1), key_of(2), key_of(3)}
 
 
 def test_the_voters_survive_restarts_and_can_change_then() -> None:
-    cluster, leader = static()
+    cluster, leader = static_quorum()
     cluster.run(2_000)
     upgrade(cluster, leader)
     cluster.run(2_000)
@@ -52,21 +52,21 @@ def test_the_voters_survive_restarts_and_can_change_then() -> None:
     cluster.start(1, 2, 3)
     leader = cluster.elect()
     cluster.run(2_000)
-    gone = next(i for i in (1, 2, 3) if i != leader.id)
-    answers = cluster.ask(leader.id, rpc.RemoveVoterAsk(CLUSTER, key_of(gone)))
+    removed = next(i for i in (1, 2, 3) if i != leader.id)
+    replies = cluster.call(leader.id, rpc.RemoveVoterCall(CLUSTER, key_of(removed)))
     cluster.run(2_000)
-    assert answers[0].standing.error is ErrorCode.NONE
-    assert gone not in machine(leader).voters.ids
+    assert replies[0].header.error is ErrorCode.NONE
+    assert removed not in machine(leader).voters.ids
 
 
-def test_a_new_leader_must_be_told_anew() -> None:
-    cluster, leader = static()
+def test_the_voters_report_to_each_new_leader() -> None:
+    cluster, leader = static_quorum()
     cluster.run(2_000)
     cluster.crash(leader.id)
     successor = cluster.elect()
     cluster.run(2_000)
     refusal = reconfiguration.upgrade_refusal(machine(successor), 1)
-    assert refusal == f"voter {leader.id} has not told its directory yet"
+    assert refusal == f"voter {leader.id} has not reported its directory id yet"
     cluster.start(leader.id)
     cluster.run(4_000)
     leading = cluster.leader
@@ -75,7 +75,7 @@ def test_a_new_leader_must_be_told_anew() -> None:
 
 
 def test_an_upgrade_that_was_not_committed_is_truncated() -> None:
-    cluster, leader = static()
+    cluster, leader = static_quorum()
     cluster.run(2_000)
     cluster.cut = {frozenset((leader.id, i)) for i in (1, 2, 3) if i != leader.id}
     upgrade(cluster, leader)
@@ -88,37 +88,37 @@ def test_an_upgrade_that_was_not_committed_is_truncated() -> None:
     assert machine(leader).voters == cluster.static_voters
 
 
-def test_voters_that_do_not_support_it_hold_it_up() -> None:
-    cluster, leader = static()
+def test_a_voter_that_does_not_support_the_version_prevents_the_upgrade() -> None:
+    cluster, leader = static_quorum()
     cluster.run(2_000)
     other = next(i for i in (1, 2, 3) if i != leader.id)
-    old = rpc.UpdateVoterAsk(CLUSTER, machine(leader).epoch, key_of(other), (endpoint_of(other),), 0, 0)
-    assert cluster.ask(leader.id, old)[0].standing.error is ErrorCode.NONE
+    old = rpc.UpdateVoterCall(CLUSTER, machine(leader).epoch, key_of(other), (endpoint_of(other),), 0, 0)
+    assert cluster.call(leader.id, old)[0].header.error is ErrorCode.NONE
     assert reconfiguration.upgrade_refusal(machine(leader), 1) == f"voter {other} does not support it"
 
 
-def test_what_a_static_voter_tells_is_checked() -> None:
-    cluster, leader = static()
+def test_the_report_of_a_static_voter_is_checked() -> None:
+    cluster, leader = static_quorum()
     cluster.run(2_000)
     epoch = machine(leader).epoch
 
-    def answer(ask: rpc.UpdateVoterAsk) -> ErrorCode:
-        return cluster.ask(leader.id, ask)[0].standing.error
+    def reply(call: rpc.UpdateVoterCall) -> ErrorCode:
+        return cluster.call(leader.id, call)[0].header.error
 
-    good = rpc.UpdateVoterAsk(CLUSTER, epoch, key_of(2), (endpoint_of(2),), 0, 1)
-    assert answer(good) is ErrorCode.NONE
-    assert answer(good._replace(epoch=epoch - 1)) is ErrorCode.FENCED_LEADER_EPOCH
-    assert answer(good._replace(voter=ReplicaKey(9, key_of(2).directory_id))) is ErrorCode.VOTER_NOT_FOUND
-    assert answer(good._replace(endpoints=())) is ErrorCode.INVALID_REQUEST
-    assert answer(good._replace(min_kraft_version=1)) is ErrorCode.INVALID_REQUEST
+    good = rpc.UpdateVoterCall(CLUSTER, epoch, key_of(2), (endpoint_of(2),), 0, 1)
+    assert reply(good) is ErrorCode.NONE
+    assert reply(good._replace(epoch=epoch - 1)) is ErrorCode.FENCED_LEADER_EPOCH
+    assert reply(good._replace(voter=ReplicaKey(9, key_of(2).directory_id))) is ErrorCode.VOTER_NOT_FOUND
+    assert reply(good._replace(endpoints=())) is ErrorCode.INVALID_REQUEST
+    assert reply(good._replace(min_kraft_version=1)) is ErrorCode.INVALID_REQUEST
 
 
-def test_there_is_no_way_back() -> None:
-    cluster, leader = static()
+def test_a_downgrade_is_refused() -> None:
+    cluster, leader = static_quorum()
     cluster.run(2_000)
     upgrade(cluster, leader)
     assert reconfiguration.upgrade_refusal(machine(leader), 0) == "kraft.version 1 is finalized, and is not lowered"
     assert reconfiguration.upgrade_refusal(machine(leader), 1) is None
     end = machine(leader).log.end_offset
     cluster.step(leader, ev.UpgradeKraftVersion(machine(leader).epoch, 1))
-    assert machine(leader).log.end_offset == end, "finalized already: nothing is written"
+    assert machine(leader).log.end_offset == end, "the version is finalized already: nothing is written"

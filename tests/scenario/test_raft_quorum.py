@@ -1,4 +1,4 @@
-"""Quorums of several, as they elect, replicate, lose nodes and change."""
+"""Quorums of several voters: elections, replication, crashes, changes of the voters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def started(*voters: int, **options: object) -> SimQuorum:
 def settle(cluster: SimQuorum, ms: int = 2_000) -> None:
     cluster.run(ms)
     marks = {node.high_watermark for node in cluster.nodes.values() if node.up}
-    assert len(marks) == 1, f"not everyone is told of every commit: {marks}"
+    assert len(marks) == 1, f"high watermarks differ: {marks}"
     cluster.check_logs_match()
 
 
@@ -42,7 +42,7 @@ def test_an_election_line_by_line() -> None:
     ]
     first_vote = own.index(votes[2])
     assert f"persist epoch=1 leader=None voted={leader.id}" in own[:first_vote], (
-        "a vote is persisted before it is asked"
+        "a vote is persisted before it is requested"
     )
     at = own.index(f"persist epoch=1 leader={leader.id} voted=-")
     assert own[at + 1 : at + 5] == [
@@ -52,7 +52,7 @@ def test_an_election_line_by_line() -> None:
     ]
 
 
-def test_commits_reach_everyone_also_observers() -> None:
+def test_commits_reach_all_nodes_also_observers() -> None:
     cluster = started(observers=(8, 9))
     cluster.append("a", "b")
     cluster.append("c")
@@ -111,22 +111,22 @@ def test_a_leader_without_a_majority_steps_down() -> None:
     assert not leader.leads
 
 
-def test_a_replica_cut_off_for_a_while_does_not_disturb_the_epoch() -> None:
+def test_a_replica_that_was_cut_off_does_not_end_the_epoch() -> None:
     cluster = started()
     leader = cluster.leader
     assert leader is not None
     settle(cluster)
     epoch = leader.leader[1]
-    lone = next(node_id for node_id in cluster.nodes if node_id != leader.id)
-    cluster.cut = {frozenset((lone, other)) for other in cluster.nodes if other != lone}
+    isolated = next(node_id for node_id in cluster.nodes if node_id != leader.id)
+    cluster.cut = {frozenset((isolated, other)) for other in cluster.nodes if other != isolated}
     cluster.run(20_000)
     cluster.cut = set()
     settle(cluster, 5_000)
     assert cluster.leader is leader
-    assert leader.leader[1] == epoch, "a pre-vote is lost before it can raise the epoch"
+    assert leader.leader[1] == epoch, "its pre-votes are denied, so it never raises the epoch"
 
 
-def test_a_follower_that_is_behind_the_log_loads_the_snapshot() -> None:
+def test_a_follower_that_lacks_deleted_records_loads_the_snapshot() -> None:
     cluster = started()
     leader = cluster.leader
     assert leader is not None
@@ -152,33 +152,33 @@ def test_a_voter_is_added_and_another_removed() -> None:
     assert leader is not None
     cluster.append("a")
     settle(cluster)
-    answers = cluster.ask(leader.id, rpc.AddVoterAsk(CLUSTER, key_of(4), (endpoint_of(4),)))
-    assert not answers, "answered when committed"
+    replies = cluster.call(leader.id, rpc.AddVoterCall(CLUSTER, key_of(4), (endpoint_of(4),)))
+    assert not replies, "the reply waits for the commit"
     cluster.run(1_000)
-    assert answers[0].standing.error is ErrorCode.NONE
+    assert replies[0].header.error is ErrorCode.NONE
     settle(cluster)
     assert all(n.machine is not None and n.machine.voters.ids == (1, 2, 3, 4) for n in cluster.nodes.values())
-    again = cluster.ask(leader.id, rpc.AddVoterAsk(CLUSTER, key_of(4), (endpoint_of(4),)))
-    assert again[0].standing.error is ErrorCode.DUPLICATE_VOTER
-    gone = next(node_id for node_id in (1, 2, 3) if node_id != leader.id)
-    answers = cluster.ask(leader.id, rpc.RemoveVoterAsk(CLUSTER, key_of(gone)))
+    again = cluster.call(leader.id, rpc.AddVoterCall(CLUSTER, key_of(4), (endpoint_of(4),)))
+    assert again[0].header.error is ErrorCode.DUPLICATE_VOTER
+    removed = next(node_id for node_id in (1, 2, 3) if node_id != leader.id)
+    replies = cluster.call(leader.id, rpc.RemoveVoterCall(CLUSTER, key_of(removed)))
     cluster.run(1_000)
-    assert answers[0].standing.error is ErrorCode.NONE
+    assert replies[0].header.error is ErrorCode.NONE
     settle(cluster)
     assert leader.machine is not None
-    assert gone not in leader.machine.voters.ids
+    assert removed not in leader.machine.voters.ids
 
 
-def test_a_quorum_of_one_grows_whenever_it_is_asked() -> None:
-    """Its leader heard of no other voter until then, and does not take that for a lost majority."""
+def test_a_quorum_of_one_can_grow_at_any_time() -> None:
+    """No other voter has fetched until then; check-quorum does not count that as a lost majority."""
     cluster = started(1, joiners=(2, 3))
     leader = cluster.leader
     assert leader is not None
     settle(cluster, 60_000)
     for joiner in (2, 3):
-        answers = cluster.ask(leader.id, rpc.AddVoterAsk(CLUSTER, key_of(joiner), (endpoint_of(joiner),)))
+        replies = cluster.call(leader.id, rpc.AddVoterCall(CLUSTER, key_of(joiner), (endpoint_of(joiner),)))
         cluster.run(1_000)
-        assert answers[0].standing.error is ErrorCode.NONE
+        assert replies[0].header.error is ErrorCode.NONE
         settle(cluster, 20_000)
     assert leader.leads
     assert leader.machine is not None
@@ -190,9 +190,9 @@ def test_a_leader_that_is_removed_leads_until_that_is_committed() -> None:
     leader = cluster.leader
     assert leader is not None
     settle(cluster)
-    answers = cluster.ask(leader.id, rpc.RemoveVoterAsk(CLUSTER, key_of(leader.id)))
+    replies = cluster.call(leader.id, rpc.RemoveVoterCall(CLUSTER, key_of(leader.id)))
     cluster.run(1_000)
-    assert answers[0].standing.error is ErrorCode.NONE
+    assert replies[0].header.error is ErrorCode.NONE
     assert not leader.leads
     cluster.run_until(lambda: cluster.leader is not None and cluster.leader.id != leader.id)
     cluster.append("a")
@@ -203,65 +203,65 @@ def test_a_leader_that_is_removed_leads_until_that_is_committed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "error"),
+    ("call", "error"),
     [
-        (rpc.AddVoterAsk(CLUSTER, key_of(7), (endpoint_of(7),)), ErrorCode.REQUEST_TIMED_OUT),
-        (rpc.AddVoterAsk(CLUSTER, key_of(7), ()), ErrorCode.INVALID_REQUEST),
-        (rpc.AddVoterAsk("other", key_of(7), (endpoint_of(7),)), ErrorCode.INCONSISTENT_CLUSTER_ID),
-        (rpc.RemoveVoterAsk(CLUSTER, key_of(7)), ErrorCode.VOTER_NOT_FOUND),
-        (rpc.RemoveVoterAsk(CLUSTER, key_of(1, dynamic=False)), ErrorCode.VOTER_NOT_FOUND),
+        (rpc.AddVoterCall(CLUSTER, key_of(7), (endpoint_of(7),)), ErrorCode.REQUEST_TIMED_OUT),
+        (rpc.AddVoterCall(CLUSTER, key_of(7), ()), ErrorCode.INVALID_REQUEST),
+        (rpc.AddVoterCall("other", key_of(7), (endpoint_of(7),)), ErrorCode.INCONSISTENT_CLUSTER_ID),
+        (rpc.RemoveVoterCall(CLUSTER, key_of(7)), ErrorCode.VOTER_NOT_FOUND),
+        (rpc.RemoveVoterCall(CLUSTER, key_of(1, dynamic=False)), ErrorCode.VOTER_NOT_FOUND),
     ],
 )
-def test_changes_that_are_refused(ask: rpc.Ask, error: ErrorCode) -> None:
+def test_changes_that_are_refused(call: rpc.Call, error: ErrorCode) -> None:
     cluster = started()
     settle(cluster)
     assert cluster.leader is not None
-    assert cluster.ask(cluster.leader.id, ask)[0].standing.error is error
+    assert cluster.call(cluster.leader.id, call)[0].header.error is error
 
 
 def test_a_static_quorum_does_not_change() -> None:
     cluster = started(dynamic=False)
     settle(cluster)
     assert cluster.leader is not None
-    answers = cluster.ask(cluster.leader.id, rpc.RemoveVoterAsk(CLUSTER, key_of(1)))
-    assert answers[0].standing.error is ErrorCode.UNSUPPORTED_VERSION
+    replies = cluster.call(cluster.leader.id, rpc.RemoveVoterCall(CLUSTER, key_of(1)))
+    assert replies[0].header.error is ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_votes_go_by_the_log_and_once_an_epoch() -> None:
+def test_a_vote_depends_on_the_log_and_is_granted_once_an_epoch() -> None:
     cluster = SimQuorum((1, 2, 3))
     cluster.start(1)
 
-    def vote(candidate: int, epoch: int, end: OffsetAndEpoch = NOTHING, **more: object) -> rpc.VoteAnswer:
-        ask = rpc.VoteAsk(CLUSTER, epoch, key_of(candidate), key_of(1), end, **more)  # type: ignore[arg-type]
-        answer = cluster.ask(1, ask)[0]
-        assert isinstance(answer, rpc.VoteAnswer)
-        return answer
+    def vote(candidate: int, epoch: int, end: OffsetAndEpoch = NOTHING, **more: object) -> rpc.VoteReply:
+        call = rpc.VoteCall(CLUSTER, epoch, key_of(candidate), key_of(1), end, **more)  # type: ignore[arg-type]
+        reply = cluster.call(1, call)[0]
+        assert isinstance(reply, rpc.VoteReply)
+        return reply
 
     assert vote(2, 5, pre_vote=True).granted
     assert cluster.nodes[1].election.epoch == 5
     assert cluster.nodes[1].election.voted is None
     assert vote(2, 5).granted
-    assert vote(2, 5).granted, "the same candidate may ask again"
+    assert vote(2, 5).granted, "the same candidate may repeat its call"
     assert not vote(3, 5).granted
-    assert vote(3, 4).standing.error is ErrorCode.FENCED_LEADER_EPOCH
-    assert vote(3, 6, OffsetAndEpoch(3, 6)).standing.error is ErrorCode.INVALID_REQUEST
-    wrong = rpc.VoteAsk(CLUSTER, 6, key_of(3), key_of(2), OffsetAndEpoch(0, 0))
-    assert cluster.ask(1, wrong)[0].standing.error is ErrorCode.INVALID_VOTER_KEY
+    assert vote(3, 4).header.error is ErrorCode.FENCED_LEADER_EPOCH
+    assert vote(3, 6, OffsetAndEpoch(3, 6)).header.error is ErrorCode.INVALID_REQUEST
+    wrong = rpc.VoteCall(CLUSTER, 6, key_of(3), key_of(2), OffsetAndEpoch(0, 0))
+    assert cluster.call(1, wrong)[0].header.error is ErrorCode.INVALID_VOTER_KEY
 
 
-def test_describe_tells_voters_and_observers() -> None:
+def test_describe_lists_voters_and_observers() -> None:
     cluster = started(observers=(9,))
     cluster.append("a")
     settle(cluster)
     leader = cluster.leader
     assert leader is not None
-    answer = cluster.ask(leader.id, rpc.DescribeAsk())[0]
-    assert isinstance(answer, rpc.DescribeAnswer)
-    assert [progress.key.id for progress in answer.voters] == [1, 2, 3]
-    assert [progress.key.id for progress in answer.observers] == [9]
-    assert {progress.log_end_offset for progress in (*answer.voters, *answer.observers)} == {4}
+    reply = cluster.call(leader.id, rpc.DescribeCall())[0]
+    assert isinstance(reply, rpc.DescribeReply)
+    assert [progress.key.id for progress in reply.voters] == [1, 2, 3]
+    assert [progress.key.id for progress in reply.observers] == [9]
+    assert {progress.log_end_offset for progress in (*reply.voters, *reply.observers)} == {4}
     other = next(node_id for node_id in (1, 2, 3) if node_id != leader.id)
-    assert cluster.ask(other, rpc.DescribeAsk())[0].standing.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert cluster.call(other, rpc.DescribeCall())[0].header.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_a_clean_stop_hands_over_faster_than_a_crash() -> None:

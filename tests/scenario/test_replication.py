@@ -1,4 +1,4 @@
-"""A partition and its replicas: what is committed, who is in sync, how logs that parted come together again."""
+"""A partition and its replicas: what is committed, who is in sync, how diverged logs are reconciled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from replication_world import LAG_MAX_MS, World
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.storage.retention import delete_segments
 
 
 def ends(world: World) -> list[tuple[int, int]]:
@@ -20,12 +21,12 @@ def test_a_record_is_committed_when_every_member_has_it() -> None:
     world.run(600)
     world[1].write("abc")
     world.run(10)
-    assert ends(world) == [(0, 3), (0, 3), (0, 0)], "3 has not got it, so it is not committed"
+    assert ends(world) == [(0, 3), (0, 3), (0, 0)], "3 does not have it, so it is not committed"
     world.cut.clear()
     world.run(1_100)
     assert world[1].log.high_watermark == 3
     world.run(1_000)
-    assert ends(world) == [(3, 3)] * 3, "the followers hear of it with their next answers"
+    assert ends(world) == [(3, 3)] * 3, "the followers receive it with their next responses"
     assert [broker.values for broker in world.brokers.values()] == ["abc"] * 3
 
 
@@ -40,7 +41,7 @@ def test_a_follower_that_keeps_pace_is_in_sync_though_never_at_the_end() -> None
     assert world.lines == []
 
 
-def test_who_falls_behind_leaves_and_who_catches_up_returns() -> None:
+def test_a_follower_that_falls_behind_leaves_the_isr_and_returns_when_caught_up() -> None:
     world = World()
     world.watch_isrs()
     world.run()
@@ -58,7 +59,7 @@ def test_who_falls_behind_leaves_and_who_catches_up_returns() -> None:
     assert world[3].values == "abc"
 
 
-def test_while_a_member_is_proposed_it_counts_already() -> None:
+def test_a_proposed_member_counts_as_one() -> None:
     world = World(size=2)
     world.kill(2)
     world.elect(1, (1,))
@@ -78,7 +79,7 @@ def test_while_a_member_is_proposed_it_counts_already() -> None:
     assert list(world[1].partition.in_sync.maximal) == [1], "it has not, and will not"
 
 
-def test_an_answer_that_decides_nothing_is_not_the_end() -> None:
+def test_a_proposal_is_sent_until_it_is_decided() -> None:
     world = World(size=2)
     world.watch_isrs()
     world.refuses = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -113,7 +114,7 @@ def test_below_the_in_sync_minimum_nothing_is_committed() -> None:
     assert world[1].log.high_watermark == 1
 
 
-def test_a_leader_that_comes_back_gives_up_what_nobody_copied() -> None:
+def test_a_former_leader_truncates_what_no_replica_has_copied() -> None:
     world = World()
     world[1].write("abc")
     world.run()
@@ -133,7 +134,7 @@ def test_a_leader_that_comes_back_gives_up_what_nobody_copied() -> None:
     assert len({tuple(broker.log.leader_epochs.entries) for broker in world.brokers.values()}) == 1
 
 
-def test_logs_that_parted_twice_come_together_step_by_step() -> None:
+def test_logs_that_diverged_twice_are_reconciled_step_by_step() -> None:
     world = World()
     world[1].write("a")
     world.run()
@@ -154,8 +155,8 @@ def test_logs_that_parted_twice_come_together_step_by_step() -> None:
     assert {tuple(broker.log.leader_epochs.entries) for broker in world.brokers.values()} == {((0, 0), (4, 1))}
 
 
-def test_a_leader_that_missed_an_epoch_of_another_trusts_no_offset_of_before() -> None:
-    """It hears at once that it was deposed and elected again. Meanwhile a follower has cut back what it had copied."""
+def test_a_leader_that_missed_another_leaders_epoch_drops_its_followers_offsets() -> None:
+    """It receives the metadata of both elections at once. Meanwhile a follower has truncated what it had copied."""
     world = World(min_isr=2)
     world[1].write("a")
     world.run()
@@ -191,7 +192,7 @@ def test_a_leader_that_wrote_nothing_follows_again() -> None:
     assert [broker.values for broker in world.brokers.values()] == ["abcd"] * 3
 
 
-def test_a_follower_behind_the_leaders_first_record_begins_anew() -> None:
+def test_a_follower_behind_the_leaders_log_start_begins_there() -> None:
     world = World(size=2)
     world.kill(2)
     world.elect(1, (1,))
@@ -199,7 +200,7 @@ def test_a_follower_behind_the_leaders_first_record_begins_anew() -> None:
         world[1].write(values)
     world[1].partition.delete_records(3)
     world[1].log.roll(0)
-    world[1].log.delete_segments([])
+    delete_segments(world[1].log, [])
     world.restart(2)
     world.run(1_000)
     assert world[2].log.log_start_offset == 3
@@ -207,7 +208,7 @@ def test_a_follower_behind_the_leaders_first_record_begins_anew() -> None:
     assert world.lines[-1] == "the ISR is [1, 2]"
 
 
-def test_a_start_within_a_batch_takes_the_batch_whole() -> None:
+def test_a_log_start_within_a_batch_copies_the_whole_batch() -> None:
     world = World(size=2)
     world.kill(2)
     world.elect(1, (1,))
@@ -218,7 +219,7 @@ def test_a_start_within_a_batch_takes_the_batch_whole() -> None:
     assert (world[2].log.log_start_offset, world[2].log.log_end_offset) == (2, 6)
 
 
-def test_a_follower_ahead_of_an_unclean_leader_is_cut_back() -> None:
+def test_a_follower_ahead_of_an_unclean_leader_is_truncated() -> None:
     world = World(size=2)
     world.cut.add((2, 1))
     world[1].write("abc")
@@ -246,7 +247,7 @@ def test_a_former_incarnation_is_refused() -> None:
     assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_an_incarnation_that_the_controller_does_not_know_may_not_join() -> None:
+def test_an_unregistered_incarnation_may_not_join() -> None:
     world = World(size=2)
     world.kill(2)
     world.elect(1, (1,))
@@ -256,7 +257,7 @@ def test_an_incarnation_that_the_controller_does_not_know_may_not_join() -> None
     assert world.lines[-1] == "1 leads, ISR [1]"
 
 
-def test_a_stranger_is_told_to_wait_for_its_leaders_metadata() -> None:
+def test_a_broker_that_is_no_replica_is_refused_by_whose_metadata_lags() -> None:
     world = World(size=2)
     for epoch_known, code in ((True, ErrorCode.UNKNOWN_LEADER_EPOCH), (False, ErrorCode.NOT_LEADER_OR_FOLLOWER)):
         with pytest.raises(ApiError) as refused:
@@ -264,31 +265,31 @@ def test_a_stranger_is_told_to_wait_for_its_leaders_metadata() -> None:
         assert refused.value.code is code
 
 
-def test_deleted_records_go_from_every_replica() -> None:
+def test_deleted_records_are_deleted_on_every_replica() -> None:
     world = World()
     world[1].write("abc")
     world[1].write("def")
     world.run(1_100)
     leader = world[1].partition
-    assert leader.delete_records(3) == 0, "the followers do not know yet"
+    assert leader.delete_records(3) == 0, "the followers still have them"
     world.run(20)
     assert leader.low_watermark == 3
     assert [broker.log.log_start_offset for broker in world.brokers.values()] == [3, 3, 3]
 
 
-def test_a_new_leader_does_not_tell_an_end_that_it_may_have_to_take_back() -> None:
+def test_a_new_leader_knows_the_high_watermark_when_it_has_reached_its_epochs_start() -> None:
     world = World()
     world[1].write("abc")
     world.run(5)
     assert world[2].log.high_watermark < 3
     world.kill(1)
     world.elect(2, (2, 3))
-    assert world[2].partition.knows_too_little
+    assert world[2].partition.predecessor_hw_unknown
     world.run(100)
-    assert not world[2].partition.knows_too_little
+    assert not world[2].partition.predecessor_hw_unknown
 
 
-def test_marks_that_came_with_a_truncation_are_told_again() -> None:
+def test_offsets_that_came_with_a_truncation_are_sent_again() -> None:
     world = World(size=2)
     world[1].write("abc")
     world[1].write("def")

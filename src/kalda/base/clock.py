@@ -1,4 +1,4 @@
-"""The clock's interface. The shell implements it; the simulator too, in virtual time."""
+"""The clock's interface. The shell implements it with the system's clocks, the simulator with virtual time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings: wall time for what is stored and shown, monotonic time for what is waited for."""
+    """Two readings: wall time for timestamps that are stored or shown, monotonic time for timeouts and intervals."""
 
     def wall_ms(self) -> int:
         """Milliseconds since the Unix epoch; may jump."""

@@ -1,17 +1,17 @@
 """The disk's interface: files by path, positional reads and writes, and the two kinds of sync.
 
-Two implementations: the operating system's, and a simulated one that loses what was not synced. The contract between
-them is what POSIX promises and no more:
+There are two implementations: the operating system's, and a simulated one that loses unsynced data. Callers may rely
+on what POSIX promises and no more:
 
-- A write is seen by every later read. It survives a crash only after `File.sync`.
+- A write is visible to every later read. It survives a crash only after `File.sync`.
 - A created, renamed or removed name survives a crash only after `Disk.sync_dir` of its directory. A synced file
-  whose name was not synced may be gone.
-- A write either happens whole or raises; after an error the bytes from `position` on are unknown, and the caller
-  writes there again or truncates.
+  whose name was not synced may be missing after a crash.
+- A write either happens whole or raises. After an error the bytes from `position` on are undefined: the caller
+  writes them again or truncates the file.
 
 Failures are `OSError` with an errno (`ENOSPC`, `EIO`, `EROFS`, `ENOENT`…). Paths are strings with forward slashes.
-Files are opened once and kept; `File.share` gives a second handle on the same open file, which a job can use on
-another thread however the first is closed, renamed or removed meanwhile.
+Files are opened once and kept open. `File.share` gives a second handle on the same open file. A job on another thread
+can use it even after the first handle was closed, or the file was renamed or removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FileStat(NamedTuple):
-    """What a directory says of one entry."""
+    """Size, modification time and kind of one directory entry."""
 
     size_bytes: int
     modified_ms: int
@@ -42,11 +42,11 @@ class File(Protocol):
         ...
 
     def write(self, position: int, data: Buffer) -> None:
-        """All of `data` at `position`."""
+        """Write all of `data` at `position`."""
         ...
 
     def write_many(self, position: int, buffers: Sequence[Buffer]) -> None:
-        """All of the buffers, one after another, from `position`."""
+        """Write all of the buffers, one after another, from `position` on."""
         ...
 
     def size(self) -> int: ...
@@ -54,7 +54,7 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """What was written is on the device when this returns."""
+        """All earlier writes are on the device when this returns."""
         ...
 
     def share(self) -> File:
@@ -86,7 +86,7 @@ class Disk(Protocol):
         ...
 
     def make_dirs(self, path: str) -> None:
-        """The directory and its parents; existing ones are fine."""
+        """Create the directory and its parents; no error where they exist."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -94,15 +94,15 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """A file. A missing one is fine: whoever removes wants it gone."""
+        """Remove a file; no error where it is missing."""
         ...
 
     def remove_tree(self, path: str) -> None:
-        """A directory and all in it. A missing one is fine."""
+        """Remove a directory and all its content; no error where it is missing."""
         ...
 
     def sync_dir(self, path: str) -> None:
-        """The directory's names are on the device when this returns."""
+        """All earlier creations, renames and removals in the directory are on the device when this returns."""
         ...
 
     def set_modified(self, path: str, modified_ms: int) -> None: ...
@@ -112,5 +112,6 @@ class Disk(Protocol):
     def total_bytes(self, path: str) -> int: ...
 
     def lock(self, path: str) -> File | None:
-        """Take the file `path` exclusively for this process until closed; None where another process holds it."""
+        """Lock the file `path` for this process until the returned file is closed; None where another process holds
+        the lock."""
         ...

@@ -1,8 +1,8 @@
 """Kafka's error codes, and the exceptions that carry them.
 
-An expected failure is an `ErrorCode` in a response. Inside the house it travels as an `ApiError`, which is
-raised where the fault is seen and turned into a code where the answer is written. `retriable` says whether a
-client may send the same request again and hope; `invalid_metadata` that it must refresh its metadata first.
+An expected failure is an `ErrorCode` in a response. Inside the program it is an `ApiError`, raised where the fault is
+detected and turned into a code where the response is built. `retriable`: the same request may succeed when it is sent
+again. `invalid_metadata`: the client must refresh its metadata first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Codes of Apache Kafka 4.3, by their wire value. Any other number is an unknown error: a peer may be newer."""
+    """Codes of Apache Kafka 4.3, by their wire value. Any other number is read as UNKNOWN_SERVER_ERROR: a newer peer
+    may send codes that this table lacks."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -160,7 +161,7 @@ class ErrorCode(IntEnum):
 
     @property
     def invalid_metadata(self) -> bool:
-        """True where the client's view of the cluster is stale."""
+        """True where the error means that the client's metadata is out of date."""
         return self in _INVALID_METADATA
 
 
@@ -222,8 +223,8 @@ _INVALID_METADATA = frozenset(
 class ApiError(Exception):
     """A failure with a Kafka error code.
 
-    `message` says what was wrong, with which value, and what to do; it goes to the client where the response has
-    room for it. An empty message leaves the client with the code's own name.
+    `message` states what was wrong, with which value, and what to do. The client receives it where the response has
+    an error message field. With an empty message the client has only the code's name.
     """
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
@@ -233,7 +234,7 @@ class ApiError(Exception):
 
 
 class InvalidRequest(ApiError):
-    """Bytes that are not a request. The connection that sent them is closed; nothing else is harmed."""
+    """Bytes that are not a valid request. Only the connection that sent them is closed."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(ErrorCode.INVALID_REQUEST, message)

@@ -1,8 +1,8 @@
 """Identifiers: UUIDs as Kafka writes them, and topic partitions.
 
-A UUID is its 16 raw bytes, which is what the wire and the disk hold, what compares and hashes fastest, and what
-needs no parsing on the data path. Its text form is unpadded URL-safe base64, 22 characters. Fresh ids come from a
-`UuidSource` handed in by the shell, so that a simulated cluster gives the same ids for the same seed.
+A UUID is its 16 raw bytes: the wire and the disk hold them, they compare and hash fastest, and the data path parses
+nothing. Its text form is unpadded URL-safe base64, 22 characters. Fresh ids come from a `UuidSource` that the shell
+passes in, so a simulated cluster gets the same ids for the same seed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ ZERO_UUID = Uuid(bytes(16))
 METADATA_TOPIC_ID = Uuid(bytes(15) + b"\x01")
 METADATA_TOPIC_NAME = "__cluster_metadata"
 
-# Ids below 100 are reserved. As directories' (KIP-858) they say that a replica's broker predates JBOD, that it is not
-# placed yet, or that it lost its directory.
+# Ids below 100 are reserved. As directory ids of a replica (KIP-858) they mean: its broker predates JBOD (migrating),
+# no directory is assigned yet (unassigned), its directory has failed (lost).
 DIRECTORY_MIGRATING = Uuid(bytes(16))
 DIRECTORY_UNASSIGNED = Uuid(bytes(15) + b"\x01")
 DIRECTORY_LOST = Uuid(bytes(15) + b"\x02")
@@ -28,7 +28,7 @@ _RESERVED_BELOW = 100
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic, by name. Prints as its directory is called: `topic-partition`."""
+    """One partition of one topic, by name. `str` gives the name of its directory: `topic-partition`."""
 
     topic: str
     partition: int
@@ -38,7 +38,7 @@ class TopicPartition(NamedTuple):
 
 
 def is_reserved(uuid: Uuid) -> bool:
-    """Whether it has a meaning of its own: no directory, cluster or topic is ever given such an id."""
+    """Whether the id has a fixed meaning. `random_uuid` returns no such id."""
     return int.from_bytes(uuid, "big") < _RESERVED_BELOW
 
 

@@ -1,13 +1,13 @@
-"""An answer that comes later, without asyncio.
+"""A result that is set later, without asyncio.
 
-`Pending` is a one-shot cell that the pure floors hand out where Java would hand out a future: a produce that waits
-for its replicas, a fetch that waits for bytes, a controller write that waits for its commit. Whoever decides calls
-`complete` or `fail` exactly once; whoever waits gives a callback with `then`, which runs at once where the answer is
-already there. Callbacks run in the order in which they were added, on the caller's stack: no loop is needed, so the
-simulator sees every step.
+`Pending` is what the pure floors return where Java would return a future: for a produce that waits for its replicas, a
+fetch that waits for bytes, a controller write that waits for its commit. Its producer calls `complete` or `fail`
+exactly once. Its consumer passes a callback to `then`, which is called at once where the result is already set.
+Callbacks run in the order in which they were added, on the stack of `complete` or `fail`. No event loop is needed, and
+the simulator controls every step.
 
-Where nobody wants the answer any more, `abandon` tells whoever works on it, if he asked to be told. He may stop then,
-and need not settle it.
+A consumer that no longer needs the result calls `abandon`, which calls the producer's `on_abandoned`, where one is
+set. The producer may then stop, and need not settle the `Pending`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Pending(Generic[T]):
         self.value: T | None = None
         self.error: ApiError | None = None
         self.on_abandoned: Callable[[], None] | None = None
+        """set by the producer; called by `abandon` while the result is not set"""
         self._callbacks: list[Callback[T]] = []
 
     def complete(self, value: T) -> None:
@@ -42,23 +43,24 @@ class Pending(Generic[T]):
         self._settle(None, error)
 
     def settle(self, value: T | None, error: ApiError | None) -> None:
-        """Settle as another one did: `other.then(self.settle)`."""
+        """Take over the result of another `Pending`: `other.then(self.settle)`. Exactly one argument is set, except
+        for a value of None."""
         self._settle(value, error)
 
     def then(self, callback: Callback[T]) -> None:
-        """Call `callback(value, error)` once settled; now, where it already is."""
+        """Call `callback(value, error)` once this is settled; at once, where it already is."""
         if self.done:
             callback(self.value, self.error)
         else:
             self._callbacks.append(callback)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more."""
+        """The consumer no longer needs the result."""
         if not self.done and self.on_abandoned is not None:
             self.on_abandoned()
 
     def _settle(self, value: T | None, error: ApiError | None) -> None:
-        assert not self.done, "a pending answer settles once"
+        assert not self.done, "a Pending is settled once"
         self.done, self.value, self.error = True, value, error
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:

@@ -1,8 +1,8 @@
 r"""Java's properties: the text format of `server.properties`, `meta.properties` and secrets in files.
 
-A line is a key, a separator (`=`, `:` or blanks) and a value; `#` and `!` begin a comment; a line that ends in an odd
-number of backslashes goes on in the next, whose leading blanks are cut; `\t \n \r \f \uXXXX` are characters, and any
-other escaped character stands for itself. The last of several lines for one key holds.
+A line is a key, a separator (`=`, `:` or blanks) and a value. `#` and `!` begin a comment. A line that ends in an odd
+number of backslashes continues in the next line, whose leading blanks are cut. `\t \n \r \f \uXXXX` are characters;
+any other escaped character stands for itself. Of several lines with the same key the last one counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def format_properties(values: Mapping[str, str], now_ms: int) -> str:
-    """The file's text, headed by an empty comment and the date, as Java writes it."""
+    """The text of a properties file. It begins with an empty comment and the date, as Java writes it."""
     lines = ["#", "#" + _java_date(now_ms)]
     for key, value in values.items():
         lines.append(f"{_escape(key, spaces=True)}={_escape(value, spaces=False)}")
@@ -59,7 +59,7 @@ def _logical_lines(text: str) -> list[str]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Cut at the first separator that is not escaped."""
+    """Key and value: the line cut at the first separator that is not escaped."""
     pos = 0
     while pos < len(line) and line[pos] not in "=:" + _BLANK:
         pos += 2 if line[pos] == "\\" else 1
@@ -95,7 +95,7 @@ def _unescape(text: str) -> str:
 
 
 def _joined(pair: re.Match[str]) -> str:
-    """Java writes a character beyond the 16-bit plane as two escapes."""
+    """One character of a surrogate pair: Java writes a character above U+FFFF as two escapes."""
     return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
 
 

@@ -1,7 +1,7 @@
-"""Names of topics: what one may be called, and those that the cluster keeps for itself.
+"""Names of topics: which are legal, and which are internal.
 
-A name becomes a directory, so it holds what every file system takes. In metric names '.' turns into '_', so two
-topics that differ in these only could not be told apart: the second one is refused.
+A name becomes that of a directory, so it has only characters that every file system takes. In metric names '.' becomes
+'_', so two topics whose names differ in these only would have the same metrics: the second one is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import re
 from kalda.base.errors import ApiError, ErrorCode
 
 OFFSETS_TOPIC = "__consumer_offsets"
+"""The group coordinator's."""
 INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state", "__share_group_state"))
+"""Topics of coordinators. They are listed as internal, and clients cannot delete their records."""
 MAX_LENGTH = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -23,7 +25,7 @@ def validate_topic_name(name: str) -> None:
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether a topic may be called that."""
+    """Whether the name is legal."""
     return _fault(name) is None
 
 

@@ -1,11 +1,11 @@
-"""Tells the controller in which log directories this broker's replicas are (AssignReplicasToDirs, KIP-858).
+"""Reports to the controller in which log directories this broker's replicas are (AssignReplicasToDirs, KIP-858).
 
-The controller chooses a directory only where there is no choice; otherwise the broker does, when it makes the log. With
-what it is told here the controller knows which partitions a failed directory takes along.
+The controller chooses a directory only where there is no choice; otherwise the broker does, when it makes the log. From
+these reports the controller derives which partitions a failed directory takes along.
 
-All that wait go in one request, and one request is under way at a time. What the controller refused or did not answer
-is sent again, later each time, unless the partition has been placed anew since; what is not this broker's any more is
-left out. A machine: it sends through an injected channel and waits on injected timers.
+All directories that wait go in one request (`kalda.replication.controller_queue`). A report that was refused or not
+answered is sent again, unless the replica has been placed anew since, or has left this broker. A driver: it sends
+through an injected channel and waits on injected timers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Timer, Timers
+from kalda.base.scheduling import Timers
 from kalda.protocol.messages.brokers import (
     AssignReplicasToDirsRequest,
     AssignReplicasToDirsRequestDirectoryData,
@@ -24,20 +24,21 @@ from kalda.protocol.messages.brokers import (
     AssignReplicasToDirsRequestTopicData,
     AssignReplicasToDirsResponse,
 )
+from kalda.replication.controller_queue import ControllerQueue
 
 log = logging.getLogger("kalda.assignments")
 
-MAX_A_REQUEST = 2_250
+_MAX_ITEMS = 2_250
 _FIRST_BACKOFF_MS = 100
 _MAX_BACKOFF_MS = 10_000
-_GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+_NO_SUCH_PARTITION = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 Key = tuple[Uuid, int]
 """Topic id and partition."""
 
 
 class DirectoryAssignments:
-    """One broker's placements, on their way to the controller."""
+    """The directories of one broker's replicas."""
 
     def __init__(
         self,
@@ -45,73 +46,76 @@ class DirectoryAssignments:
         broker_epoch: Callable[[], int],
         send: Callable[[AssignReplicasToDirsRequest], Pending[AssignReplicasToDirsResponse]],
         timers: Timers,
-        is_wanted: Callable[[Uuid, int, Uuid], bool],
+        is_misplaced: Callable[[Uuid, int, Uuid], bool],
     ) -> None:
-        """`is_wanted(topic_id, partition, directory)`: the metadata gives the replica to this broker, and does not
-        know yet that it is there."""
+        """`is_misplaced(topic_id, partition, directory)`: the metadata gives the replica to this broker, in another
+        directory."""
+        self._exchange = _Exchange(broker_id, broker_epoch, send, is_misplaced)
+        self._queue: ControllerQueue[Key, Uuid, AssignReplicasToDirsResponse, ErrorCode] = ControllerQueue(
+            self._exchange,
+            timers,
+            max_items=_MAX_ITEMS,
+            first_backoff_ms=_FIRST_BACKOFF_MS,
+            max_backoff_ms=_MAX_BACKOFF_MS,
+        )
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def placed(
+        self, topic_id: Uuid, partition: int, directory: Uuid, recorded: Callable[[], None] | None = None
+    ) -> None:
+        """A replica is in that directory, or will be: `recorded` is called once the controller has recorded it. It is
+        never called where the replica is placed in another directory first."""
+        self._exchange.on_placed((topic_id, partition), directory, recorded)
+        self._queue.put((topic_id, partition), directory)
+
+    def close(self) -> None:
+        """Send nothing more, and call nothing back."""
+        self._queue.close()
+
+
+class _Exchange:
+    def __init__(
+        self,
+        broker_id: int,
+        broker_epoch: Callable[[], int],
+        send: Callable[[AssignReplicasToDirsRequest], Pending[AssignReplicasToDirsResponse]],
+        is_misplaced: Callable[[Uuid, int, Uuid], bool],
+    ) -> None:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._send = send
-        self._timers = timers
-        self._is_wanted = is_wanted
-        self._waiting: dict[Key, Uuid] = {}
-        self._told: dict[Key, set[Uuid]] = {}
-        """What the controller may believe, and the metadata at hand does not show yet: all that it was told since it
-        last answered."""
-        self._agreed: dict[Key, tuple[Uuid, Callable[[], None]]] = {}
-        self._under_way: dict[Key, Uuid] = {}
-        self._backoff_ms = 0
-        self._timer: Timer | None = None
-        self._closed = False
+        self._is_misplaced = is_misplaced
+        self._sent: dict[Key, set[Uuid]] = {}
+        """Directories that the controller may have recorded, whatever the metadata at hand shows: the one that it has
+        confirmed last, and those that were sent since."""
+        self._recorded: dict[Key, tuple[Uuid, Callable[[], None]]] = {}
+        """What to call when the controller has recorded that directory."""
 
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._under_way)
+    def on_placed(self, key: Key, directory: Uuid, recorded: Callable[[], None] | None) -> None:
+        self._recorded.pop(key, None)
+        if recorded is not None:
+            self._recorded[key] = directory, recorded
 
-    def placed(self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None] | None = None) -> None:
-        """A replica is in that directory, or is to be: `agreed` is called once the controller knows, unless it is told
-        of another directory first."""
-        key = topic_id, partition
-        self._waiting[key] = directory
-        self._agreed.pop(key, None)
-        if agreed is not None:
-            self._agreed[key] = directory, agreed
-        self._send_later(self._backoff_ms)
+    def is_needed(self, key: Key, directory: Uuid) -> bool:
+        """Where the metadata shows this directory, or has no replica here, a report is needed only to take back another
+        directory that the controller may have recorded."""
+        sent = self._sent.setdefault(key, set())
+        if not self._is_misplaced(*key, directory) and sent <= {directory}:
+            del self._sent[key]
+            return False
+        sent.add(directory)
+        return True
 
-    def close(self) -> None:
-        """Tell nothing more."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _send_later(self, delay_ms: int) -> None:
-        if self._timer is None and not self._under_way and not self._closed:
-            self._timer = self._timers.call_later_ms(delay_ms, self._send_waiting)
-
-    def _known(self, key: Key, directory: Uuid) -> None:
-        """The controller knows, or need not know."""
-        if (told := self._agreed.get(key)) is not None and told[0] == directory:
-            del self._agreed[key]
-            told[1]()
-
-    def _send_waiting(self) -> None:
-        self._timer = None
+    def send(self, items: dict[Key, Uuid]) -> Pending[AssignReplicasToDirsResponse]:
         directories: dict[Uuid, dict[Uuid, AssignReplicasToDirsRequestTopicData]] = {}
-        for key in list(self._waiting):
-            if len(self._under_way) == MAX_A_REQUEST:
-                break
-            directory = self._waiting.pop(key)
-            told = self._told.setdefault(key, set())
-            if not self._is_wanted(*key, directory) and told <= {directory}:
-                del self._told[key]
-                self._known(key, directory)
-                continue
-            told.add(directory)
-            self._under_way[key] = directory
+        for (topic_id, partition), directory in items.items():
             topics = directories.setdefault(directory, {})
-            topic = topics.setdefault(key[0], AssignReplicasToDirsRequestTopicData(topic_id=key[0]))
-            topic.partitions.append(AssignReplicasToDirsRequestPartitionData(partition_index=key[1]))
-        if self._under_way:
-            request = AssignReplicasToDirsRequest(
+            topic = topics.setdefault(topic_id, AssignReplicasToDirsRequestTopicData(topic_id=topic_id))
+            topic.partitions.append(AssignReplicasToDirsRequestPartitionData(partition_index=partition))
+        return self._send(
+            AssignReplicasToDirsRequest(
                 broker_id=self._broker_id,
                 broker_epoch=self._broker_epoch(),
                 directories=[
@@ -119,33 +123,32 @@ class DirectoryAssignments:
                     for directory, topics in directories.items()
                 ],
             )
-            self._send(request).then(self._on_answer)
+        )
 
-    def _on_answer(self, response: AssignReplicasToDirsResponse | None, error: ApiError | None) -> None:
-        asked, self._under_way = self._under_way, {}
-        if response is not None and response.error_code == ErrorCode.NONE:
+    def outcomes(
+        self, items: dict[Key, Uuid], response: AssignReplicasToDirsResponse | None, error: ApiError | None
+    ) -> dict[Key, ErrorCode]:
+        code = response.error_code if response is not None else error.code if error is not None else None
+        if code == ErrorCode.UNSUPPORTED_VERSION:
+            # The metadata.version has no directories yet: there is nothing to record.
+            return dict.fromkeys(items, ErrorCode.UNSUPPORTED_VERSION)
+        found: dict[Key, ErrorCode] = {}
+        if response is not None and code == ErrorCode.NONE:
             for directory in response.directories:
                 for topic in directory.topics:
                     for partition in topic.partitions:
                         key = topic.topic_id, partition.partition_index
-                        if partition.error_code == ErrorCode.NONE and (told := asked.pop(key, None)) is not None:
-                            self._told[key] = {told}
-                            self._known(key, told)
-                        elif partition.error_code in _GONE:
-                            self._told.pop(key, None)
-        elif (error is not None and error.code is ErrorCode.UNSUPPORTED_VERSION) or (
-            response is not None and response.error_code == ErrorCode.UNSUPPORTED_VERSION
-        ):
-            # A metadata.version from before directories were told.
-            for key, told in asked.items():
-                self._known(key, told)
-            asked.clear()
-        for key, placed in asked.items():
-            self._waiting.setdefault(key, placed)
-        if asked:
-            log.info("%d directory assignments could not be told: %s", len(asked), error or "refused")
-            self._backoff_ms = min(_MAX_BACKOFF_MS, self._backoff_ms * 2 or _FIRST_BACKOFF_MS)
-        else:
-            self._backoff_ms = 0
-        if self._waiting:
-            self._send_later(self._backoff_ms)
+                        if partition.error_code == ErrorCode.NONE and key in items:
+                            self._sent[key] = {items[key]}
+                            found[key] = ErrorCode.NONE
+                        elif partition.error_code in _NO_SUCH_PARTITION:
+                            self._sent.pop(key, None)
+        if len(found) < len(items):
+            log.info("%d directory assignments are sent again: %s", len(items) - len(found), error or "refused")
+        return found
+
+    def settle(self, key: Key, directory: Uuid, outcome: ErrorCode | None) -> None:
+        recorded = self._recorded.get(key)
+        if recorded is not None and recorded[0] == directory:
+            del self._recorded[key]
+            recorded[1]()

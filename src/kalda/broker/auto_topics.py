@@ -1,12 +1,14 @@
-"""Topics that come into being when somebody asks for them.
+"""Topics that are created by the first request that names them.
 
-Metadata requests name topics that are not there yet (`auto.create.topics.enable`), and the first group needs
-`__consumer_offsets`. The first request starts the creation and is told that there is no such topic; a retry finds it.
+Metadata requests name topics that do not exist yet (`auto.create.topics.enable`), and the first FindCoordinator of a
+key type needs the internal topic of its coordinator. The first request starts the creation, and is answered that there
+is no such topic, or that the coordinator is not available; a retry finds it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -34,19 +36,22 @@ class TopicPlan(NamedTuple):
 class AutoTopics:
     """Creates missing topics through the controller, each once at a time."""
 
-    def __init__(self, channel: ControllerChannel, enabled: bool, plans: dict[str, TopicPlan], timeout_ms: int) -> None:
-        """`plans` are the internal topics that this broker may create, by name."""
+    def __init__(
+        self, channel: ControllerChannel, enabled: bool, plan: Callable[[str], TopicPlan | None], timeout_ms: int
+    ) -> None:
+        """`enabled` is `auto.create.topics.enable`. Internal topics with a `plan` are created without it."""
         self._channel = channel
         self._enabled = enabled
-        self._plans = plans
+        self._plan = plan
         self._timeout_ms = timeout_ms
         self._under_way: set[str] = set()
+        """Names in requests to the controller that are not answered."""
 
     def create(self, names: list[str]) -> None:
-        """Start the creation of those that may be created and are not under way."""
+        """Start the creation of those that may be created and are not being created."""
         topics = []
         for name in names:
-            plan = self._plans.get(name)
+            plan = self._plan(name)
             if (
                 name in self._under_way
                 or len(self._under_way) >= _MAX_UNDER_WAY
@@ -76,7 +81,7 @@ class AutoTopics:
             return
         for result in response.topics:
             if result.error_code == ErrorCode.NONE:
-                log.info("created topic %s, which a client asked for", result.name)
+                log.info("created topic %s, which a client has requested", result.name)
             elif result.error_code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 log.warning(
                     "automatic creation of %s failed: %s %s",

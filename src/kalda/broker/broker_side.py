@@ -1,8 +1,8 @@
-"""The half of a node with the broker role: the logs, the broker's life, and the services over them.
+"""The half of a node with the broker role: the logs, the broker's registration and heartbeats, the services.
 
 Coming up: register; catch up with the metadata; recover the logs on threads; apply the first image, which opens every
-partition; become unfenced; serve. Going down: hand leadership over; stop serving; close the logs; leave the marker
-of a clean stop as the very last thing.
+partition; start the modules; become unfenced; serve. Going down: hand leadership over; close the modules; stop serving;
+close the logs; write the marker of a clean stop as the very last thing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from kalda.base.configs.server import ServerConfig
@@ -17,14 +18,20 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
+from kalda.base.sensors import Sensors
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dispatch import Features
+from kalda.broker.dynamic_configs import DynamicConfigs
 from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
-from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner, make_log_manager
+from kalda.broker.log_keeper import make_log_manager
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.modules.log_dirs import assigned_directory
+from kalda.broker.modules.module import BrokerContext
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.services import Services
-from kalda.broker.shell import Host, JobPool, settled
+from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
+from kalda.network.server import Server
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
 
@@ -36,33 +43,39 @@ _CLOSING_THREADS = 4
 
 
 class BrokerSide:
-    """A broker from its first word to the controller until its logs are closed."""
+    """A broker, from before its registration until its logs are closed."""
 
     def __init__(
         self,
         config: ServerConfig,
         host: Host,
-        quorum: QuorumSide,
-        channel: ControllerChannel,
         timers: Timers,
         jobs: JobPool,
+        server: Server,
+        quorum: QuorumSide,
+        channel: ControllerChannel,
+        sensors: Sensors,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`identity(log_dirs, previous_broker_epoch)` is what the broker will register as."""
+        """`identity(log_dirs, previous_broker_epoch)` is what the broker registers as; `log_dirs()` are the ids of the
+        directories that are online. `features()` is what ApiVersions announces. `on_fatal` is called with the reason
+        why the broker cannot go on. Reads the log directories; raises `OSError`."""
         self._config = config
         self._quorum = quorum
         self._jobs = jobs
         self._on_fatal = on_fatal
-        self._is_wired = False
+        self._has_replicas = False
+        """Whether `services` and `lifecycle` exist. A directory may fail before, while it is read for the first time:
+        no replica is in it then, and the registration will not name it."""
+        configs = DynamicConfigs(config)
         self.logs = make_log_manager(
-            config, host, lambda topic: self.services.log_config(topic, quorum.loader.image), self._on_dir_failed
+            config, host, lambda topic: configs.log_config(topic, quorum.loader.image), self._on_dir_failed
         )
-        self._cleaner = make_cleaner(config, self.logs)
-        self._keeper = LogKeeper(self.logs, self._cleaner, host.clock, timers, jobs)
         self._load_jobs = self.logs.load_jobs()
-        who = identity(self._online_dir_ids, self.logs.previous_broker_epoch)
+        """Open or recover the logs; `start` runs them while the broker registers and catches up."""
+        who = identity(self._online_dir_ids, self.logs.dirs.previous_broker_epoch)
         self.lifecycle = BrokerLifecycle(
             who,
             channel.send,
@@ -74,14 +87,23 @@ class BrokerSide:
             dir_failure_timeout_ms=config["log.dir.failure.timeout.ms"],
             replayed=quorum.replayed,
         )
-        self.services = Services(
-            config, who.cluster_id, channel, self.lifecycle, self.logs, host, timers, jobs, features, on_fatal
+        context = BrokerContext(
+            config=config,
+            cluster_id=who.cluster_id,
+            host=host,
+            timers=timers,
+            jobs=jobs,
+            server=server,
+            channel=channel,
+            lifecycle=self.lifecycle,
+            cache=MetadataCache(timers),
+            logs=self.logs,
+            dynamic_configs=configs,
+            sensors=sensors,
+            on_fatal=on_fatal,
         )
-        self._is_wired = True
-
-    def take_config(self, config: ServerConfig) -> None:
-        """Dynamic configs have changed: the cleaner lives by them from now on."""
-        self._cleaner.config = cleaner_config(config)
+        self.services = Services(context, features)
+        self._has_replicas = True
 
     def _online_dir_ids(self) -> list[Uuid]:
         return [
@@ -93,71 +115,70 @@ class BrokerSide:
     # -- coming up
 
     async def start(self, accept: Callable[[], Awaitable[None]]) -> None:
-        """Until clients may be served. `accept` lets them connect, which is as soon as the broker is registered."""
+        """Return when clients may be served. `accept` is called as soon as the broker is registered: from then on
+        connections are accepted, whose requests wait."""
         quorum, lifecycle, logs, services = self._quorum, self.lifecycle, self.logs, self.services
         lifecycle.start()
         loading = [asyncio.ensure_future(self._run_job(job)) for job in self._load_jobs]
         try:
-            await settled(lifecycle.milestones.registered)
+            await wait_settled(lifecycle.milestones.registered)
             await accept()
-            await settled(lifecycle.milestones.caught_up)
+            await wait_settled(lifecycle.milestones.caught_up)
             await asyncio.gather(*loading)
         finally:
-            # Where the start is called off, or one of them fails, nobody else asks what became of the others.
+            # Where the start is cancelled, or one of them fails, nothing else awaits the others.
             for each in loading:
                 each.cancel()
             await asyncio.gather(*loading, return_exceptions=True)
         log.info("opened %d logs", len(logs))
-        logs.futures.settle(lambda tp, topic_id: services.placed(tp, topic_id, quorum.loader.image))
+        logs.futures.settle(partial(assigned_directory, quorum.loader.image, self._config.node_id))
         tracker = BrokerRegistrationTracker(self._config.node_id, lifecycle.resend_registration)
-        quorum.loader.install_publishers([services.publisher, tracker])
+        quorum.loader.install_publishers([*services.publishers(), tracker])
         self._set_stray_logs_aside()
-        services.moves.resume()
+        services.start()
         lifecycle.set_ready_to_unfence()
-        await settled(lifecycle.milestones.unfenced)
-        self._keeper.start()
+        await wait_settled(lifecycle.milestones.unfenced)
 
     def _set_stray_logs_aside(self) -> None:
-        """Logs that the metadata does not give to this broker are not served, and not deleted either.
+        """Set the logs aside that belong to no replica of this broker by the metadata. They are not deleted.
 
-        One that was opened before its directory failed has no replica either, and is where it belongs.
+        A log whose directory failed after it was opened has no replica either, and stays where it is.
         """
-        for known in self.logs:
-            if known.offline:
+        for stray in self.logs:
+            if stray.offline:
                 continue
-            topic_partition = known.topic_partition
+            topic_partition = stray.topic_partition
             if self.services.replicas.find(*topic_partition) is None:
-                log.warning("%s is not known to the cluster: its log is set aside", topic_partition)
+                log.warning("%s: the cluster has no such replica on this broker, the log is set aside", topic_partition)
                 self.logs.set_aside(topic_partition)
 
     async def _run_job(self, job: Job[T]) -> T:
-        """Both halves of a job: one on a thread, one here."""
+        """Run a job on a thread, and finish it on the loop."""
         ran: Pending[None] = Pending()
         self._jobs.run(job.run, lambda _, __: ran.complete(None))
-        await settled(ran)
+        await wait_settled(ran)
         return job.finish()
 
     def _on_dir_failed(self, directory: LogDir, error: OSError) -> None:
-        """A disk failed: its replicas answer KAFKA_STORAGE_ERROR, the controller is told, the rest goes on. While the
-        directories are first looked at there are no replicas, and the registration will not name the directory."""
+        """A disk failed: its replicas answer KAFKA_STORAGE_ERROR, and heartbeats report the directory; the broker goes
+        on with the other directories."""
         log.error("log directory %s is offline: %s", directory.path, error)
-        if self._is_wired:
+        if self._has_replicas:
             self.services.replicas.take_offline(list(directory.logs))
         if not any(other.online for other in self.logs.dirs):
             self._on_fatal(f"all log directories have failed, the last is {directory.path}")
-        elif self._is_wired and directory.directory_id is not None:
+        elif self._has_replicas and directory.directory_id is not None:
             self.lifecycle.on_directory_failure(directory.directory_id)
 
     # -- going down
 
     async def close(self) -> None:
-        """Stop what runs by itself, and say no more to the controller."""
-        self._keeper.close()
+        """Close the modules, and send the controller no more requests."""
         await self.services.close()
         self.lifecycle.close()
 
     async def close_logs(self, clean: bool) -> None:
-        """Give the directories up; with `clean`, after their logs have been closed and marked as that."""
+        """Release the directories. With `clean`, close their logs before, and write the markers of a clean stop."""
         if clean:
             await self._close_cleanly()
         for directory in self.logs.dirs:
@@ -165,7 +186,7 @@ class BrokerSide:
                 directory.take_offline()
 
     async def _close_cleanly(self) -> None:
-        """Every log, then the markers: a marker vouches for all that is in its directory."""
+        """Close every log, then write the markers: a marker promises that all logs of its directory are synced."""
         try:
             jobs = self.logs.close_jobs()
 

@@ -1,9 +1,10 @@
-"""Secrets out of `server.properties`: values that refer to a file, a directory or the environment (KIP-297, KIP-421).
+"""Secrets that are kept out of `server.properties`: values that refer to a file, a directory or the environment
+(KIP-297, KIP-421).
 
 `config.providers=file` with `config.providers.file.class` and `config.providers.file.param.*` declares a provider; then
 `${file:/run/secrets.properties:password}` anywhere in a value stands for that key of that file. As in Kafka, a
-reference to what a provider does not have stays as it is written, and only the file's values are resolved: dynamic
-configs, which every broker sees, are taken literally.
+reference that a provider cannot resolve stays as it is written. References in dynamic configs, which every broker
+reads, are not resolved.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ log = logging.getLogger("kalda.server")
 PREFIX = "config.providers"
 _KAFKA = "org.apache.kafka.common.config.provider."
 _REFERENCE = re.compile(r"\$\{([^}]*?):(?:([^}]*?):)?([^}]*?)\}")
-_MAX_BYTES = 1 << 20
+_MAX_CHARACTERS = 1 << 20
+"""Of a file that is read."""
 
 Provider = Callable[[str, str], str | None]
-"""The value of a key at a path; None where there is none. Raises `InvalidConfig` where that cannot be read."""
+"""`(path, key)` to the value; None where there is none. Raises `InvalidConfig` where the path cannot be read."""
 
 
 def read_properties(path: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The properties in a file, with `overrides` before them, every reference resolved.
+    """The properties in a file, replaced by `overrides` where both have a key, with every reference resolved.
 
     Raises `OSError`, `ValueError` for a malformed escape, `InvalidConfig` for a provider that does not work.
     """
@@ -37,7 +39,7 @@ def read_properties(path: str, overrides: Mapping[str, str] | None = None) -> di
 
 
 def resolve(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The properties with every reference replaced that a declared provider can answer. Raises `InvalidConfig`."""
+    """The properties, with every reference replaced that a declared provider can resolve. Raises `InvalidConfig`."""
     providers = _declared(properties, environment)
     if not providers:
         return dict(properties)
@@ -73,10 +75,11 @@ def _declared(properties: Mapping[str, str], environment: Mapping[str, str]) -> 
 
 
 class _AllowedPaths:
-    """`allowed.paths`: what is outside of them is not read."""
+    """`allowed.paths`: files outside of them are not read."""
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self._allowed: list[str] | None = None
+        """Normalized; None: all paths are allowed."""
         if text := parameters.get("allowed.paths"):
             self._allowed = [self._checked(path) for path in text.split(",")]
 
@@ -89,7 +92,7 @@ class _AllowedPaths:
         return os.path.normpath(path)
 
     def find(self, path: str) -> str | None:
-        """The path in its plain form; None where it may not be read."""
+        """The normalized path; None where it may not be read."""
         if self._allowed is None:
             return path
         normal = os.path.normpath(path)
@@ -105,6 +108,7 @@ class _FileProvider:
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self._paths = _AllowedPaths(parameters)
         self._files: dict[str, Mapping[str, str]] = {}
+        """By path; empty where the path is not allowed."""
 
     def get(self, path: str, key: str) -> str | None:
         if path not in self._files:
@@ -122,7 +126,7 @@ class _FileProvider:
 
 
 class _DirectoryProvider:
-    """Files of a directory, each of which is one value whole, as Kubernetes mounts secrets."""
+    """Files of a directory, each of which holds one value, as Kubernetes mounts secrets."""
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self._paths = _AllowedPaths(parameters)
@@ -162,9 +166,9 @@ class _EnvironmentProvider:
 
 def _read(path: str) -> str:
     with open(path, encoding="utf-8") as file:
-        text = file.read(_MAX_BYTES + 1)
-    if len(text) > _MAX_BYTES:
-        raise ValueError(f"it has more than {_MAX_BYTES} characters")
+        text = file.read(_MAX_CHARACTERS + 1)
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"it has more than {_MAX_CHARACTERS} characters")
     return text
 
 

@@ -1,9 +1,9 @@
-"""Requests to the active controller, wherever it is.
+"""Requests to the active controller, on whichever node it is.
 
-The quorum says who leads; a request goes there, and again when the answer is "not me" or none at all, until its
-deadline. When the quorum says that somebody else leads, whatever the old one has not answered goes to the new one.
-In a process that is both broker and controller it still goes over the controller's listener: one path,
-the same between nodes and within one.
+A request is sent to the leader of the quorum. It is sent again, until its deadline, when the response is NOT_CONTROLLER
+or the like, when the connection breaks, and, to the new leader, when the quorum has one. So controllers may process a
+request twice. A process that is both broker and controller uses its own listener as well: the path is the same between
+nodes and within one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ log = logging.getLogger("kalda.channel")
 
 Address = tuple[str, int]
 _RETRY_MS = 20
+"""Before a request is sent again for the first time; doubled each time, up to `_MAX_RETRY_MS`."""
 _MAX_RETRY_MS = 200
 _CONNECT_TIMEOUT_MS = 2_000
-_MAX_WAITING = 10_000
-_TRY_ELSEWHERE = frozenset(
+_MAX_REQUESTS = 10_000
+"""Under way at a time; more fail at once."""
+_TRY_AGAIN = frozenset(
     (
         ErrorCode.NOT_CONTROLLER,
         ErrorCode.NETWORK_EXCEPTION,
@@ -37,25 +39,32 @@ _TRY_ELSEWHERE = frozenset(
 
 
 class ControllerChannel:
-    """One connection to whoever is the active controller."""
+    """One connection, to the active controller."""
 
     def __init__(self, address: Callable[[], Address | None], client_id: str, request_timeout_ms: int) -> None:
-        """`address()` is where the active controller listens, None while nobody leads."""
+        """`address()` is the listener of the active controller; None while the quorum has no leader.
+        `request_timeout_ms` is for requests that have no timeout of their own."""
         self._address = address
         self._client_id = client_id
         self._timeout_ms = request_timeout_ms
         self._connection: RpcConnection | None = None
+        """None before the first request, and after a change of the controller. May be closed by the controller."""
         self._connected_to: Address | None = None
+        """The address of the last connection that was tried."""
         self._connecting = asyncio.Lock()
+        """Held while a connection is made, so that all requests share it."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._moved = asyncio.Event()
+        """One for each request that is not answered."""
+        self._controller_changed = asyncio.Event()
+        """Set when another node becomes the active controller. It wakes the requests that wait to be sent again, of
+        which the first clears it."""
         self._closed = False
 
     def send(self, request: Request, timeout_ms: int | None = None) -> Pending[Any]:
-        """The controller's response. Fails with REQUEST_TIMED_OUT when none came in time, and when none will come as
-        this node stops or is asked for too much: clients are told, and that is something that they try again."""
+        """The controller's response. Fails with REQUEST_TIMED_OUT when none came in time, and also where this node
+        stops or has too many requests under way: clients get the error of a forwarded request, and retry this one."""
         pending: Pending[Any] = Pending()
-        if self._closed or len(self._tasks) >= _MAX_WAITING:
+        if self._closed or len(self._tasks) >= _MAX_REQUESTS:
             pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, "the channel to the controller takes no requests"))
             return pending
         task = asyncio.get_running_loop().create_task(self._send(request, timeout_ms or self._timeout_ms, pending))
@@ -63,15 +72,16 @@ class ControllerChannel:
         task.add_done_callback(self._tasks.discard)
         return pending
 
-    def on_quorum_moved(self) -> None:
-        """Told whenever another node may be the active controller."""
+    def on_controller_change(self) -> None:
+        """Called whenever another node may be the active controller. Requests that the former one has not answered are
+        sent to the new one."""
         address = self._address()
         if address is not None and address != self._connected_to:
-            self._forget()
-            self._moved.set()
+            self._disconnect()
+            self._controller_changed.set()
 
     async def close(self) -> None:
-        """Give up on whatever is under way."""
+        """Fail all requests under way, and close the connection."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -88,7 +98,7 @@ class ControllerChannel:
         except ApiError as error:
             pending.fail(error)
         except ValueError as error:
-            # What must be said cannot be said in the version that the controller speaks.
+            # The version that the controller supports cannot carry a field of the request.
             pending.fail(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)))
         except asyncio.CancelledError:
             pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, "the node is stopping"))
@@ -102,17 +112,17 @@ class ControllerChannel:
                 connection = await self._connect()
                 response = await connection.request(request, timeout_ms=timeout_ms)
             except ApiError as error:
-                if error.code not in _TRY_ELSEWHERE:
+                if error.code not in _TRY_AGAIN:
                     raise
                 log.debug("%s: %s; trying again in %d ms", type(request).__name__, error, retry_ms)
             else:
-                if getattr(response, "error_code", 0) not in _TRY_ELSEWHERE:
+                if getattr(response, "error_code", 0) not in _TRY_AGAIN:
                     return response
-                # Others' requests may wait on the connection, and be done: one that is sent again is done twice.
+                # The connection stays open: other requests on it may be processed already, and would be sent again.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(retry_ms / 1000):
-                    await self._moved.wait()
-                    self._moved.clear()
+                    await self._controller_changed.wait()
+                    self._controller_changed.clear()
             retry_ms = min(retry_ms * 2, _MAX_RETRY_MS)
 
     async def _connect(self) -> RpcConnection:
@@ -123,7 +133,7 @@ class ControllerChannel:
             connection = self._connection
             if connection is not None and not connection.closed.is_set() and address == self._connected_to:
                 return connection
-            self._forget()
+            self._disconnect()
             self._connected_to = address
             self._connection = await RpcConnection.connect(
                 *address,
@@ -134,7 +144,7 @@ class ControllerChannel:
             )
             return self._connection
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
         self._connection = None

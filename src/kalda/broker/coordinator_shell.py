@@ -1,38 +1,46 @@
-"""What the group coordinator needs of its broker: a log, a timer, and news of its partitions.
+"""What a coordinator of any kind needs of its broker: a log, a timer, and the partitions that the broker leads.
 
-The coordinator's records are appended to `__consumer_offsets` like any producer's, and its answers go out when the
-partition's high watermark passes them. A partition that this broker comes to lead is loaded by jobs, a slice at a
-time, while everything else goes on.
+Records are appended to the internal topic like any producer's, and answers go out when the partition's high watermark
+passes them. A partition that this broker is elected to lead is read by jobs, a slice at a time, with other requests
+served in between.
+
+A coordinator, its log and this shell call one another synchronously, so each may be called back before its own call
+returns: an append may move the high watermark, which is reported to the runtime inside that append. The runtime is
+made for that (see `kalda.base.turn`). The shell keeps to the same rule: it changes its own fields before it calls out,
+and reads them again afterwards.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.coordinator.group_coordinator import GroupCoordinator
+from kalda.coordinator.loading import Load
+from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.reading import start_reads
 from kalda.storage.values import AppendOrigin, FetchInfo
 
-log = logging.getLogger("kalda.groups")
+log = logging.getLogger("kalda.coordinator")
 
 _LOAD_SLICE_BYTES = 1024 * 1024
 _ALL = -1
 
 
-class GroupLog:
-    """The `CoordinatorLog` over this broker's replicas of `__consumer_offsets`."""
+class InternalTopicLog:
+    """The `CoordinatorLog` over this broker's replicas of one internal topic."""
 
-    def __init__(self, replicas: ReplicaManager, compression: Compression = Compression.NONE) -> None:
-        """`compression` is what `offsets.topic.compression.codec` names."""
+    def __init__(self, topic: str, replicas: ReplicaManager, compression: Compression) -> None:
+        """`compression` is the codec of the batches that are appended."""
+        self._topic = topic
         self._replicas = replicas
         self._compression = compression
 
@@ -40,29 +48,39 @@ class GroupLog:
         """One batch, as the partition's leader."""
         rows = [(now_ms, key, value, ()) for key, value in records]
         batch = build_batch(rows, compression=self._compression)
-        info = self._replicas.get(OFFSETS_TOPIC, partition).append(batch, _ALL, now_ms, AppendOrigin.COORDINATOR)
+        info = self._replicas.get(self._topic, partition).append(batch, _ALL, now_ms, AppendOrigin.COORDINATOR)
         return info.last_offset + 1
 
 
-class GroupCoordinatorShell:
-    """Drives one coordinator."""
+class CoordinatorShell:
+    """Drives one coordinator, of any kind."""
 
     def __init__(
-        self, coordinator: GroupCoordinator, replicas: ReplicaManager, clock: Clock, timers: Timers, jobs: Jobs
+        self,
+        topic: str,
+        runtime: CoordinatorRuntime[Any],
+        replicas: ReplicaManager,
+        clock: Clock,
+        timers: Timers,
+        jobs: Jobs,
     ) -> None:
-        self._coordinator = coordinator
+        self._topic = topic
+        self._runtime = runtime
         self._replicas = replicas
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
         self._timer: Timer | None = None
+        """For the runtime's next deadline, None while it has none."""
         self._timer_at_ms = 0
+        """When `_timer` fires, by the monotonic clock."""
 
     # -- time
 
     def arm(self) -> None:
-        """Set the timer for the coordinator's next deadline, where that is nearer than what is set."""
-        deadline = self._coordinator.next_deadline_ms()
+        """Set the timer for the runtime's next deadline, where that is earlier than the timer. To be called after every
+        request to the coordinator."""
+        deadline = self._runtime.next_deadline_ms()
         if deadline is None or (self._timer is not None and self._timer_at_ms <= deadline):
             return
         if self._timer is not None:
@@ -72,8 +90,8 @@ class GroupCoordinatorShell:
 
     def _poll(self) -> None:
         self._timer = None
-        self._coordinator.poll(self._clock.mono_ms())
-        self.arm()
+        self._runtime.poll(self._clock.mono_ms())
+        self._start_loads()
 
     def close(self) -> None:
         """Stop the timer."""
@@ -83,59 +101,68 @@ class GroupCoordinatorShell:
     # -- partitions
 
     def on_elected(self, partition: Partition) -> None:
-        """Load the partition, then serve its groups."""
-        index, epoch = partition.topic_partition.partition, partition.leader_epoch
-        self._coordinator.begin_load(index, epoch, self._clock.mono_ms())
-        partition.on_high_watermark = lambda offset: self._coordinator.on_high_watermark(index, offset)
-        if partition.log.log_end_offset == partition.log.log_start_offset:
-            self._loaded(partition)
-        else:
-            self._load(partition, epoch, partition.log.log_start_offset)
-
-    def _load(self, partition: Partition, epoch: int, offset: int) -> None:
-        log_, end = partition.log, partition.log.log_end_offset
-        try:
-            read = log_.cold_read(offset)
-        except ApiError as error:
-            self._give_up(partition, error)
-            return
-
-        def finish(info: FetchInfo | None, error: BaseException | None) -> None:
-            log_.take_over(read)
-            if partition.leader_epoch != epoch or not partition.is_leader:
-                return
-            index = partition.topic_partition.partition
-            if info is None:
-                self._give_up(partition, error)
-                return
-            if info.size_bytes:
-                self._coordinator.load(index, info.records, log_.high_watermark, self._clock.mono_ms())
-            if info.size_bytes and info.next_offset < end:
-                self._load(partition, epoch, info.next_offset)
-            else:
-                self._loaded(partition)
-
-        self._jobs.run(lambda: read(offset, _LOAD_SLICE_BYTES, end, True), finish)
-
-    def _give_up(self, partition: Partition, error: BaseException | None) -> None:
-        """Its groups find no coordinator here, until the partition is led anew."""
-        log.error("%s cannot be loaded: %s", partition.topic_partition, error)
-        self._coordinator.on_resigned(partition.topic_partition.partition)
-
-    def _loaded(self, partition: Partition) -> None:
-        index = partition.topic_partition.partition
-        self._coordinator.finish_load(index, partition.log.high_watermark, self._clock.mono_ms())
-        log.debug("%s is loaded", partition.topic_partition)
-        self.arm()
+        """Load the partition, then serve its keys."""
+        runtime, index = self._runtime, partition.topic_partition.partition
+        partition.on_high_watermark = lambda offset: runtime.on_high_watermark(index, offset)
+        runtime.on_elected(index, partition.leader_epoch, self._clock.mono_ms())
+        self._start_loads()
 
     def on_resigned(self, index: int) -> None:
-        """Somebody else coordinates these groups now."""
-        partition = self._replicas.find(OFFSETS_TOPIC, index)
+        """Another broker coordinates these keys now."""
+        partition = self._replicas.find(self._topic, index)
         if partition is not None:
             partition.on_high_watermark = None
-        self._coordinator.on_resigned(index)
+        self._runtime.on_resigned(index)
 
     def on_topics_deleted(self, topics: Mapping[str, Uuid]) -> None:
-        """Offsets of deleted topics go with them."""
-        self._coordinator.on_topics_deleted(topics, topics)
+        """What the coordinator keeps of deleted topics is deleted with them."""
+        self._runtime.on_topics_deleted(topics)
         self.arm()
+
+    # -- loading
+
+    def _start_loads(self) -> None:
+        """Read the partitions whose load begins, or begins anew."""
+        for load in self._runtime.take_loads():
+            partition = self._replicas.find(self._topic, load.partition)
+            if partition is None:
+                load.fail("this broker has no replica of it", self._clock.mono_ms())
+            elif partition.log.log_end_offset == partition.log.log_start_offset:
+                load.finish(partition.log.high_watermark, self._clock.mono_ms())
+            else:
+                self._read(load, partition, partition.log.log_start_offset)
+        self.arm()
+
+    def _read(self, load: Load[Any], partition: Partition, offset: int) -> None:
+        """Read the slice at `offset`, then the next one, until the log's end or the load's."""
+        log_, end = partition.log, partition.log.log_end_offset
+        try:
+            read = log_.read_later(offset, _LOAD_SLICE_BYTES, end, True)
+        except ApiError as error:
+            load.fail(str(error), self._clock.mono_ms())
+            self.arm()
+            return
+
+        def finish(results: list[FetchInfo | ApiError]) -> None:
+            (info,) = results
+            if load.has_ended:
+                return
+            if isinstance(info, ApiError):
+                load.fail(str(info), self._clock.mono_ms())
+            else:
+                self._take_slice(load, partition, info, end)
+            self.arm()
+
+        start_reads(self._jobs, [read], finish)
+
+    def _take_slice(self, load: Load[Any], partition: Partition, info: FetchInfo, end: int) -> None:
+        now_ms, high_watermark = self._clock.mono_ms(), partition.log.high_watermark
+        if info.first_entry_incomplete:
+            load.fail(f"the batch at offset {info.first_offset} is longer than its segment", now_ms)
+        elif not info.size_bytes:  # compaction has left nothing between here and the end
+            load.finish(high_watermark, now_ms)
+        elif load.replay(info.records, high_watermark, now_ms):
+            if info.next_offset < end:
+                self._read(load, partition, info.next_offset)
+            else:
+                load.finish(high_watermark, now_ms)

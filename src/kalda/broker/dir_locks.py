@@ -1,7 +1,7 @@
 """Locks on a node's directories: two processes in one directory would destroy it.
 
-All of them are taken before anything is written, and kept until everything is closed; the metadata directory is one
-of them, whatever the node's roles. The system releases them with the process, however it ends.
+All locks are taken before anything is written, and held until everything is closed. The metadata directory is locked
+too, whatever the node's roles. The operating system releases the locks when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ TAKEN = "another process has this directory; stop that one, or give each node a 
 
 
 class DirLocks:
-    """The locks of one node, by directory."""
+    """The locks of one node."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._held: dict[str, File] = {}
+        """By directory: the lock file, which is locked while it is open."""
 
     def take(self, directories: Iterable[str]) -> None:
-        """Lock those that are not locked yet. Raises `BlockingIOError` where another process has one.
+        """Lock the directories that are not locked yet. Raises `BlockingIOError` where another process holds a lock.
 
-        A directory whose disk fails is left to whoever uses it, who may live without it.
+        A directory whose disk fails is left out: the log manager takes it offline, or the start fails there.
         """
         for directory in directories:
             if directory in self._held:
@@ -42,7 +43,7 @@ class DirLocks:
             self._held[directory] = lock
 
     def release(self) -> None:
-        """Let go of all; may be called again."""
+        """Release all locks. May be called again."""
         for lock in self._held.values():
             lock.close()
         self._held.clear()

@@ -1,17 +1,19 @@
-"""A broker's life, as it and the controller agree on it (KIP-631).
+"""The life of a broker, as the broker and the controller agree on it (KIP-631).
 
-The broker registers, then sends heartbeats; their answers move it on:
+The broker registers, then sends heartbeats; their responses change its state:
 
     NOT_RUNNING --start--> STARTING --caught up--> RECOVERY --unfenced--> RUNNING
         --begin_controlled_shutdown--> PENDING_CONTROLLED_SHUTDOWN --shouldShutDown--> SHUTTING_DOWN
 
-It asks to stay fenced until it is ready, so no client is sent to a broker that still recovers its logs. At most one
-request is under way; what becomes urgent meanwhile is sent right after. A broker that cannot register within
-`initial.broker.registration.timeout.ms` gives up; but not while this node itself gets on with replaying the metadata
-log, since it may be its own controller, or all others as busy, who has to answer.
+Its heartbeats ask to keep it fenced until `set_ready_to_unfence`, so no client is sent to a broker that still recovers
+its logs. At most one request is under way; what becomes urgent meanwhile is sent when it is answered.
 
-A broker that cannot tell the controller of a failed directory within `log.dir.failure.timeout.ms` gives up as well: it
-would stay the leader of partitions that it cannot serve.
+A broker that cannot register within `initial.broker.registration.timeout.ms` stops the node. The time starts again
+while this node makes progress in replaying the metadata log: the controller that has to answer may be its own, or all
+controllers may be as busy.
+
+A broker that cannot report a failed directory to the controller within `log.dir.failure.timeout.ms` stops the node as
+well: it would remain the leader of partitions that it cannot serve.
 
 A machine without sockets or clocks: it sends through an injected channel and waits on injected timers.
 """
@@ -20,9 +22,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
@@ -41,10 +42,15 @@ from kalda.protocol.notation import Request
 log = logging.getLogger("kalda.lifecycle")
 
 _CATCH_UP_RETRY_MS = 10
+"""Between heartbeats, while the broker waits until it has caught up or is unfenced."""
+_SHUTDOWN_RETRY_MS = 50
+"""At most, between heartbeats, while the controller moves leaderships away."""
+_FAILURE_RETRY_MS = 1_000
+"""At most, before a request that failed is sent again."""
 
 
 class BrokerState(IntEnum):
-    """Kafka's states, by the values that its metrics show."""
+    """Kafka's states, with the values of the metric BrokerState."""
 
     NOT_RUNNING = 0
     STARTING = 1
@@ -54,28 +60,34 @@ class BrokerState(IntEnum):
     SHUTTING_DOWN = 7
 
 
-@dataclass(slots=True)
-class BrokerIdentity:
-    """What a broker tells of itself when it registers."""
+class BrokerIdentity(NamedTuple):
+    """What a broker registers as."""
 
     broker_id: int
     cluster_id: str
     incarnation_id: Uuid
+    """The id of this process: another one with the same broker id is refused while this one is alive."""
     listeners: list[BrokerRegistrationRequestListener]
     features: list[BrokerRegistrationRequestFeature]
     rack: str | None
     log_dirs: Callable[[], list[Uuid]]
+    """The ids of the directories that are online, at the moment of the call."""
     previous_broker_epoch: int = -1
+    """The epoch in the markers of the last clean stop; -1 where the last stop was not clean, or there was none."""
 
 
-@dataclass(slots=True)
 class Milestones:
-    """Settled one after another as the broker comes up and goes down."""
+    """Each completes once, in this order, and none fails. Those that the broker does not reach stay pending."""
 
-    registered: Pending[None] = field(default_factory=Pending)
-    caught_up: Pending[None] = field(default_factory=Pending)
-    unfenced: Pending[None] = field(default_factory=Pending)
-    may_shut_down: Pending[None] = field(default_factory=Pending)
+    __slots__ = ("caught_up", "may_shut_down", "registered", "unfenced")
+
+    def __init__(self) -> None:
+        self.registered: Pending[None] = Pending()
+        self.caught_up: Pending[None] = Pending()
+        """The broker has applied the metadata up to what was committed when it registered."""
+        self.unfenced: Pending[None] = Pending()
+        self.may_shut_down: Pending[None] = Pending()
+        """The controller has moved all leaderships away; or `close` was called, or there was nothing to move."""
 
 
 def _nothing_to_replay() -> None:
@@ -83,7 +95,11 @@ def _nothing_to_replay() -> None:
 
 
 class BrokerLifecycle:
-    """The broker's side of the conversation."""
+    """The broker's side of registration, heartbeats and controlled shutdown.
+
+    Invariants: `state` only moves forward. From `start` until `SHUTTING_DOWN`, either a request is under way or a timer
+    is set for the next one; never both.
+    """
 
     def __init__(
         self,
@@ -98,9 +114,12 @@ class BrokerLifecycle:
         dir_failure_timeout_ms: int,
         replayed: Callable[[], int | None] = _nothing_to_replay,
     ) -> None:
-        """`replayed` tells how far this node's replay of the metadata log is, None when it is through."""
+        """`metadata_offset()` is the end of what this broker has applied. `on_fatal` is called with the reason why the
+        node must stop. `replayed()` is how far the replay of the metadata log is, as a number that grows; None when it
+        is complete."""
         self.state = BrokerState.NOT_RUNNING
         self.broker_epoch = -1
+        """Of the last registration; -1 before the first."""
         self.milestones = Milestones()
         self._identity = identity
         self._send = send
@@ -111,81 +130,89 @@ class BrokerLifecycle:
         self._registration_timeout_ms = registration_timeout_ms
         self._dir_failure_timeout_ms = dir_failure_timeout_ms
         self._replayed = replayed
-        self._replayed_before: int | None = None
+        self._last_replayed: int | None = None
+        """`replayed()` when the time for the registration last started."""
         self._registered = False
+        """Whether the next request is a heartbeat. False again after STALE_BROKER_EPOCH or `resend_registration`."""
         self._ready_to_unfence = False
         self._in_flight = False
-        self._again_at_once = False
+        """Whether a request is under way."""
+        self._send_at_once = False
+        """Whether the next request must be sent as soon as the one under way is answered."""
         self._timer: Timer | None = None
+        """For the next request."""
         self._registration_timer: Timer | None = None
+        """For `initial.broker.registration.timeout.ms`; None before `start` and after the registration."""
         self._cordoned_dirs: list[Uuid] | None = None
+        """Directories that take no new replicas; None while metadata.version does not support the field."""
         self._offline_dirs: list[Uuid] = []
         """Failed directories: every heartbeat names them all."""
-        self._telling: list[Uuid] = []
-        """Those that the heartbeat under way names."""
-        self._untold_dirs: dict[Uuid, Timer] = {}
-        """Those that no answered heartbeat has named, and how long that may go on."""
+        self._dirs_in_flight: list[Uuid] = []
+        """The failed directories that the last heartbeat named."""
+        self._unreported_dirs: dict[Uuid, Timer] = {}
+        """Failed directories that no heartbeat has named that was answered, each with the timer that stops the node."""
 
-    # -- told from outside
+    # -- events
 
     def start(self) -> None:
-        """Begin to register."""
+        """Register, and go on until `close`."""
         assert self.state is BrokerState.NOT_RUNNING, f"start in state {self.state.name}"
         self.state = BrokerState.STARTING
-        self._replayed_before = self._replayed()
+        self._last_replayed = self._replayed()
         self._wait_for_registration()
-        self._communicate()
+        self._send_next()
 
     def set_ready_to_unfence(self) -> None:
-        """Recovery is done: ask to be unfenced."""
+        """The logs are recovered and the partitions are open: heartbeats ask to be unfenced from now on."""
         self._ready_to_unfence = True
-        self._communicate()
+        self._send_next()
 
     def resend_registration(self) -> None:
-        """Register again, with what has changed since."""
+        """Register again, with the directories that are online now."""
         self._registered = False
-        self._communicate()
+        self._send_next()
 
     def on_directory_failure(self, directory: Uuid) -> None:
-        """Tell the controller that a log directory is gone."""
+        """Report a failed log directory to the controller."""
         if directory not in self._offline_dirs:
             self._offline_dirs.append(directory)
             if self.state is not BrokerState.SHUTTING_DOWN:
-                self._untold_dirs[directory] = self._timers.call_later_ms(
+                self._unreported_dirs[directory] = self._timers.call_later_ms(
                     self._dir_failure_timeout_ms, self._dir_failure_timed_out
                 )
-        self._communicate()
+        self._send_next()
 
     def set_cordoned_dirs(self, directories: list[Uuid] | None) -> None:
-        """Tell the controller in which log directories no new replica may be; None where the metadata cannot say."""
+        """Report the log directories that take no new replicas; None where metadata.version does not support that."""
         if directories != self._cordoned_dirs:
             self._cordoned_dirs = directories
-            self._communicate()
+            self._send_next()
 
     def on_metadata_offset(self) -> None:
-        """The broker has replayed more metadata: while starting, that is worth a heartbeat at once."""
+        """The broker has applied more metadata. While it is STARTING, it may have caught up, so a heartbeat is sent."""
         if self._registered and self.state is BrokerState.STARTING:
-            self._communicate()
+            self._send_next()
 
     def begin_controlled_shutdown(self) -> None:
-        """Ask the controller to move leadership away. A broker that was never unfenced just stops."""
+        """Ask the controller to move leaderships away. A broker that was never unfenced leads nothing, and stops."""
         if self.state is BrokerState.RUNNING:
             self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
-            self._communicate()
+            self._send_next()
         else:
             self._shut_down()
 
     def close(self) -> None:
-        """Say no more."""
+        """Send nothing more."""
         self._shut_down()
 
-    # -- communication
+    # -- requests and responses
 
-    def _communicate(self) -> None:
+    def _send_next(self) -> None:
+        """Send the next request now, or as soon as the one under way is answered."""
         if self.state in (BrokerState.NOT_RUNNING, BrokerState.SHUTTING_DOWN):
             return
         if self._in_flight:
-            self._again_at_once = True
+            self._send_at_once = True
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -196,13 +223,14 @@ class BrokerLifecycle:
         else:
             self._send(self._registration()).then(self._on_registration)
 
-    def _schedule(self, delay_ms: int) -> None:
+    def _schedule_next(self, delay_ms: int) -> None:
+        """The request under way is answered: set the timer for the next one."""
         self._in_flight = False
-        if self._again_at_once:
-            self._again_at_once = False
+        if self._send_at_once:
+            self._send_at_once = False
             delay_ms = 0
         if self.state is not BrokerState.SHUTTING_DOWN:
-            self._timer = self._timers.call_later_ms(delay_ms, self._communicate)
+            self._timer = self._timers.call_later_ms(delay_ms, self._send_next)
 
     def _registration(self) -> BrokerRegistrationRequest:
         identity = self._identity
@@ -221,7 +249,7 @@ class BrokerLifecycle:
         failure = _failure(response, error)
         if failure is not None:
             log.warning("registration of broker %d failed: %s", self._identity.broker_id, failure)
-            self._schedule(min(1_000, self._heartbeat_interval_ms))
+            self._schedule_next(min(_FAILURE_RETRY_MS, self._heartbeat_interval_ms))
             return
         assert response is not None
         self.broker_epoch = response.broker_epoch
@@ -232,7 +260,7 @@ class BrokerLifecycle:
         log.info("broker %d registered with epoch %d", self._identity.broker_id, self.broker_epoch)
         if not self.milestones.registered.done:
             self.milestones.registered.complete(None)
-        self._schedule(0)
+        self._schedule_next(0)
 
     def _wait_for_registration(self) -> None:
         self._registration_timer = self._timers.call_later_ms(
@@ -240,27 +268,27 @@ class BrokerLifecycle:
         )
 
     def _registration_timed_out(self) -> None:
-        before, self._replayed_before = self._replayed_before, self._replayed()
-        if self._replayed_before != before:
-            # From the end of the replay on it has the whole time.
-            log.info("broker %d is not registered yet, but got further in the metadata", self._identity.broker_id)
+        before, self._last_replayed = self._last_replayed, self._replayed()
+        if self._last_replayed != before:
+            # The last change is from a number to None: the whole time starts once more when the replay is complete.
+            log.info("broker %d is not registered yet, but still replays the metadata", self._identity.broker_id)
             self._wait_for_registration()
         elif self.state is not BrokerState.SHUTTING_DOWN:
             self._on_fatal("no registration with the controller quorum within initial.broker.registration.timeout.ms")
 
     def _dir_failure_timed_out(self) -> None:
         if self.state is not BrokerState.SHUTTING_DOWN:
-            self._on_fatal("no controller could be told of a failed directory within log.dir.failure.timeout.ms")
+            self._on_fatal("no controller accepted the report of a failed directory within log.dir.failure.timeout.ms")
 
     def _heartbeat(self) -> BrokerHeartbeatRequest:
-        self._telling = list(self._offline_dirs)
+        self._dirs_in_flight = list(self._offline_dirs)
         return BrokerHeartbeatRequest(
             broker_id=self._identity.broker_id,
             broker_epoch=self.broker_epoch,
             current_metadata_offset=self._metadata_offset(),
             want_fence=not self._ready_to_unfence,
             want_shut_down=self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN,
-            offline_log_dirs=self._telling,
+            offline_log_dirs=self._dirs_in_flight,
             cordoned_log_dirs=self._cordoned_dirs,
         )
 
@@ -270,18 +298,18 @@ class BrokerLifecycle:
             log.warning("heartbeat of broker %d failed: %s", self._identity.broker_id, failure)
             if failure.code is ErrorCode.STALE_BROKER_EPOCH:
                 self._registered = False
-            self._schedule(min(1_000, self._heartbeat_interval_ms))
+            self._schedule_next(min(_FAILURE_RETRY_MS, self._heartbeat_interval_ms))
             return
         assert response is not None
-        for directory in self._telling:
-            if (timer := self._untold_dirs.pop(directory, None)) is not None:
+        for directory in self._dirs_in_flight:
+            if (timer := self._unreported_dirs.pop(directory, None)) is not None:
                 timer.cancel()
         delay_ms = self._heartbeat_interval_ms
         if self.state is BrokerState.STARTING:
             if response.is_caught_up:
                 log.info("broker %d has caught up with the metadata", self._identity.broker_id)
                 self.state = BrokerState.RECOVERY
-                self._schedule(delay_ms)
+                self._schedule_next(delay_ms)
                 self.milestones.caught_up.complete(None)
                 return
             delay_ms = _CATCH_UP_RETRY_MS
@@ -289,7 +317,7 @@ class BrokerLifecycle:
             if not response.is_fenced:
                 log.info("broker %d is unfenced", self._identity.broker_id)
                 self.state = BrokerState.RUNNING
-                self._schedule(delay_ms)
+                self._schedule_next(delay_ms)
                 self.milestones.unfenced.complete(None)
                 return
             if self._ready_to_unfence:
@@ -298,12 +326,12 @@ class BrokerLifecycle:
             if response.should_shut_down:
                 self._shut_down()
                 return
-            delay_ms = min(delay_ms, 50)
-        self._schedule(delay_ms)
+            delay_ms = min(delay_ms, _SHUTDOWN_RETRY_MS)
+        self._schedule_next(delay_ms)
 
     def _shut_down(self) -> None:
         self.state = BrokerState.SHUTTING_DOWN
-        for timer in (self._timer, self._registration_timer, *self._untold_dirs.values()):
+        for timer in (self._timer, self._registration_timer, *self._unreported_dirs.values()):
             if timer is not None:
                 timer.cancel()
         if not self.milestones.may_shut_down.done:
@@ -313,7 +341,7 @@ class BrokerLifecycle:
 def _failure(
     response: BrokerRegistrationResponse | BrokerHeartbeatResponse | None, error: ApiError | None
 ) -> ApiError | None:
-    """Why there is no answer, or what is wrong by the one that came."""
+    """The error of the request, or of its response; None where it succeeded."""
     if response is None or not response.error_code:
         return error
     return ApiError(ErrorCode(response.error_code))

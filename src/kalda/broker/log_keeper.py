@@ -1,7 +1,10 @@
-"""Keeps a broker's logs: makes their manager, and does in the background what the manager and the cleaner find due.
+"""The log manager from the node's configuration, and its background work: `LogKeeper`.
 
-Retention, checkpoints, flushes, deletions and compaction run as jobs; one log is compacted at a time, and each step of
-a compaction lets everything else have its turn, and waits for its share of the disk's bandwidth where that is limited.
+Retention, checkpoints, flushes, deletions and compaction run as jobs on threads, when the manager or the cleaner finds
+them due. One log is compacted at a time, step by step: requests are served between two steps, and the next step is
+delayed where the bandwidth of the cleaner is limited.
+
+The keeper is a machine: it runs jobs and waits on injected timers.
 """
 
 from __future__ import annotations
@@ -17,16 +20,17 @@ from kalda.base.errors import ApiError
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.shell import Host
 from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
+from kalda.storage.upkeep import Upkeep
 
 log = logging.getLogger("kalda.logs")
 
-_LONGEST_WAIT_MS = 1_000
-_LONGEST_STEP_MS = 24 * 3_600_000
-"""A limit near nothing puts a compaction's next step off, not beyond what a timer can hold."""
+_MAX_POLL_INTERVAL_MS = 1_000
+_MAX_STEP_DELAY_MS = 24 * 3_600_000
+"""A bandwidth near 0 would otherwise delay a step for longer than a timer can be set."""
 
 
 def make_log_manager(
@@ -35,7 +39,8 @@ def make_log_manager(
     log_config: Callable[[str], LogConfig],
     on_dir_failed: Callable[[LogDir, OSError], None],
 ) -> LogManager:
-    """Over all of `log.dirs`; `log_config(topic)` is what is known of a topic when its log is opened."""
+    """The manager of all logs in `log.dirs`. `log_config(topic)` is called when a log is opened, also before the first
+    image. `on_dir_failed` is called when a disk fails, also in this function."""
     return LogManager(
         dict.fromkeys(config.log_dirs, host.disk),
         log_config,
@@ -59,12 +64,12 @@ def make_log_manager(
 
 
 def make_cleaner(config: ServerConfig, logs: LogManager) -> LogCleaner:
-    """The cleaner of those logs."""
+    """The cleaner of the manager's logs."""
     return LogCleaner(logs, cleaner_config(config))
 
 
 def cleaner_config(config: ServerConfig) -> CleanerConfig:
-    """What the node's configuration says to the cleaner. One log is compacted at a time, with all the memory."""
+    """The cleaner's configuration. One log is compacted at a time, with all of the memory."""
     return CleanerConfig(
         enabled=config["log.cleaner.enable"],
         memory_bytes=config["log.cleaner.dedupe.buffer.size"],
@@ -74,50 +79,52 @@ def cleaner_config(config: ServerConfig) -> CleanerConfig:
 
 
 class LogKeeper:
-    """Polls the manager and the cleaner until it is closed."""
+    """Polls the logs' upkeep and the cleaner from `start` until `close`."""
 
-    def __init__(self, logs: LogManager, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
-        self._logs = logs
+    def __init__(self, upkeep: Upkeep, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
+        self._upkeep = upkeep
         self._cleaner = cleaner
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
-        self._upkeep: Timer | None = None
-        self._cleaning: Timer | None = None
+        self._poll_timer: Timer | None = None
+        """For the next poll of the upkeep; None before `start`."""
+        self._clean_timer: Timer | None = None
+        """For the next choice of a log to compact, or the next step; None before `start`."""
         self._closed = False
 
     def start(self) -> None:
-        """Begin, when the logs are loaded."""
+        """Begin to poll. The logs must have been loaded."""
         self._poll()
         self._clean_later()
 
     def close(self) -> None:
-        """Start nothing more; what runs is finished by its thread."""
+        """Start no more jobs. A job that runs is completed."""
         self._closed = True
-        for timer in (self._upkeep, self._cleaning):
+        for timer in (self._poll_timer, self._clean_timer):
             if timer is not None:
                 timer.cancel()
 
     # -- upkeep
 
     def _poll(self) -> None:
-        """What is due now, and again when more is."""
+        """Run the jobs that are due, and set the timer for the next ones."""
         if self._closed:
             return
-        for job in self._logs.poll(self._clock.wall_ms()):
+        for job in self._upkeep.poll(self._clock.wall_ms()):
             self._jobs.run(job.run, partial(_finish, job))
         now_ms = self._clock.wall_ms()
-        delay_ms = min(max(1, self._logs.next_deadline_ms(now_ms) - now_ms), _LONGEST_WAIT_MS)
-        self._upkeep = self._timers.call_later_ms(delay_ms, self._poll)
+        delay_ms = min(max(1, self._upkeep.next_deadline_ms(now_ms) - now_ms), _MAX_POLL_INTERVAL_MS)
+        self._poll_timer = self._timers.call_later_ms(delay_ms, self._poll)
 
     # -- compaction
 
     def _clean_later(self) -> None:
         if not self._closed:
-            self._cleaning = self._timers.call_later_ms(self._cleaner.config.backoff_ms, self._clean)
+            self._clean_timer = self._timers.call_later_ms(self._cleaner.config.backoff_ms, self._clean)
 
     def _clean(self) -> None:
-        """Clean the log that needs it most, then the next, until none does."""
+        """Compact the log that has most to compact, then the next, until none has enough."""
         cleaning = None if self._closed else self._cleaner.choose(self._clock.wall_ms())
         if cleaning is None:
             self._clean_later()
@@ -125,14 +132,15 @@ class LogKeeper:
             self._next_step(cleaning)
 
     def _next_step(self, cleaning: Cleaning) -> None:
+        """Run the next step of a compaction; after the last one, write the cleaner's checkpoint."""
         try:
             job = cleaning.next_job()
         except (ApiError, OSError) as failure:
             self._give_up(cleaning, f"compacting {cleaning.log.topic_partition}", failure)
             return
         if job is not None:
-            pace = (self._clock.mono_ms(), cleaning.bytes_moved)
-            self._jobs.run(job.run, partial(self._finish_step, cleaning, job, pace))
+            finish = partial(self._finish_step, cleaning, job, self._clock.mono_ms(), cleaning.bytes_moved)
+            self._jobs.run(job.run, finish)
             return
         checkpoint = self._cleaner.finished(cleaning)
         if checkpoint is None:
@@ -142,9 +150,16 @@ class LogKeeper:
         self._jobs.run(checkpoint.run, partial(self._finish_checkpoint, checkpoint))
 
     def _finish_step(
-        self, cleaning: Cleaning, job: Job[None], pace: tuple[int, int], _: None, error: BaseException | None
+        self,
+        cleaning: Cleaning,
+        job: Job[None],
+        began_ms: int,
+        moved_before: int,
+        _: None,
+        error: BaseException | None,
     ) -> None:
-        """`pace`: when the step began, and what had been moved by then."""
+        """`began_ms` is when the step began, `moved_before` the bytes that the compaction had read and written then.
+        The next step begins when the bytes of this one have taken the time that the bandwidth allows."""
         if self._closed:
             return
         try:
@@ -152,11 +167,11 @@ class LogKeeper:
         except (ApiError, OSError) as failure:
             self._give_up(cleaning, job.description, failure)
             return
-        began_ms, moved = pace
-        worth_ms = 1000 * (cleaning.bytes_moved - moved) / max(1, self._cleaner.config.max_bytes_per_second)
-        wait_ms = int(min(worth_ms, _LONGEST_STEP_MS)) - (self._clock.mono_ms() - began_ms)
-        if wait_ms > 0:
-            self._cleaning = self._timers.call_later_ms(wait_ms, partial(self._next_step, cleaning))
+        moved = cleaning.bytes_moved - moved_before
+        allowed_ms = 1000 * moved / max(1, self._cleaner.config.max_bytes_per_second)
+        delay_ms = int(min(allowed_ms, _MAX_STEP_DELAY_MS)) - (self._clock.mono_ms() - began_ms)
+        if delay_ms > 0:
+            self._clean_timer = self._timers.call_later_ms(delay_ms, partial(self._next_step, cleaning))
         else:
             self._next_step(cleaning)
 
@@ -171,7 +186,7 @@ class LogKeeper:
 
 
 def _finish(job: Job[Any], _: None, error: BaseException | None) -> None:
-    """The owner's half of a job. A failing disk has told the manager, which has taken its directory offline."""
+    """Finish a job on the loop. Where a disk failed, the manager has taken its directory offline."""
     try:
         job.finish()
     except (ApiError, OSError) as failure:

@@ -1,7 +1,7 @@
-"""A broker's loggers as a config resource: what they say, and how much (KIP-412).
+"""The loggers of a broker as a config resource (KIP-412).
 
-Each logger that this process has is a key, its level the value; changes last until the process ends. The names of the
-levels are Kafka's, which knows one below DEBUG and calls the highest FATAL.
+Each logger of this process is a key, and its level the value. Changes last until the process ends. The names of the
+levels are Kafka's: TRACE is below DEBUG, and FATAL is the highest.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class LoggerChange(NamedTuple):
 
 
 def logger_levels(names: Collection[str] | None = None) -> list[tuple[str, str]]:
-    """Loggers, by name, with the level that is in force; all, or those named."""
+    """Loggers by name, each with its effective level; all, or those in `names`."""
     known = [ROOT, *sorted(name for name, each in _loggers().items() if isinstance(each, logging.Logger))]
     return [(name, _level(name)) for name in known if names is None or name in names]
 
 
 def alter_loggers(changes: Iterable[LoggerChange], validate_only: bool) -> None:
-    """Set and unset levels, all or none. Raises `ApiError`."""
+    """Set and unset levels: all changes, or none where one is refused. Raises `ApiError`."""
     changes = list(changes)
     for change in changes:
         _check(change)

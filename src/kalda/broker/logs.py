@@ -1,4 +1,4 @@
-"""Log lines: what happened, when, where; as text for people or as JSON for machines."""
+"""The format of log lines: text for people, or JSON for machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 
 class TextFormatter(logging.Formatter):
-    """`[2026-01-31 12:00:00,123] INFO message (logger)`, as Kafka's default layout has it."""
+    """`[2026-01-31 12:00:00,123] INFO message (logger)`, the default layout of Kafka."""
 
     def __init__(self) -> None:
         super().__init__("[%(asctime)s] %(levelname)s %(message)s (%(name)s)")
@@ -42,7 +42,7 @@ def set_up(level: str, as_json: bool) -> None:
 
 
 def started_ms_ago() -> int:
-    """How long this process has been running, by its CPU-independent start where the system tells it."""
+    """Milliseconds since this process was started; its CPU time where the system does not report the start."""
     try:
         with open("/proc/self/stat", encoding="ascii") as stat:
             ticks = int(stat.read().rsplit(")", 1)[1].split()[19])

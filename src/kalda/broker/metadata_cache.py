@@ -1,18 +1,19 @@
-"""What clients are told of the cluster, read from the newest image.
+"""The cluster's metadata for clients, read from the newest image.
 
-One image is one consistent view: a reader takes `image` once and stays with it. Answers to equal requests are equal
-until the image changes, so whole encoded responses are kept by their request bytes: a thousand clients that ask for
-the same thousand partitions cost one encoding.
+One image is one consistent view: a reader takes `image` once, and reads all of its response from it. Responses to equal
+requests are equal until the image changes, so encoded responses are kept by the bytes of their requests: a thousand
+clients that send the same request for a thousand partitions cost one encoding.
 
-Two things are said otherwise than in the image, each for a short time, and for clients whose broker has died:
+In two cases responses differ from the image, each for a short time, for clients of a broker that has died:
 
-- A broker that this node found to be *missing* leads nothing: nobody listens where it did, and the controller will say
-  so as well. A client that asks meanwhile is told that there is no leader, and asks again soon; told of the old one, it
-  would believe that for long. librdkafka asks again after a tenth of a second in the one case, a second in the other.
-- A broker that was fenced is still *listed* for a while, though it leads nothing. A client whose metadata lose a broker
-  and move its partitions in the same answer may put down the broker's partitions with the broker, and find them again
-  with its next look, a second later: so does librdkafka. Not so one that stops in good order: its partitions have moved
-  before, and a client that has it listed would wait longer with every attempt to connect, and miss its return.
+- A broker that this node found to be *missing* has no leaderships in a response: its address refuses connections, and
+  the controller is about to fence it. A client that is answered LEADER_NOT_AVAILABLE asks again soon; one that is given
+  the dead leader keeps it for long. librdkafka asks again after 0.1 s in the one case, after 1 s in the other.
+- A broker that was fenced stays in the *list of brokers* for a while, though it leads nothing. A client whose broker
+  leaves the list in the same response that moves its partitions may drop the partitions with the broker, and add them
+  again with its next Metadata request, a second later: librdkafka does. A broker that shuts down in a controlled way
+  leaves the list at once: its partitions have moved before, and a client that still listed it would wait longer with
+  every attempt to connect, and miss its return.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Timer, Timers
 from kalda.metadata.cluster import BrokerRegistration
+from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage
 from kalda.metadata.partition import PartitionRegistration
 from kalda.metadata.topics import TopicImage
@@ -30,33 +32,49 @@ from kalda.network.connection import Buffer
 from kalda.protocol.messages.metadata import MetadataResponseBroker, MetadataResponsePartition
 
 _MAX_KEPT = 128
+"""Encoded responses."""
 _MAX_KEPT_BYTES = 16 * 1024 * 1024
 
 MISSING_MS = 1_000
-"""If the controller has not fenced it by then, it sees the broker where this node does not."""
+"""How long a broker stays missing. If the controller has not fenced it by then, the controller can still reach it."""
 LISTED_MS = 5_000
-"""Clients that notice that a leader is gone have new metadata within a second or two."""
+"""How long a fenced broker stays listed. Clients that lose their leader have new metadata within a second or two."""
 
 AnswerKey = tuple[int, str, bytes]
+"""Version, listener, and the bytes of the request."""
 
 
 class MetadataCache:
-    """The newest image, and the answers made from it."""
+    """The newest image, and the encoded responses made from it.
+
+    Invariant: a kept response is what would be encoded now. Whatever changes responses calls `_drop_kept`.
+    """
+
+    name = "MetadataCache"
 
     def __init__(self, timers: Timers) -> None:
         self.image: MetadataImage = EMPTY
         self._timers = timers
         self._kept: dict[AnswerKey, list[Buffer]] = {}
+        """Encoded responses without their correlation ids."""
         self._kept_bytes = 0
         self._missing: dict[int, int] = {}
-        """Epochs of missing brokers."""
+        """Missing brokers: broker id to the epoch that is missing. An entry whose broker has another epoch in the image
+        means nothing."""
         self._fenced: dict[int, Timer] = {}
-        """Brokers that are listed though they are fenced, until the timer ends that."""
+        """Fenced brokers that are still listed, by id; the timer removes the entry."""
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: object) -> None:
+        """As a publisher: the new image is visible to all readers. It must be the first publisher of a broker."""
+        self.set_image(image)
+
+    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
+        """No response names the controller."""
 
     def set_image(self, image: MetadataImage) -> None:
-        """Show a newer image to all readers."""
+        """Replace the image, and drop the encoded responses of the old one."""
         before, self.image = self.image, image
-        self._forget_answers()
+        self._drop_kept()
         if image.cluster is not before.cluster:
             for broker_id, broker in image.cluster.brokers.items():
                 was = before.cluster.brokers.get(broker_id)
@@ -64,47 +82,47 @@ class MetadataCache:
                 if broker.fenced and died:
                     self._list_fenced(broker_id)
 
-    def _forget_answers(self) -> None:
+    def _drop_kept(self) -> None:
         self._kept.clear()
         self._kept_bytes = 0
 
-    # -- brokers that are gone
+    # -- brokers that died
 
     def _list_fenced(self, broker_id: int) -> None:
         def end() -> None:
             del self._fenced[broker_id]
-            self._forget_answers()
+            self._drop_kept()
 
         if broker_id in self._fenced:
             self._fenced[broker_id].cancel()
         self._fenced[broker_id] = self._timers.call_later_ms(LISTED_MS, end)
 
     def is_missing(self, broker_id: int) -> bool:
-        """Whether it is known to be, in its present epoch."""
+        """Whether the broker is missing in the epoch that it has in the image."""
         broker = self.image.cluster.brokers.get(broker_id)
         return broker is not None and self._missing.get(broker_id) == broker.epoch
 
-    def miss(self, broker_id: int, broker_epoch: int) -> None:
-        """Nobody listens where that broker did, in that epoch."""
+    def mark_missing(self, broker_id: int, broker_epoch: int) -> None:
+        """The address of that broker refuses connections. Without effect once it is registered with another epoch."""
 
         def end() -> None:
             if self._missing.get(broker_id) == broker_epoch:
                 del self._missing[broker_id]
-                self._forget_answers()
+                self._drop_kept()
 
         if self._missing.get(broker_id) != broker_epoch:
             self._missing[broker_id] = broker_epoch
-            self._forget_answers()
+            self._drop_kept()
             self._timers.call_later_ms(MISSING_MS, end)
 
     # -- encoded answers
 
     def kept(self, key: AnswerKey) -> list[Buffer] | None:
-        """The encoded answer to an equal request on this image, without its correlation id."""
+        """The encoded response to an equal request, without its correlation id; None where none is kept."""
         return self._kept.get(key)
 
     def keep(self, key: AnswerKey, buffers: list[Buffer]) -> None:
-        """Keep an answer until the image changes, within bounds."""
+        """Keep an encoded response until the next change, if there is room."""
         size = sum(len(buffer) for buffer in buffers) + len(key[2])
         if len(self._kept) < _MAX_KEPT and self._kept_bytes + size <= _MAX_KEPT_BYTES:
             self._kept[key] = buffers
@@ -150,7 +168,7 @@ class MetadataCache:
         ]
 
     def listed_brokers(self, listener: str) -> list[BrokerRegistration]:
-        """Brokers that have that listener and are not fenced, or have not been for long, by id."""
+        """Brokers that have that listener and are not fenced, or were fenced less than `LISTED_MS` ago, by id."""
         return [
             broker
             for broker_id, broker in sorted(self.image.cluster.brokers.items())
@@ -183,7 +201,7 @@ class MetadataCache:
         leader = partition.leader
         error = ErrorCode.NONE
         if version == 0:
-            # The first version knew no offline replicas: it leaves them out, and says so.
+            # Version 0 has no field for offline replicas: they are left out, and the error code reports that.
             replicas = [each for each in replicas if each in alive]
             isr = [each for each in isr if each in alive]
             if len(replicas) < len(partition.replicas) or len(isr) < len(partition.isr):
@@ -206,7 +224,7 @@ class MetadataCache:
         )
 
     def offline_replicas(self, partition: PartitionRegistration, alive: set[int]) -> list[int]:
-        """Replicas on brokers that are not there, or in directories that failed."""
+        """Replicas on brokers that are not in `alive`, or in directories that failed."""
         brokers = self.image.cluster.brokers
         offline: list[int] = []
         for replica, directory in zip(partition.replicas, partition.directories, strict=True):

@@ -1,11 +1,13 @@
-"""A node: the floors, wired.
+"""A node: one process of a cluster, broker or controller or both.
 
-`Node(config)` reads nothing and opens nothing; `start` does, in this order: the directories' identity; the listeners'
-sockets; the metadata log and the controller; with the broker role the registration, the logs, the first image, and at
-last the answers. A controller's listener accepts connections at once, which wait until there is something to serve. A
-broker's refuses them until the broker is registered: by that the controller sees that its predecessor with that id is
-dead, and need not wait until the session of that one is over. `stop` undoes it in reverse.
-A start that fails raises `StartError` with what to do about it, and leaves nothing open.
+`Node(config)` reads nothing and opens nothing. `start` does, in this order: the identity in the directories; the
+sockets of the listeners; the metadata log and the controller; with the broker role the registration, the logs, the
+first image, and at last the answers to clients. A controller's listener accepts connections at once; their requests
+wait in a `Gate` until the controller can answer. A broker's listener refuses connections until the broker is
+registered: from a refused connection the controller infers that the predecessor with this id is dead, and need not wait
+for the end of its session. `stop` undoes all of it in reverse.
+
+A start that fails raises `StartError` with what to do about it; `stop` then closes what was opened.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
+from kalda.base.sensors import Sensors
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dir_locks import DirLocks
 from kalda.broker.dispatch import Features
@@ -32,7 +35,7 @@ from kalda.broker.lifecycle import BrokerIdentity
 from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.raft_channel import RaftChannel
-from kalda.broker.shell import Host, JobPool, settled
+from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
@@ -60,20 +63,27 @@ log = logging.getLogger("kalda.node")
 T = TypeVar("T")
 
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
-_FOR_EVER_MS = 2**53
-_PATIENCE_S = 5
+_NO_TIMEOUT_MS = 2**53
+"""From this `server.max.startup.time.ms` on, a start has no time limit; the default of the key is the largest long."""
+_HANDOVER_TIMEOUT_S = 5
+"""How long a stop waits for the controller to move this broker's leaderships away."""
+_LAST_STEP_TIMEOUT_S = 5
+"""How long a stop waits for the last snapshot, and then for the quorum."""
 
 
 class StartError(Exception):
-    """Why the node cannot start, and what to do."""
+    """The node cannot start. The message says why, and what to do."""
 
 
 class Gate:
-    """A listener's handler until there is one: requests wait, in order, and are answered when it opens."""
+    """The frame handler of a listener, which has none of its own yet: requests wait, and are answered in order when
+    the gate opens. Bounded by the network, which limits the unanswered requests of a connection."""
 
     def __init__(self) -> None:
         self._handler: Callable[[Connection, memoryview], Answer] | None = None
+        """None until the gate opens."""
         self._waiting: list[tuple[Connection, memoryview, Pending[Any]]] = []
+        """Requests that came before that, in order of arrival."""
 
     def __call__(self, connection: Connection, frame: memoryview) -> Answer:
         if self._handler is not None:
@@ -83,7 +93,7 @@ class Gate:
         return pending
 
     def open(self, handler: Callable[[Connection, memoryview], Answer]) -> None:
-        """Answer what has come, and from now on everything at once."""
+        """Answer the requests that wait; from now on `handler` is called with each request at once."""
         self._handler = handler
         waiting, self._waiting = self._waiting, []
         for connection, frame, pending in waiting:
@@ -102,28 +112,41 @@ class Node:
     """One process of a cluster: broker, controller, or both."""
 
     def __init__(self, config: ServerConfig, host: Host | None = None) -> None:
+        """`host` is the machine that the node runs on; None for the real one."""
         self.config = config
+        self.failed = False
+        """Whether `on_fatal` was called. A node that failed does not hand over leaderships when it stops."""
+        self.on_fatal: Callable[[str], object] = lambda why: None
+        """Called once, with the reason, when the node cannot go on: the caller should stop it."""
         self._supported = supported_ranges(unstable=config["unstable.feature.versions.enable"])
         self._host = host if host is not None else Host()
-        self.failed = False
-        self.on_fatal: Callable[[str], object] = lambda why: None
-        """Told once when the node cannot go on; whoever runs it should stop it."""
+        self.sensors = Sensors()
+        """What the floors of this node count."""
         self._disk = self._host.disk
         self._clock = self._host.clock
         self._gates: dict[str, Gate] = {}
+        """By the name of the listener, as is `_ports`."""
         self._ports: dict[str, int] = {}
         self._incarnation = self._host.new_uuid()
+        """The id of this process, in the registrations of both roles."""
         self._locks = DirLocks(self._host.disk)
+
+        # All made by `start`, in this order; None until then. A start that fails leaves the later ones None.
+        self._jobs: JobPool | None = None
         self._server: Server | None = None
+        self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
-        self._raft_channel: RaftChannel | None = None
         self._broker: BrokerSide | None = None
+        """None without the broker role."""
         self._controller_handlers: ControllerHandlers | None = None
-        self._jobs: JobPool | None = None
+        """None without the controller role."""
+
         self._stopping = False
-        self._is_hurried = False
-        self._patience: asyncio.Timeout | None = None
+        """Whether the part of the stop that cannot be interrupted has begun."""
+        self._skips_handover = False
+        self._handover: asyncio.Timeout | None = None
+        """The time limit of the handover under way; None while there is none."""
 
     def port(self, listener: str) -> int:
         """The port that a listener is bound to."""
@@ -131,7 +154,7 @@ class Node:
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as this node knows it."""
+        """The newest metadata image of this node."""
         assert self._quorum is not None, "the node has not been started"
         return self._quorum.loader.image
 
@@ -154,14 +177,14 @@ class Node:
     # -- start
 
     async def start(self) -> None:
-        """Serve. Raises `StartError`.
+        """Return when clients are served. Raises `StartError`.
 
-        However long that takes, unless there is a limit: after a loss of power all logs are read, and a node that gave
-        up would begin anew.
+        Without `server.max.startup.time.ms` there is no time limit: after a loss of power all logs are read, and a node
+        that gave up would have to read them again.
         """
-        most_ms = self.config["server.max.startup.time.ms"]
+        limit_ms = self.config["server.max.startup.time.ms"]
         try:
-            async with asyncio.timeout(None if most_ms > _FOR_EVER_MS else most_ms / 1000):
+            async with asyncio.timeout(None if limit_ms > _NO_TIMEOUT_MS else limit_ms / 1000):
                 await self._start()
         except (MetaPropertiesError, ValueError) as error:
             raise StartError(str(error)) from error
@@ -170,7 +193,7 @@ class Node:
         except ApiError as error:
             raise StartError(error.message or error.code.name) from error  # the metadata log's disk
         except TimeoutError:
-            raise StartError(f"the node did not come up within {most_ms} ms; see the lines above") from None
+            raise StartError(f"the node did not come up within {limit_ms} ms; see the lines above") from None
 
     async def _start(self) -> None:
         config = self.config
@@ -212,19 +235,19 @@ class Node:
             await self._broker.start(self._accept)
             for endpoint in config.broker_listeners:
                 self._gates[endpoint.listener].open(self._broker.services.dispatcher.on_frame)
-        # The words that test suites of other clients wait for.
+        # Test suites of other clients wait for exactly this line.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
 
     def _on_metadata(self) -> None:
-        """The quorum has committed something, or another node leads it."""
+        """The loader has applied records, or the quorum has another leader."""
         assert self._channel is not None
-        self._channel.on_quorum_moved()
+        self._channel.on_controller_change()
         if self._broker is not None:
             self._broker.lifecycle.on_metadata_offset()
 
     def _raft_client(self, host: str, port: int) -> RpcClient:
-        """Tries a node that is down often: the quorum waits for it, and it answers as soon as it is back."""
+        """The client of another controller. It reconnects often, so that a node that was down is found soon."""
         return RpcClient(
             host,
             port,
@@ -235,7 +258,7 @@ class Node:
         )
 
     def _identity(self) -> MetaPropertiesEnsemble:
-        """Who this node is, by its directories."""
+        """Read the identity of this node from its directories, lock these, and complete what is missing there."""
         config = self.config
         ensemble = MetaPropertiesEnsemble.load(self._disk, config.log_dirs, config.metadata_log_dir)
         ensemble.verify_for_start(config.node_id)
@@ -245,13 +268,13 @@ class Node:
         return ensemble
 
     async def _bind(self) -> None:
-        """Take every port. What comes to one that accepts already waits at its gate."""
+        """Bind every port. Requests wait in the gate of their listener."""
         config = self.config
         self._server = Server(self._clock, NodeLimits.of(config))
         for endpoint in config.listeners:
             if endpoint.security_protocol != "PLAINTEXT":
                 raise StartError(
-                    f"listener {endpoint} wants {endpoint.security_protocol}: this release serves PLAINTEXT only"
+                    f"listener {endpoint} is of {endpoint.security_protocol}: this release serves PLAINTEXT only"
                 )
             gate = self._gates[endpoint.listener] = Gate()
             is_controller = endpoint.listener in config.controller_listener_names
@@ -271,7 +294,7 @@ class Node:
             log.info("listening on %s://%s:%d", endpoint.listener, endpoint.host or "*", listener.port)
 
     def _address(self, endpoint: Endpoint) -> tuple[str, int]:
-        """The host and port that others are told: a port of 0 is the one that was bound."""
+        """The advertised host and port. Port 0 in the properties stands for the port that was bound."""
         host = endpoint.host or socket.getfqdn()
         return host, endpoint.port or self._ports[endpoint.listener]
 
@@ -282,11 +305,12 @@ class Node:
         )
 
     def _features(self) -> Features:
+        """What ApiVersions announces."""
         assert self._quorum is not None
         image = self._quorum.loader.image
         finalized = dict(image.features.all_levels)
         if kraft_version := self._quorum.raft.kraft_version:
-            # The quorum finalizes this one itself, in a control record; no image holds it.
+            # The quorum finalizes kraft.version itself, in a control record; no image holds it.
             finalized[KRAFT_VERSION] = kraft_version
         return Features(
             {name: (levels.min, levels.max) for name, levels in self._supported.items()},
@@ -317,7 +341,7 @@ class Node:
             self._controller_handlers.on_close(connection)
 
     def _register_controller(self) -> None:
-        """Tell the active controller of this one, as it starts (KIP-919)."""
+        """Register with the active controller (KIP-919)."""
         assert self._channel is not None
         request = ControllerRegistrationRequest(
             controller_id=self.config.node_id,
@@ -342,23 +366,26 @@ class Node:
     def _make_broker(self, cluster_id: str, timers: Timers) -> BrokerSide:
         from kalda.broker.broker_side import BrokerSide
 
-        config, quorum, channel, jobs = self.config, self._quorum, self._channel, self._jobs
+        config, quorum, channel = self.config, self._quorum, self._channel
+        jobs, server = self._jobs, self._server
         assert quorum is not None
         assert channel is not None
         assert jobs is not None
+        assert server is not None
         identity = partial(self._broker_identity, cluster_id)
-        broker = BrokerSide(config, self._host, quorum, channel, timers, jobs, identity, self._features, self._fatal)
-        broker.services.on_config = self._take_limits
-        return broker
-
-    def _take_limits(self, config: ServerConfig) -> None:
-        """Dynamic configs have changed: connections and logs live by them from now on."""
-        if self._broker is not None:
-            self._broker.take_config(config)
-        if self._server is not None:
-            self._server.update_limits(NodeLimits.of(config))
-            for name in self._server.listeners:
-                self._server.update_listener_limits(name, Limits.of(config, name))
+        return BrokerSide(
+            config,
+            self._host,
+            timers,
+            jobs,
+            server,
+            quorum,
+            channel,
+            self.sensors,
+            identity,
+            self._features,
+            self._fatal,
+        )
 
     def _broker_identity(
         self, cluster_id: str, log_dirs: Callable[[], list[Uuid]], previous_broker_epoch: int
@@ -389,7 +416,7 @@ class Node:
         )
 
     async def _accept(self) -> None:
-        """Clients may connect; they wait at the gate."""
+        """Accept connections of clients. Their requests wait in the gate."""
         assert self._server is not None
         for endpoint in self.config.broker_listeners:
             await self._server.listeners[endpoint.listener].accept()
@@ -403,17 +430,16 @@ class Node:
     # -- stop
 
     async def stop(self, *, clean: bool = True) -> None:
-        """Hand over, finish what is under way, close. Safe after a start that failed, and twice.
+        """Hand leaderships over, finish the requests under way, close. Does nothing when called again, and closes what
+        a failed start has opened.
 
-        With `clean` false everything is dropped as it is: nobody is told, nothing is flushed, nothing says on disk
-        that it was closed.
+        With `clean` false nothing is handed over and nothing is flushed, and no marker of a clean stop is written.
         """
         if self._stopping:
             return
         log.info("node %d is stopping", self.config.node_id)
         if clean and self._broker is not None and not self.failed and self.config["controlled.shutdown.enable"]:
-            self._broker.lifecycle.begin_controlled_shutdown()
-            await self._wait_patiently(self._broker.lifecycle.milestones.may_shut_down)
+            await self._hand_over(self._broker)
         self._stopping = True
         if self._quorum is not None:
             self._quorum.stop_probing()
@@ -431,29 +457,30 @@ class Node:
         self._locks.release()
         log.info("node %d has stopped", self.config.node_id)
 
-    def hurry(self) -> None:
-        """Others are gone that would have to give leave or to take over: what remains of the stop waits for nobody."""
-        self._is_hurried = True
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
+    def skip_handover(self) -> None:
+        """A `stop` under way, or a later one, does not wait until leaderships have moved. Logs are closed as ever."""
+        self._skips_handover = True
+        if self._handover is not None:
+            self._handover.reschedule(asyncio.get_running_loop().time())
 
-    async def _wait_patiently(self, pending: Pending[None]) -> None:
-        """For what another node has to do, for a while."""
+    async def _hand_over(self, broker: BrokerSide) -> None:
+        """Have the controller move this broker's leaderships away, within a time limit."""
+        broker.lifecycle.begin_controlled_shutdown()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0 if self._is_hurried else _PATIENCE_S) as self._patience:
+            async with asyncio.timeout(0 if self._skips_handover else _HANDOVER_TIMEOUT_S) as self._handover:
                 try:
-                    await settled(pending)
+                    await wait_settled(broker.lifecycle.milestones.may_shut_down)
                 finally:
-                    self._patience = None
+                    self._handover = None
 
     async def _close_quorum(self, clean: bool) -> None:
         if self._quorum is None:
             return
         if clean and not self.failed:
-            for last in (self._quorum.snapshot_before_stop, self._quorum.shutdown):
+            for last_step in (self._quorum.snapshot_before_stop, self._quorum.shutdown):
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(5):
-                        await settled(last())
+                    async with asyncio.timeout(_LAST_STEP_TIMEOUT_S):
+                        await wait_settled(last_step())
         try:
             self._quorum.close(clean)
         except (OSError, ApiError) as error:
@@ -463,7 +490,7 @@ class Node:
 
 
 def _warn_of_properties(config: ServerConfig) -> None:
-    """Say which properties do nothing, loudest where somebody may rely on them to be safe."""
+    """Log which properties have no effect. An operator may rely on one of them, for example for security."""
     for name in config.unknown:
         log.warning("property %s is not known", name)
     for why, names in idle_properties(config.properties).items():

@@ -1,7 +1,7 @@
-"""The rest of the cluster, as a broker's replicas see it: who may join an ISR, whom to copy from, whom to tell.
+"""What a broker's replicas need of other nodes: eligible members of an ISR, decisions on ISRs, fetches from leaders.
 
-Carries out what the replication floor decides: proposals go to the controller, fetch requests to leaders, each fetcher
-in a task of its own over a connection of its own.
+Carries out what the replication floor decides: `BrokerPeers` sends proposed ISRs to the controller,
+`ReplicaFetcherManager` sends fetch requests to leaders, each fetcher in a task of its own over a connection of its own.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ log = logging.getLogger("kalda.peers")
 
 _CONNECT_BACKOFF_MS = 20
 _INTERRUPTION_DELAY_S = 0.005
+"""Partitions that are added to a fetcher within this time interrupt its waiting fetch once."""
 
 
 class BrokerPeers:
-    """What one broker's partitions know of the cluster (`kalda.replication.followers.ReplicationPeers`)."""
+    """The cluster for the partitions that one broker leads (`kalda.replication.followers.ReplicationPeers`)."""
 
     def __init__(
         self,
@@ -49,18 +50,21 @@ class BrokerPeers:
         timers: Timers,
     ) -> None:
         self.lag_max_ms: int = config["replica.lag.time.max.ms"]
+        """A follower that has not caught up for so long leaves the ISR."""
         self._cache = cache
         self._clock = clock
         self._timers = timers
         self._timer: Timer | None = None
+        """For the next check of all followers; None until `start_shrinking_isrs`."""
         self._isr_changes = AlterPartitionQueue(config.node_id, broker_epoch, channel.send, timers)
 
     def now_ms(self) -> int:
-        """A clock that never goes back."""
+        """Milliseconds of a clock that never goes back."""
         return self._clock.mono_ms()
 
     def eligible_epoch(self, broker_id: int) -> int | None:
-        """The broker epoch of one that may join an ISR (KIP-841)."""
+        """The epoch of a broker that may join an ISR; None where it may not, because it is unknown, fenced or shutting
+        down (KIP-841)."""
         broker = self._cache.image.cluster.brokers.get(broker_id)
         return None if broker is None or broker.fenced or broker.in_controlled_shutdown else broker.epoch
 
@@ -71,18 +75,19 @@ class BrokerPeers:
         proposal: IsrProposal,
         answered: Callable[[IsrOutcome], None],
     ) -> None:
-        """Have the controller decide on an ISR."""
+        """Send a proposed ISR to the controller; `answered` is called with its decision."""
         log.info("%s: the ISR should be %s, in leader epoch %d", topic_partition, proposal.isr, proposal.leader_epoch)
         self._isr_changes.propose(topic_id, topic_partition.partition, proposal, answered)
 
-    def watch(self, replicas: ReplicaManager) -> None:
-        """Look for followers that do not keep pace, from now on."""
+    def start_shrinking_isrs(self, replicas: ReplicaManager) -> None:
+        """Twice in each `replica.lag.time.max.ms`, propose ISRs without the followers that do not keep pace."""
+        interval_ms = max(1, self.lag_max_ms // 2)
 
-        def look() -> None:
-            self._timer = self._timers.call_later_ms(max(1, self.lag_max_ms // 2), look)
+        def shrink() -> None:
+            self._timer = self._timers.call_later_ms(interval_ms, shrink)
             replicas.shrink_isrs()
 
-        self._timer = self._timers.call_later_ms(max(1, self.lag_max_ms // 2), look)
+        self._timer = self._timers.call_later_ms(interval_ms, shrink)
 
     def close(self) -> None:
         """Propose nothing more."""
@@ -92,7 +97,11 @@ class BrokerPeers:
 
 
 class ReplicaFetcherManager:
-    """Carries out the requests of all fetchers of a broker (`kalda.replication.replica_manager.Following`)."""
+    """Runs all fetchers of a broker (`kalda.replication.replica_manager.Following`).
+
+    The replica manager says which partitions are fetched. `ReplicaFetchers` assigns them to fetchers. Each
+    `ReplicaFetcher` decides what it sends, and when.
+    """
 
     def __init__(
         self,
@@ -106,8 +115,9 @@ class ReplicaFetcherManager:
         on_fatal: Callable[[str], None],
         is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
     ) -> None:
-        """`on_fatal` is told of what no fetcher may meet: its partitions would never be copied again. `is_refused(host,
-        port)` probes an address; without it no leader is ever found to be missing."""
+        """`on_fatal` is called with the reason where the task of a fetcher fails: its partitions would not be fetched
+        any more, and nothing else would notice. `is_refused(host, port)` probes an address; None: no leader is probed,
+        so none is marked missing."""
         self._on_fatal = on_fatal
         self._is_refused = is_refused
         self._broker_id = config.node_id
@@ -119,6 +129,7 @@ class ReplicaFetcherManager:
         self._jobs = jobs
         self._random = random
         self._tasks: set[asyncio.Task[None]] = set()
+        """One for each fetcher, from its first partition until `close`."""
         self._fetchers = ReplicaFetchers(
             FetcherConfig(
                 config.node_id,
@@ -135,72 +146,74 @@ class ReplicaFetcherManager:
         )
 
     def resize(self, fetchers_a_leader: int) -> None:
-        """Have so many fetchers for each leader."""
+        """Use so many fetchers for each leader."""
         self._fetchers.resize(fetchers_a_leader)
 
     def follow(self, partition: Partition) -> None:
-        """Copy a partition from its leader."""
+        """Fetch a partition from its leader, from now on."""
         self._fetchers.follow(partition)
 
     def stop(self, partition: Partition) -> None:
-        """Copy it no longer."""
+        """Fetch it no longer."""
         self._fetchers.stop(partition)
 
     def _start(self, fetcher: ReplicaFetcher) -> None:
         task = asyncio.get_running_loop().create_task(self._run(fetcher))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.critical("a fetcher has failed", exc_info=failure)
             self._on_fatal(f"a replica fetcher failed: {failure!r}")
 
     async def _run(self, fetcher: ReplicaFetcher) -> None:
-        line = _Line(fetcher, self._address_of, self._client)
+        leader = _LeaderConnection(fetcher, self._address_of, self._client)
         try:
             while True:
-                line.awake.clear()
+                leader.wake.clear()
                 now_ms = self._clock.mono_ms()
                 request = fetcher.next_request(now_ms)
                 if request is None:
-                    await _wait(line.awake, fetcher.deadline_ms(now_ms), now_ms)
+                    await _wait_for(leader.wake, fetcher.deadline_ms(now_ms), now_ms)
                     continue
                 try:
-                    response = await line.ask(request, self._timeout_ms)
+                    response = await leader.request(request, self._timeout_ms)
                 except ApiError as error:
-                    if line.interrupted:
+                    if leader.was_interrupted:
                         fetcher.on_interrupted()
                     else:
                         if error.code is ErrorCode.NETWORK_EXCEPTION:
-                            await self._look_for(fetcher.leader_id)
+                            await self._probe(fetcher.leader_id)
                         fetcher.on_failure(error, self._clock.mono_ms())
                 except ValueError as error:
-                    # What must be said cannot be said in the version that the leader speaks.
+                    # The version that the leader supports cannot carry a field of the request.
                     fetcher.on_failure(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)), self._clock.mono_ms())
                 else:
                     if cold := fetcher.cold_logs(response):
                         await self._open(cold)
                     fetcher.on_response(response, self._clock.mono_ms())
         finally:
-            line.close()
+            leader.close()
 
     async def _open(self, logs: list[Log]) -> None:
+        """Open the files of logs on a thread."""
         job = opening_job(logs)
         opened = asyncio.Event()
         self._jobs.run(job.run, lambda _, error: opened.set())
         await opened.wait()
         job.finish()
 
-    async def _look_for(self, broker_id: int) -> None:
-        """The connection broke: if nobody listens there any more, clients need not be sent there either."""
+    async def _probe(self, broker_id: int) -> None:
+        """The connection to the leader broke. If its address refuses connections, mark it missing in the metadata
+        cache, so that clients are not sent there any more."""
         broker = self._cache.image.cluster.brokers.get(broker_id)
         if self._is_refused is None or broker is None or broker.fenced or self._cache.is_missing(broker_id):
             return
         with contextlib.suppress(ApiError):
             if await self._is_refused(*self._address_of(broker_id)):
-                self._cache.miss(broker_id, broker.epoch)
+                self._cache.mark_missing(broker_id, broker.epoch)
 
     def _address_of(self, broker_id: int) -> tuple[str, int]:
         broker = self._cache.image.cluster.brokers.get(broker_id)
@@ -220,18 +233,18 @@ class ReplicaFetcherManager:
         )
 
     async def close(self) -> None:
-        """Fetch nothing any more."""
+        """Cancel all fetchers."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-class _Line:
+class _LeaderConnection:
     """One fetcher's connection to its leader.
 
-    A fetch may wait at the leader for half a second. A partition that comes to be led there meanwhile, because its
-    leader died, must not wait that long: nothing written to it is committed before. So the waiting fetch is given up,
-    by its connection, as answers keep the order of requests.
+    The leader may hold a fetch for `replica.fetch.wait.max.ms`. A partition that comes to be led there meanwhile must
+    not wait that long: until it is fetched, no record written to it is committed. So the waiting fetch is interrupted.
+    As responses keep the order of requests, that takes a new connection.
     """
 
     def __init__(
@@ -240,55 +253,64 @@ class _Line:
         address_of: Callable[[int], tuple[str, int]],
         client_of: Callable[[tuple[str, int]], RpcClient],
     ) -> None:
-        self.awake = asyncio.Event()
-        self.interrupted = False
+        """`address_of(broker_id)` raises `ApiError` where the broker has no address; `client_of(address)` makes a
+        client."""
+        self.wake = asyncio.Event()
+        """Set by the fetcher when it may have a request before the deadline that it named."""
+        self.was_interrupted = False
+        """Whether the last request failed because it was interrupted."""
         self._leader_id = fetcher.leader_id
         self._address_of = address_of
         self._client_of = client_of
         self._client: RpcClient | None = None
         self._address: tuple[str, int] | None = None
-        self._asked = 0
-        self._asking = False
-        fetcher.wake = self.awake.set
+        """Of `_client`, or of the one before."""
+        self._last_request = 0
+        """The number of the last request. An interruption is for one request, and is dropped when another is sent."""
+        self._is_waiting = False
+        """Whether that request waits for its response."""
+        fetcher.wake = self.wake.set
         fetcher.on_added = self._interrupt_soon
 
-    async def ask(self, request: Request, timeout_ms: int) -> Any:
-        """The leader's answer. Raises `ApiError`; after an interruption, `interrupted` is true."""
-        self.interrupted = False
+    async def request(self, request: Request, timeout_ms: int) -> Any:
+        """Return the leader's response. Raises `ApiError`, and sets `was_interrupted`; raises `ValueError` where the
+        leader's version cannot carry the request."""
+        self.was_interrupted = False
         address = self._address_of(self._leader_id)
         if self._client is None or address != self._address:
             self.close()
             self._client, self._address = self._client_of(address), address
-        self._asked += 1
-        self._asking = True
+        self._last_request += 1
+        self._is_waiting = True
         try:
             return await self._client.request(request, timeout_ms=timeout_ms)
         finally:
-            self._asking = False
+            self._is_waiting = False
 
     def _interrupt_soon(self) -> None:
-        """Several partitions that come together interrupt once."""
-        asyncio.get_running_loop().call_later(_INTERRUPTION_DELAY_S, self._interrupt, self._asked)
+        """Interrupt the request under way, because a partition was added. Several that are added together interrupt it
+        once."""
+        asyncio.get_running_loop().call_later(_INTERRUPTION_DELAY_S, self._interrupt, self._last_request)
 
-    def _interrupt(self, asked: int) -> None:
-        if self._asking and asked == self._asked:
-            self.interrupted = True
+    def _interrupt(self, request: int) -> None:
+        if self._is_waiting and request == self._last_request:
+            self.was_interrupted = True
             self.close()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection, if there is one. The next request makes a new one."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
 
-async def _wait(awake: asyncio.Event, deadline_ms: int | None, now_ms: int) -> None:
-    """Until woken, or until the deadline."""
+async def _wait_for(wake: asyncio.Event, deadline_ms: int | None, now_ms: int) -> None:
+    """Return when `wake` is set, or at the deadline; None: there is no deadline."""
     if deadline_ms is None:
-        await awake.wait()
+        await wake.wait()
         return
     try:
         async with asyncio.timeout(max(1, deadline_ms - now_ms) / 1000):
-            await awake.wait()
+            await wake.wait()
     except TimeoutError:
         pass

@@ -1,7 +1,8 @@
 """The operator's own rules for new topics and altered configs (KIP-108, KIP-133).
 
 `create.topic.policy.class.name` and `alter.config.policy.class.name` name Python classes, as `package.module.Class` or
-`package.module:Class`, that the node can import (installed, or on PYTHONPATH). The active controller asks them:
+`package.module:Class`, that the node can import (installed, or on PYTHONPATH). The active controller calls `validate`
+before it creates a topic or alters a config:
 
 ```python
 from kalda.broker.policies import PolicyViolation
@@ -18,8 +19,9 @@ class TopicsHaveOwners:
         ...
 ```
 
-`validate` runs where the controller decides: it must answer at once, from memory. A client gets POLICY_VIOLATION with
-the words of the `PolicyViolation`; anything else that is raised is logged, and fails what was asked for.
+`validate` runs on the event loop of the controller: it must return at once, without files or network. A client gets
+POLICY_VIOLATION with the message of the `PolicyViolation`. Any other exception is logged, and the request fails with
+UNKNOWN_SERVER_ERROR.
 """
 
 from __future__ import annotations
@@ -40,35 +42,38 @@ ALTER_CONFIG = "alter.config.policy.class.name"
 
 
 class PolicyViolation(Exception):
-    """Raised by a policy: what was asked for is not allowed, and why."""
+    """Raised by a policy: the request is not allowed. The message says why, and is sent to the client."""
 
 
 class NewTopicRequest(NamedTuple):
-    """A topic somebody wants to create: by numbers, or by an assignment of brokers to its partitions."""
+    """A topic that a client wants to create: by numbers, or by an assignment of brokers to its partitions."""
 
     topic: str
     num_partitions: int | None
     replication_factor: int | None
+    """None where `replicas_assignments` is given; so is `replication_factor`."""
     replicas_assignments: Mapping[int, Sequence[int]] | None
+    """Broker ids by partition; None where the controller places the replicas."""
     configs: Mapping[str, str | None]
 
 
 class AlterConfigRequest(NamedTuple):
-    """Configs of a resource that somebody wants to change, and their new values; None removes one."""
+    """Configs of one resource that a client wants to alter."""
 
     resource_type: str
-    """`TOPIC`, `BROKER`, `GROUP`, `CLIENT_METRICS`"""
+    """`TOPIC`, `BROKER`, `GROUP` or `CLIENT_METRICS`"""
     resource_name: str
-    """empty for the defaults of all brokers"""
+    """Empty for the defaults of all brokers."""
     configs: Mapping[str, str | None]
+    """New values by key; None removes the key."""
 
 
 class PolicyError(ValueError):
-    """A policy cannot be used, and why."""
+    """A policy cannot be used. The message says why."""
 
 
 class Policies:
-    """A controller's policies, as its managers ask them."""
+    """The policies of a controller. Each is None where the properties name none, and after `close`."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         """Import, make and configure what the properties name. Raises `PolicyError`."""
@@ -76,19 +81,19 @@ class Policies:
         self._alter_config = _load(ALTER_CONFIG, properties)
 
     def check_new_topic(self, topic: tuple[Any, ...]) -> None:
-        """`topic`: a `kalda.controller.topics.NewTopic`. Raises `ApiError`."""
+        """`topic` is a `kalda.controller.topics.NewTopic`. Raises `ApiError`."""
         if self._create_topic is not None:
             _validate(self._create_topic, NewTopicRequest(*topic))
 
     def check_configs(self, resource: ConfigResource, configs: Mapping[str, str | None]) -> None:
-        """Raises `ApiError`."""
+        """`configs` are new values by key; None removes the key. Raises `ApiError`."""
         if self._alter_config is not None:
             _validate(
                 self._alter_config, AlterConfigRequest(ConfigResourceType(resource.type).name, resource.name, configs)
             )
 
     def close(self) -> None:
-        """The node stops."""
+        """Call `close` of the policies that have it. May be called again."""
         policies, self._create_topic, self._alter_config = (self._create_topic, self._alter_config), None, None
         for policy in policies:
             close = getattr(policy, "close", None)

@@ -1,4 +1,4 @@
-"""Carries out the controller's probes of brokers that may be gone (`kalda.controller.suspects`)."""
+"""Carries out the controller's probes of brokers that may be dead (`kalda.controller.suspects`)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ IsRefused = Callable[[str, int], Awaitable[bool]]
 
 
 class Prober:
-    """Connects, and tells what came of it. How many probes there are at a time is the controller's business."""
+    """Connects to the addresses of a broker, and reports whether all refuse. The controller bounds how many probes are
+    under way."""
 
     def __init__(self, is_refused: IsRefused, on_probed: Callable[[Probe, bool], None]) -> None:
-        """`is_refused(host, port)` comes to an answer within a short time, and does not fail."""
+        """`is_refused(host, port)` returns within a short time, and does not raise. `on_probed(probe, refused)` is
+        called with each result, until `close`."""
         self._is_refused = is_refused
         self._on_probed = on_probed
         self._tasks: set[asyncio.Task[None]] = set()
+        """One for each probe under way."""
         self._closed = False
 
     def start(self, probe: Probe) -> None:
-        """Look whether anybody listens there."""
+        """Begin a probe."""
         if self._closed:
             return
         task = asyncio.get_running_loop().create_task(self._run(probe))
@@ -36,7 +39,7 @@ class Prober:
             self._on_probed(probe, refused)
 
     def close(self) -> None:
-        """Probe no more: this node is going down, and what it sees of others now is its own doing."""
+        """Report nothing more. This node stops, so a refused connection may be its own doing."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()

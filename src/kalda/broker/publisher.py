@@ -1,13 +1,14 @@
-"""Turns metadata into what this broker does: the publisher between the image and the logs.
+"""The publisher between the image and the logs: applies each update of the metadata to this broker.
 
-In each update, in this order: the new image becomes visible; topic configs reach their logs; partitions that left go,
-those that came are opened and led or followed; coordinators win or lose their partitions. The first update also
-brings up the logs, so it runs when they have been recovered.
+Each update, in this order: changed topic configs are applied to their logs; partitions that this broker no longer has
+are deleted, new ones are opened, and led or followed; coordinators are called with the partitions that are elected or
+resigned. The first update opens all logs, so it runs when they have been recovered. Before an update, the metadata
+cache has the new image and dynamic configs of this broker have taken effect.
 
-An update may bring thousands of partitions: it goes on in turns, with everybody else's requests in between. New logs
-are made by jobs, as the file system may keep whoever asks it waiting. Updates stay in order. What has left is not
-served from the beginning of its update on; what has not been opened yet answers NOT_LEADER_OR_FOLLOWER, and clients try
-again.
+An update may have thousands of partitions: it is applied in turns, with other requests served in between. New logs are
+made by jobs, since the file system may block. Updates are applied one after the other. A partition that is deleted is
+not served from the beginning of its update on; one that is not opened yet answers NOT_LEADER_OR_FOLLOWER, and clients
+retry.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.broker.metadata_cache import MetadataCache
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.partition import PartitionRegistration
@@ -40,74 +39,71 @@ log = logging.getLogger("kalda.publisher")
 _PARTITIONS_A_TURN = 32
 _TURN_MS = 10
 _CONFIGS_A_PARTITION = 8
-"""So many logs get a new config in the time that one is opened."""
+"""Logs whose config is updated in one step: that takes as long as to open one log."""
 
 
 class Coordinators(Protocol):
-    """Who is told of partitions of internal topics."""
+    """What is called with the partitions that this broker begins or ceases to lead, of every topic."""
 
     def on_elected(self, partition: Partition) -> None:
-        """This broker leads a partition of `__consumer_offsets` from now on."""
+        """This broker leads the partition from now on, in a new epoch."""
         ...
 
-    def on_resigned(self, index: int) -> None:
-        """It no longer does."""
+    def on_resigned(self, topic_partition: TopicPartition) -> None:
+        """This broker follows the partition, or has no replica of it any more."""
         ...
 
     def on_topics_deleted(self, topics: Mapping[str, Uuid]) -> None:
-        """Topics are gone, by name and id."""
+        """Topics were deleted, by name and id."""
         ...
 
 
 class BrokerPublisher:
-    """Keeps one broker in step with the image."""
+    """Applies the image's changes to one broker."""
 
     name = "BrokerMetadataPublisher"
 
     def __init__(
         self,
         broker_id: int,
-        cache: MetadataCache,
         replicas: ReplicaManager,
         logs: LogManager,
         log_config: Callable[[str, MetadataImage], LogConfig],
-        on_configs: Callable[[MetadataDelta, MetadataImage], None],
         coordinators: Coordinators,
         now_ms: Callable[[], int],
         on_placed: Callable[[Uuid, int, Uuid], None],
         timers: Timers,
         jobs: Jobs,
     ) -> None:
-        """`log_config(topic, image)` is a topic's effective config; `on_configs` applies changed broker configs, and
-        those that changed features give a meaning to; `on_placed(topic_id, partition, directory)` is told of a log in
-        a directory that the metadata does not name."""
+        """`log_config(topic, image)` is a topic's effective config; `on_placed(topic_id, partition, directory)` is
+        called for a log in another directory than the metadata has."""
         self._broker_id = broker_id
-        self._cache = cache
         self._replicas = replicas
         self._logs = logs
         self._log_config = log_config
-        self._on_configs = on_configs
         self._coordinators = coordinators
         self._now_ms = now_ms
         self._on_placed = on_placed
         self._timers = timers
         self._jobs = jobs
         self._busy = False
-        """A job of the first update runs: it goes on when that is finished."""
+        """Whether a job of the update at the head of `_updates` runs; the next step waits for it."""
         self._updates: deque[Iterator[Job[None] | None]] = deque()
+        """Those not applied whole, in order; each is an iterator over its steps."""
         self._turn: Timer | None = None
+        """For the next turn; None while no update waits for one."""
         self._started = False
+        """Whether the first update has been applied."""
         self._closed = False
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: object) -> None:
         """Begin to apply one delta; the first is applied whole."""
         if self._closed:
             return
-        self._cache.set_image(image)
         changes = None if delta.topics is None else delta.topics.local_changes(self._broker_id)
         if changes is not None:
-            # At once: a topic of the same name may be there already, and what is meant for it must not go to the old.
-            self._leave(changes.deletes)
+            # At once: requests for a new topic of the same name must not reach the partitions of the old one.
+            self._stop_serving(changes.deletes)
         self._updates.append(self._steps(delta, changes, image))
         if not self._started:
             try:
@@ -123,15 +119,15 @@ class BrokerPublisher:
         """Nothing here depends on who the controller is."""
 
     def close(self) -> None:
-        """Apply nothing more: the logs are about to be closed."""
+        """Stop applying updates: the logs are about to be closed."""
         self._closed = True
         self._updates.clear()
         if self._turn is not None:
             self._turn.cancel()
 
     def _schedule(self) -> None:
-        wanted = self._updates and not self._busy and not self._closed
-        self._turn = self._timers.call_later_ms(0, self._go_on) if wanted else None
+        has_next = self._updates and not self._busy and not self._closed
+        self._turn = self._timers.call_later_ms(0, self._go_on) if has_next else None
 
     def _go_on(self) -> None:
         try:
@@ -142,7 +138,7 @@ class BrokerPublisher:
             self._schedule()
 
     def _take_turn(self) -> None:
-        """Some steps of the updates at hand, for a bounded time. One that fails is given up."""
+        """Take steps of the waiting updates, for a bounded time. An update of which a step fails is dropped."""
         until_ms = self._now_ms() + _TURN_MS
         for _ in range(_PARTITIONS_A_TURN):
             if not self._updates or (self._started and self._now_ms() > until_ms):
@@ -179,13 +175,11 @@ class BrokerPublisher:
     def _steps(
         self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage
     ) -> Iterator[Job[None] | None]:
-        """Apply one delta, a partition a step; a job is to be done before the next step."""
-        if delta.configs is not None or delta.features is not None:
-            self._on_configs(delta, image)
+        """Apply one delta, a partition a step; a job that a step yields is to be finished before the next step."""
         if delta.configs is not None:
             yield from self._update_log_configs(delta, image)
         if delta.topics is not None and changes is not None:
-            self._leave(changes.deletes)  # what an update before this one has opened meanwhile
+            self._stop_serving(changes.deletes)  # partitions that the update before this one has opened since
             for topic_partition in changes.deletes:
                 self._logs.delete_log(topic_partition)
                 yield None
@@ -207,15 +201,11 @@ class BrokerPublisher:
             if count % _CONFIGS_A_PARTITION == 0:
                 yield
 
-    def _leave(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Serve no more what is to be deleted."""
+    def _stop_serving(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Remove the replicas of partitions that are to be deleted."""
         for topic_partition in topic_partitions:
-            self._resign(topic_partition)
+            self._coordinators.on_resigned(topic_partition)
             self._replicas.remove(topic_partition)
-
-    def _resign(self, topic_partition: TopicPartition) -> None:
-        if topic_partition.topic == OFFSETS_TOPIC:
-            self._coordinators.on_resigned(topic_partition.partition)
 
     def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[Job[None] | None]:
         partitions = chain(changes.leaders.items(), changes.followers.items())
@@ -223,7 +213,7 @@ class BrokerPublisher:
             made = [
                 self._new_log(tp, local, image)
                 for tp, local in some
-                if self._logs.get(tp) is None and not self._may_be_away(tp, local.topic_id, local.registration)
+                if self._logs.get(tp) is None and not self._may_be_offline(tp, local.topic_id, local.registration)
             ]
             if made:
                 yield self._logs.make_logs_job(made)
@@ -242,16 +232,12 @@ class BrokerPublisher:
     ) -> Iterator[None]:
         for topic_partition, local in some.items():
             if topic_partition in changes.followers:
-                self._resign(topic_partition)
+                self._coordinators.on_resigned(topic_partition)
                 self._apply(topic_partition, local, image)
                 yield
                 continue
             partition = self._apply(topic_partition, local, image)
-            if (
-                partition is not None
-                and topic_partition.topic == OFFSETS_TOPIC
-                and topic_partition in changes.elected_leaders
-            ):
+            if partition is not None and topic_partition in changes.elected_leaders:
                 self._coordinators.on_elected(partition)
             yield
 
@@ -259,8 +245,8 @@ class BrokerPublisher:
         registration: PartitionRegistration = local.registration
         known = self._replicas.find(*topic_partition)
         if known is not None and known.topic_id != local.topic_id:
-            # Deleted, and made again under its old name, in one delta.
-            self._leave([topic_partition])
+            # The topic was deleted and another one of its name created, in one delta.
+            self._stop_serving([topic_partition])
             self._logs.delete_log(topic_partition)
         try:
             self._replicas.apply(
@@ -271,9 +257,9 @@ class BrokerPublisher:
             )
             is_moving = topic_partition in self._logs.futures
             if known is not None and not is_moving and registration.directory(self._broker_id) == DIRECTORY_UNASSIGNED:
-                # The replica went to another broker and came back, both in one delta: it never left, but to the
-                # cluster it is new.
-                self._tell_directory(topic_partition, local.topic_id, registration)
+                # The replica was moved to another broker and back in one delta: its log never left, but the metadata
+                # has no directory for it.
+                self._report_directory(topic_partition, local.topic_id, registration)
         except ApiError as error:
             log.error("cannot open %s: %s", topic_partition, error)
         return self._replicas.find(*topic_partition)
@@ -285,8 +271,8 @@ class BrokerPublisher:
         if existing is not None and existing.topic_id not in (None, topic_id):
             log.warning("%s is the log of a former topic of that name: it is set aside", topic_partition)
             self._logs.set_aside(topic_partition)
-        if self._may_be_away(topic_partition, topic_id, registration):
-            # The metadata does not say so: somebody else has to lead.
+        if self._may_be_offline(topic_partition, topic_id, registration):
+            # The metadata has the replica online: report it as lost, so that another broker is elected.
             if registration.directory(self._broker_id) != DIRECTORY_LOST:
                 self._on_placed(topic_id, topic_partition.partition, DIRECTORY_LOST)
             raise ApiError(
@@ -298,36 +284,36 @@ class BrokerPublisher:
             self._log_config(topic_partition.topic, image),
             self._place(registration),
         )
-        self._tell_directory(topic_partition, topic_id, registration)
+        self._report_directory(topic_partition, topic_id, registration)
         return opened
 
-    def _may_be_away(
+    def _may_be_offline(
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration
     ) -> bool:
-        """Whether the log, with what was acknowledged, may be in a directory that is offline, although the metadata
-        does not name that one: it then names the directory of a copy that a move has not finished, or none as yet."""
-        if self._logs.all_online or self._logs.get(topic_partition) is not None:
+        """Whether the log, with acknowledged records, may be in an offline directory that the metadata does not name:
+        because it names that of an unfinished copy (KIP-113), or none yet."""
+        if self._logs.dirs.all_online or self._logs.get(topic_partition) is not None:
             return False
         if self._logs.futures.is_alone(topic_partition, topic_id):
             return True
         directory = registration.directory(self._broker_id)
-        # Of an update after the first, what has no directory yet is new.
-        untold = directory == DIRECTORY_LOST or (directory == DIRECTORY_UNASSIGNED and not self._started)
-        return untold and (self._broker_id in registration.isr or self._broker_id in registration.elr)
+        # In an update after the first, a replica without a directory is new.
+        is_unreported = directory == DIRECTORY_LOST or (directory == DIRECTORY_UNASSIGNED and not self._started)
+        return is_unreported and (self._broker_id in registration.isr or self._broker_id in registration.elr)
 
     def _place(self, registration: PartitionRegistration) -> Uuid | None:
-        """In which directory a log is made. Where the one that the metadata names is none of this broker's any more, as
-        its disk was replaced or taken out, any will do; but not while the cluster counts on what was there."""
+        """In which directory a log is made: the one that the metadata names. Where this broker no longer has it, as its
+        disk was replaced or removed, in any; but not while the cluster relies on the records that were there."""
         directory = registration.directory(self._broker_id)
-        counted_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
-        if self._broker_id in counted_on or not self._logs.all_online:
+        relied_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
+        if self._broker_id in relied_on or not self._logs.dirs.all_online:
             return directory
         return directory if any(each.directory_id == directory for each in self._logs.dirs) else DIRECTORY_UNASSIGNED
 
-    def _tell_directory(
+    def _report_directory(
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration
     ) -> None:
-        """Have the cluster know in which directory the log is (KIP-858)."""
+        """Report the log's directory to the controller, if the metadata has another (KIP-858)."""
         home = self._logs.dir_of(topic_partition)
         if home is not None and home.directory_id not in (None, registration.directory(self._broker_id)):
             self._on_placed(topic_id, topic_partition.partition, home.directory_id)

@@ -1,17 +1,13 @@
 """The half of a node that every node has: the metadata log, its loader, and with the controller role a controller.
 
-Order at the start: the log is opened, the machine takes part, commits flow to the controller and to the loader, and
-the loader's publishers see images from the moment it has caught up. A node without the controller role is an observer
-of the quorum: it follows the same log and runs the same loader.
-
-A node that comes back may have a million records to replay. Only the loader does: the controller is left behind, and
-made from the loader's image when that has come to the end.
+At the start the log is opened, the replica takes part in the quorum, committed batches go to the controller and to the
+loader, and the loader's publishers receive images as soon as it has caught up. A node without the controller role is
+an observer of the quorum: it follows the same log and runs the same loader.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -22,8 +18,9 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.broker.policies import ALTER_CONFIG, CREATE_TOPIC, Policies
-from kalda.broker.raft_driver import RaftDriver, Registration, SendRpc
+from kalda.broker.controller_catch_up import ControllerCatchUp
+from kalda.broker.raft_driver import RaftDriver, SendRpc
+from kalda.broker.raft_listeners import Registration
 from kalda.broker.shell import Host
 from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
 from kalda.metadata.features import supported_ranges
@@ -32,60 +29,59 @@ from kalda.metadata.loader import MetadataLoader
 from kalda.metadata.snapshot_generator import SnapshotGenerator
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import CommittedBatch
-from kalda.raft.machine import RaftConfig
+from kalda.raft.config import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
 from kalda.raft.values import Endpoint, ReplicaKey
 from kalda.raft.voters import VoterSet
 
 if TYPE_CHECKING:
+    from kalda.broker.policies import Policies
     from kalda.broker.prober import Prober
     from kalda.controller.quorum_controller import QuorumController
     from kalda.controller.suspects import Probe
 
 log = logging.getLogger("kalda.quorum")
 
-_WORTH_AN_IMAGE = 20_000
-"""Records that a controller is behind: some 0.2 s of replay."""
-_RECORDS_A_BREATH = 256
-_BREATH_S = 0.002
-"""As long as it takes to write so many."""
-_WORTH_A_SNAPSHOT = 1_000
-"""Records since the last snapshot: to replay fewer takes about as long as to write one."""
-_PARTITIONS_AT_STOP = 50_000
-"""A stop does not wait for the snapshot of a larger cluster, which takes more than about a second."""
+_RECORDS_PER_PAUSE = 256
+_PAUSE_MS = 2
+"""About as long as it takes to write `_RECORDS_PER_PAUSE` records."""
+_MIN_RECORDS_AT_STOP = 1_000
+"""Records since the last snapshot: replaying fewer takes no longer than writing a snapshot."""
+_MAX_PARTITIONS_AT_STOP = 50_000
+"""The snapshot of a larger cluster takes longer than about a second, and a stop does not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSnapshot:
-    """A snapshot's records, as the loader and the controller take them."""
+    """A snapshot of the metadata log as the loader and the controller receive it: without its control records."""
 
     reader: SnapshotReader
 
     @property
     def last_contained_offset(self) -> int:
-        """The last offset whose effect it holds."""
+        """The offset of the last record whose effect it has."""
         return self.reader.last_contained_offset
 
     @property
     def last_contained_epoch(self) -> int:
-        """That offset's epoch."""
+        """That record's epoch."""
         return self.reader.epoch
 
     @property
     def last_contained_log_time_ms(self) -> int:
-        """When that offset was appended."""
+        """When that record was appended."""
         return self.reader.last_contained_timestamp_ms()
 
     @property
     def records(self) -> Iterator[VersionedRecord]:
-        """All metadata records; control records are the quorum's own."""
+        """All metadata records."""
         for batch in self.reader:
             yield from batch.records
 
 
-class _Listens(Protocol):
-    """What the driver tells, to somebody who takes snapshots as records."""
+class _SnapshotListener(Protocol):
+    """The loader, or the controller."""
 
     def on_commit(self, batches: list[CommittedBatch]) -> None: ...
 
@@ -95,30 +91,27 @@ class _Listens(Protocol):
 
 
 class SnapshotAdapter:
-    """Stands between the driver and a listener that takes snapshots as records."""
+    """A `Listener` that hands snapshots on as records. `after_each` is called after each call of the inner listener."""
 
-    def __init__(self, listener: _Listens, after: Callable[[], None]) -> None:
+    def __init__(self, listener: _SnapshotListener, after_each: Callable[[], None]) -> None:
         self._listener = listener
-        self._after = after
+        self._after_each = after_each
 
     def on_commit(self, batches: list[CommittedBatch]) -> None:
-        """Committed batches."""
         self._listener.on_commit(batches)
-        self._after()
+        self._after_each()
 
     def on_load_snapshot(self, reader: SnapshotReader) -> Iterator[None]:
-        """A whole state, in steps."""
         yield from self._listener.load_snapshot(LoadedSnapshot(reader))
-        self._after()
+        self._after_each()
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
-        """Somebody leads, or nobody."""
         self._listener.on_leader_change(leader_id, epoch)
-        self._after()
+        self._after_each()
 
 
 class _KraftVersion:
-    """The quorum's hold on `kraft.version`, as the controller asks for it."""
+    """`kraft.version`, which the quorum finalizes for the controller."""
 
     def __init__(self, raft: RaftDriver) -> None:
         self._raft = raft
@@ -133,7 +126,7 @@ class _KraftVersion:
 
 
 class QuorumSide:
-    """The metadata log of one node, and what listens to it."""
+    """The metadata log of one node, its loader and its controller."""
 
     def __init__(
         self,
@@ -149,18 +142,20 @@ class QuorumSide:
         send: SendRpc,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """Opens the metadata log; raises `OSError`, or `ValueError` where it cannot be read."""
+        """Opens the metadata log. Raises `OSError`; `ValueError` where the log cannot be read."""
         self._config = config
         self._clock = clock = host.clock
         self._timers = timers
         self._timer: Timer | None = None
+        """Set for the controller's next deadline."""
         self._host = host
-        self._snapshot_under_way = False
+        self._is_writing_snapshot = False
+        """At most one snapshot is being written."""
         self._on_fatal = on_fatal
-        self._of_controller: Registration | None = None
-        self._of_loader: Registration | None = None
-        self._lifting: Iterator[None] | None = None
-        self._steps_taken = 0
+        self._loader_registration: Registration | None = None
+        """None until `start`."""
+        self._catch_up: ControllerCatchUp | None = None
+        """None until `start`, and without a controller."""
         metadata_dir = config.metadata_log_dir
         self.metadata_log = MetadataLog.open(
             host.disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
@@ -173,13 +168,14 @@ class QuorumSide:
             timers=timers,
             jobs=jobs,
             send=send,
-            below=host.rng.randrange,
+            random_below=host.rng.randrange,
             on_fatal=on_fatal,
         )
-        self.loader = MetadataLoader(config.node_id, lambda: self.raft.committed_end or None)
+        self.loader = MetadataLoader(config.node_id, lambda: self.raft.leader_high_watermark or None)
         self.on_loaded: Callable[[], None] = _nothing
-        """Told after the loader has taken something in."""
+        """Called after the loader has received batches, a snapshot or a leader."""
         self.controller: QuorumController | None = None
+        """None without the controller role; so is `_prober`."""
         self._policies: Policies | None = None
         self._prober: Prober | None = None
         if config.is_controller:
@@ -198,7 +194,9 @@ class QuorumSide:
         from kalda.controller.quorum_controller import ControllerConfig, QuorumController
 
         config = self._config
-        if config[CREATE_TOPIC] or config[ALTER_CONFIG]:
+        if config["create.topic.policy.class.name"] or config["alter.config.policy.class.name"]:
+            from kalda.broker.policies import Policies
+
             self._policies = Policies(config.properties)
         self._prober = Prober(self._host.is_refused, self._on_probed)
         balances = config["auto.leader.rebalance.enable"]
@@ -232,67 +230,41 @@ class QuorumSide:
 
     def start(self) -> None:
         """Take part in the quorum, and follow the log."""
+        listeners = self.raft.listeners
         if self.controller is not None:
-            self._of_controller = self.raft.register(
-                SnapshotAdapter(self.controller, self.arm), hold_beyond=self._worth_an_image
+            self._catch_up = ControllerCatchUp(
+                self.controller,
+                SnapshotAdapter(self.controller, self.arm),
+                self.loader,
+                listeners,
+                self._timers,
+                leader_high_watermark=lambda: self.raft.leader_high_watermark,
+                on_fatal=self._on_fatal,
             )
-        self._of_loader = self.raft.register(SnapshotAdapter(self.loader, self._loaded))
+        self._loader_registration = listeners.register(SnapshotAdapter(self.loader, self._loaded))
         self.loader.install_publishers([self._snapshots])
         self.raft.start()
 
     def _loaded(self) -> None:
         if self.loader.is_waiting:
-            # The gate opens with the high watermark, which may move without a commit of its own.
+            # It waits for the high watermark, which may have moved without a batch for the loader.
             self.loader.poll()
-        self._lift_controller()
+        if self._catch_up is not None and self._loader_registration is not None:
+            self._catch_up.on_loaded(self._loader_registration.next_offset)
         self.on_loaded()
 
     def replayed(self) -> int | None:
-        """How far the replay of what was committed before is, as a number that grows; None when it is through."""
-        behind, ahead = self._of_controller, self._of_loader
-        if ahead is None or self.loader.catching_up or (behind is not None and behind.held):
-            return (0 if ahead is None else ahead.next_offset) + self._steps_taken
+        """How far the replay of what was committed before the start is, as a number that grows; None once it is done
+        for the loader and the controller."""
+        registration, catch_up = self._loader_registration, self._catch_up
+        if registration is None:
+            return 0
+        if self.loader.catching_up or (catch_up is not None and catch_up.is_suspended):
+            return registration.next_offset + (catch_up.steps_taken if catch_up is not None else 0)
         return None
 
-    def _worth_an_image(self) -> int:
-        """How many records take longer to replay than a controller to be made anew."""
-        return max(_WORTH_AN_IMAGE, len(self.loader.image.topics.by_id))
-
-    def _lift_controller(self) -> None:
-        """Where the controller was left behind and the loader is through: have it go on from there, in turns."""
-        behind, ahead = self._of_controller, self._of_loader
-        if behind is None or ahead is None or not behind.held or self._lifting is not None:
-            return
-        if (self.raft.committed_end or ahead.next_offset) - ahead.next_offset > _WORTH_AN_IMAGE // 2:
-            return
-        image = self.loader.image
-        if image.provenance.is_batch_aligned and image.offset >= behind.next_offset:
-            assert self.controller is not None
-            log.info("the controller is made from the image at %s", image.provenance)
-            self._lifting = self.controller.load_image(image)
-            self._lift(image.provenance.snapshot_offset)
-        else:
-            # A metadata transaction is open since the middle of a batch.
-            self.raft.resume(behind, None)
-
-    def _lift(self, end: int) -> None:
-        if self._lifting is None:
-            return  # closed
-        self._steps_taken += 1
-        try:
-            next(self._lifting)
-        except StopIteration:
-            self._lifting = None
-            assert self._of_controller is not None
-            self.raft.resume(self._of_controller, end)
-        except Exception as error:
-            self._lifting = None
-            self._on_fatal(error)
-        else:
-            self._timers.call_later_ms(0, lambda: self._lift(end))
-
     def leader_address(self) -> tuple[str, int] | None:
-        """Where the active controller listens; None while nobody leads."""
+        """The address of the active controller; None while there is none."""
         leader_id = self.raft.leader_and_epoch().leader_id
         if leader_id is None:
             return None
@@ -326,31 +298,31 @@ class QuorumSide:
         self.arm()
 
     def stop_probing(self) -> None:
-        """This node is going down."""
+        """Probe no broker any more: this node stops."""
         if self._prober is not None:
             self._prober.close()
 
     # -- snapshots
 
     def _write_snapshot(self, image: MetadataImage) -> bool:
-        if self._snapshot_under_way:
+        if self._is_writing_snapshot:
             return False
         self._begin_snapshot(image)
         return True
 
     def _begin_snapshot(self, image: MetadataImage) -> Pending[bool]:
         provenance = image.provenance
-        self._snapshot_under_way = True
-        # The image is immutable, so its records are drawn by the thread that writes them.
+        self._is_writing_snapshot = True
+        # The image is immutable, so the thread that writes its records can make them.
         done = self.raft.create_snapshot(
             provenance.snapshot_offset,
             provenance.last_contained_epoch,
-            _unhurried(image.records()),
+            _with_pauses(image.records(), self._host.pause_thread),
             provenance.last_contained_log_time_ms,
         )
 
         def written(made: bool | None, error: ApiError | None) -> None:
-            self._snapshot_under_way = False
+            self._is_writing_snapshot = False
             if made:
                 log.info("snapshot %s is written", provenance)
 
@@ -358,18 +330,18 @@ class QuorumSide:
         return done
 
     def snapshot_before_stop(self) -> Pending[bool]:
-        """Have the next start replay a snapshot and not all that was written since the last one: each restart of a
+        """Write a snapshot, so that the next start need not replay what was written since the last one: a restart of a
         broker alone writes two records for each of its partitions. Whether one was written."""
         image, latest = self.loader.image, self.metadata_log.latest_snapshot
         provenance = image.provenance
         since = provenance.snapshot_offset - (latest.offset if latest is not None else 0)
         if (
-            since < _WORTH_A_SNAPSHOT
-            or self._snapshot_under_way
+            since < _MIN_RECORDS_AT_STOP
+            or self._is_writing_snapshot
             or self.loader.catching_up
             or not provenance.is_batch_aligned
             or self._snapshots.disabled_reason is not None
-            or sum(len(topic.partitions) for topic in image.topics.by_id.values()) > _PARTITIONS_AT_STOP
+            or sum(len(topic.partitions) for topic in image.topics.by_id.values()) > _MAX_PARTITIONS_AT_STOP
         ):
             done: Pending[bool] = Pending()
             done.complete(False)
@@ -380,16 +352,17 @@ class QuorumSide:
     # -- the end
 
     def shutdown(self) -> Pending[None]:
-        """Leave the quorum; settles when the log is synced."""
+        """Stop taking part in the quorum; settles when the log is synced."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         return self.raft.shutdown()
 
     def close(self, clean: bool = True) -> None:
-        """Let go of the files."""
+        """Close the files; with `clean` false leave them as they are."""
         self.stop_probing()
-        self._lifting = None
+        if self._catch_up is not None:
+            self._catch_up.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._policies is not None:
@@ -397,13 +370,13 @@ class QuorumSide:
         self.raft.close(clean)
 
 
-def _unhurried(records: Iterator[VersionedRecord]) -> Iterator[VersionedRecord]:
-    """The same, with pauses for the thread that draws them: of a million it would have the interpreter half the time
-    for seconds, and the event loop wait for its turn again and again."""
-    while some := list(islice(records, _RECORDS_A_BREATH)):
-        yield from some
-        if len(some) == _RECORDS_A_BREATH:
-            time.sleep(_BREATH_S)
+def _with_pauses(records: Iterator[VersionedRecord], pause: Callable[[int], None]) -> Iterator[VersionedRecord]:
+    """The same records, with pauses of the thread that draws them. Without pauses a million records would hold the
+    interpreter lock half the time for seconds, and the event loop would wait for it again and again."""
+    while chunk := list(islice(records, _RECORDS_PER_PAUSE)):
+        yield from chunk
+        if len(chunk) == _RECORDS_PER_PAUSE:
+            pause(_PAUSE_MS)
 
 
 def _nothing() -> None:

@@ -1,9 +1,9 @@
-"""The quorum's requests on the network: one client an address, made when it is needed.
+"""The quorum's requests on the network: one client for each address, made with the first request.
 
-The machine has at most one request under way to each destination, so there is no queue to bound. What goes wrong fails
-the request: when to try again is the machine's decision. Where a connection broke, the address is probed at once: a
-leader whose process is gone need not be waited for. Of an address that gives no answers the log says so once, and
-once more when it does.
+The machine has at most one request under way to each destination, so there is no queue to bound. A request that meets
+an error fails; when to try again is the machine's decision. Where a connection broke, the address is probed at once: if
+the process of the leader is dead, the quorum need not wait for the timeout. The log names an address that does not
+answer once, and once more when it answers again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.raft_driver import ReplicaGone
+from kalda.broker.raft_driver import ConnectionRefused
 from kalda.network.client import RpcClient
 from kalda.protocol.notation import Request
 from kalda.raft.values import Destination
@@ -23,7 +23,9 @@ from kalda.raft.values import Destination
 log = logging.getLogger("kalda.quorum")
 
 MAX_UNDER_WAY = 1_000
+"""Requests; more fail at once."""
 MAX_CLIENTS = 256
+"""Addresses that have a client; one more closes the client that was made first."""
 
 
 class RaftChannel:
@@ -34,17 +36,21 @@ class RaftChannel:
         client_of: Callable[[str, int], RpcClient],
         is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
     ) -> None:
-        """`client_of(host, port)` makes a client as the controller listener wants it. `is_refused(host, port)` probes
-        an address; without it no replica is ever taken to be gone."""
+        """`client_of(host, port)` makes a client for a controller listener. `is_refused(host, port)` probes an address;
+        None: no address is probed, so no replica is reported dead."""
         self._client_of = client_of
         self._is_refused = is_refused
         self._clients: dict[tuple[str, int], RpcClient] = {}
+        """By host and port, in the order in which they were made."""
         self._silent: set[tuple[str, int]] = set()
+        """Addresses that did not answer the last request. Each was logged when it was added."""
         self._tasks: set[asyncio.Task[None]] = set()
+        """One for each request under way."""
         self._closed = False
 
     def send(self, destination: Destination, request: Request, timeout_ms: int) -> Pending[Any]:
-        """The response, or the `ApiError` that none came of it within the timeout."""
+        """The response. Fails with an `ApiError`, among others where no response came within the timeout; that is
+        `ConnectionRefused` where the address refuses connections."""
         pending: Pending[Any] = Pending()
         if self._closed or len(self._tasks) >= MAX_UNDER_WAY:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the channel takes no requests"))
@@ -72,40 +78,40 @@ class RaftChannel:
         except ApiError as error:
             await self._fail(client, pending, error)
         except TimeoutError:
-            self._is_silent(client, f"no answer within {timeout_ms} ms")
+            self._mark_silent(client, f"no answer within {timeout_ms} ms")
             pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer from {client.host}:{client.port}"))
         except ValueError as error:
-            # What must be said cannot be said in the version that the other side speaks.
+            # The version that the other side supports cannot carry a field of the request.
             pending.fail(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)))
         except asyncio.CancelledError:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the node is stopping"))
         else:
             if getattr(response, "error_code", 0) == ErrorCode.INCONSISTENT_CLUSTER_ID:
-                self._is_silent(client, "it is of another cluster [INCONSISTENT_CLUSTER_ID]")
+                self._mark_silent(client, "it is of another cluster [INCONSISTENT_CLUSTER_ID]")
             else:
-                self._answers(client)
+                self._mark_answering(client)
             pending.complete(response)
 
     async def _fail(self, client: RpcClient, pending: Pending[Any], error: ApiError) -> None:
-        """Find out whether the other side is gone, where it may be."""
-        if error.code is not ErrorCode.UNSUPPORTED_VERSION:  # which an older controller's answers say, among others
-            self._is_silent(client, error.message or error.code.name)
+        """Fail the request; where its connection broke, after a probe of the address."""
+        if error.code is not ErrorCode.UNSUPPORTED_VERSION:  # which an older controller may answer
+            self._mark_silent(client, error.message or error.code.name)
         try:
             if (
                 error.code is ErrorCode.NETWORK_EXCEPTION
                 and self._is_refused is not None
                 and await self._is_refused(client.host, client.port)
             ):
-                error = ReplicaGone(f"nobody listens at {client.host}:{client.port}")
+                error = ConnectionRefused(f"{client.host}:{client.port} refuses connections")
         finally:
             pending.fail(error)
 
-    def _is_silent(self, client: RpcClient, why: str) -> None:
+    def _mark_silent(self, client: RpcClient, why: str) -> None:
         if (client.host, client.port) not in self._silent and not self._closed:
             self._silent.add((client.host, client.port))
             log.warning("no answer from the controller at %s:%d: %s", client.host, client.port, why)
 
-    def _answers(self, client: RpcClient) -> None:
+    def _mark_answering(self, client: RpcClient) -> None:
         if (client.host, client.port) in self._silent:
             self._silent.discard((client.host, client.port))
             log.info("the controller at %s:%d answers now", client.host, client.port)

@@ -1,6 +1,6 @@
-"""The outside world for the pure floors: clock, timers, threads, entropy, bundled as the host of a node.
+"""The real clock, timers, threads and entropy, and `Host`, which holds them for a node.
 
-The simulator has its own of each; everything else of a node is the same in both.
+The simulator replaces `Host`; all other code of a node is the same in both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def mono_ms(self) -> int:
-        """Milliseconds that never go back."""
+        """Milliseconds since some fixed moment; they never decrease."""
         return time.monotonic_ns() // 1_000_000
 
 
@@ -43,19 +43,22 @@ class LoopTimers:
         self._loop = loop
 
     def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call back on the loop."""
+        """Call `callback` on the loop after the delay."""
         return self._loop.call_later(delay_ms / 1000, callback)
 
 
 class ThreadJobs:
-    """Jobs on a pool of threads; they finish on the loop."""
+    """Runs jobs on a pool of threads, and their second half on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
         self._loop = loop
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kalda-job")
 
     def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
-        """Start `job` on a thread."""
+        """Run `job` on a thread, then `finish(value, failure)` on the loop; one of the two is None.
+
+        `finish` is not called where the loop has been closed meanwhile.
+        """
         self._pool.submit(self._run, job, finish)
 
     def _run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
@@ -69,47 +72,53 @@ class ThreadJobs:
             self._loop.call_soon_threadsafe(finish, value, failure)
 
     def close(self) -> None:
-        """Wait for what runs; what has not begun is dropped."""
+        """Wait for the jobs that run; those that have not begun are dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class JobPool(Jobs, Protocol):
-    """Jobs that somebody has to close."""
+    """Jobs on threads that must be joined at the end."""
 
     def close(self) -> None:
-        """Wait for what runs; what has not begun is dropped."""
+        """Wait for the jobs that run; those that have not begun are dropped."""
         ...
 
 
 class Host:
-    """The machine that a node runs on: all of the outside world that it touches, but for the loop and its sockets."""
+    """The machine that a node runs on: disk, clock, randomness, timers, threads. The loop and its sockets are not part
+    of it."""
 
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk: Disk = disk if disk is not None else RealDisk()
         self.clock: Clock = SystemClock()
         self.rng = random.Random()
+        """For jitter and for choices that need not be secret."""
 
     def timers(self, loop: asyncio.AbstractEventLoop) -> Timers:
-        """Timers on the loop of the node."""
+        """Timers that call back on `loop`."""
         return LoopTimers(loop)
 
     def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> JobPool:
-        """At most so many threads for jobs."""
+        """A pool of at most `threads` threads, whose jobs finish on `loop`."""
         return ThreadJobs(loop, threads)
 
+    def pause_thread(self, duration_ms: int) -> None:
+        """Suspend the thread of the job that calls this, so that the others get the interpreter."""
+        time.sleep(duration_ms / 1000)
+
     async def is_refused(self, host: str, port: int) -> bool:
-        """Whether connections there are refused, as they are where no process listens; within a short time."""
+        """Whether `host` refuses connections to `port`, as it does where no process listens. Bounded in time."""
         from kalda.network.probe import is_refused
 
         return await is_refused(host, port)
 
     def new_uuid(self) -> Uuid:
-        """A fresh id from the machine's entropy."""
+        """A random id from the entropy of the operating system."""
         return random_uuid(os.urandom)
 
 
-async def settled(pending: Pending[Any]) -> None:
-    """Wait for a pending answer, whatever it is."""
+async def wait_settled(pending: Pending[Any]) -> None:
+    """Wait until `pending` has completed or failed."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake(_: Any, __: ApiError | None) -> None:

@@ -161,7 +161,7 @@ async def _serve(options: Options) -> int:
     def on_signal(number: signal.Signals) -> None:
         log.info("Terminating process due to signal %s", number.name)
         if stop.is_set() and number is not signal.SIGHUP:
-            node.hurry()
+            node.skip_handover()
         stop.set()
 
     loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ import click
 from kalda.cli.times import Seconds
 from kalda.cli.workers import each
 from kalda.sim import faults
-from kalda.sim.quorum_storm import calm, storm, usurpations
+from kalda.sim.quorum_storm import recover, stale_leaders, storm
 from kalda.sim.scenario import LOADS, Plan, Verdict, simulate
 
 _NONE = "none"
@@ -132,10 +132,10 @@ def quorum_command(seeds: int, first: int, jobs: int) -> None:
 
 
 def _storm(seed: int) -> str:
-    """The promise that a storm of faults, or one of leaders that do not hear of their successors, broke; or nothing."""
+    """The promise that a storm of faults, or stale leaders, have broken; empty for none."""
     try:
-        calm(storm(seed))
-        usurpations(seed)
+        recover(storm(seed))
+        stale_leaders(seed)
     except AssertionError as error:
         return str(error) or repr(error)
     return ""

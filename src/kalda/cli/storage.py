@@ -135,7 +135,7 @@ def format_command(
         is_controller=config.is_controller,
         controller_endpoint=_controller_endpoint(config),
         has_static_voters=bool(config.voters),
-        quorum=chosen[0] if chosen else QuorumChoice.UNSAID,
+        quorum=chosen[0] if chosen else QuorumChoice.UNSPECIFIED,
         initial_controllers=initial_controllers or "",
         release_version=release_version,
         feature_levels=_feature_levels(features),

@@ -1,20 +1,21 @@
-"""The KRaft controller: decides for the cluster, and writes what it decided to the metadata log.
+"""The KRaft controller: makes the decisions of the cluster, and writes them as records to the metadata log.
 
-It knows no socket, file or clock, and nothing of how the quorum replicates: it is told what is committed and who
-leads, and hands over records. What a request may do is told with it. Brokers learn of decisions by reading the log.
+It uses no socket, file or clock, and does not depend on how the quorum replicates. The quorum calls it with committed
+records and with changes of the leader; it passes records to the quorum. The rights of a request's sender come with the
+request. Brokers read decisions from the log.
 
 - `quorum_controller.py`: requests, replay, becoming and ceasing to be active
-- `answers.py`: what answers have in common
+- `answers.py`: error fields of responses, and the limit of records for each request
 - `activation.py`: the first records of a new active controller
-- `periodic.py`: tasks and when they are due
+- `periodic.py`: periodic tasks, and when they are due
 - `features.py`: finalized feature levels
-- `cluster.py`, `heartbeats.py`: registrations; who is alive
-- `suspects.py`: who may be gone, before the session ends
+- `cluster.py`, `heartbeats.py`: registrations; sessions of brokers
+- `suspects.py`: finding dead brokers before their sessions end
 - `partitions.py`, `partition_index.py`: topics and partitions, and the reverse indexes over them
 - `partition_change.py`: the next leader, ISR and eligible replicas of one partition
-- `broker_changes.py`: brokers come, go, and lose directories
-- `topics.py`, `placement.py`: topics made, grown, removed; where replicas go
-- `alter_partition.py`, `elections.py`, `reassignment.py`, `directories.py`: what else changes partitions
-- `configs.py`, `config_requests.py`, `config_schema.py`: dynamic configs; their requests; what is known of keys
+- `broker_changes.py`: effects on partitions when brokers are fenced, unfenced, shut down, or lose directories
+- `topics.py`, `placement.py`: creating, growing and removing topics; placing replicas
+- `alter_partition.py`, `elections.py`, `reassignment.py`, `directories.py`: other requests that change partitions
+- `configs.py`, `config_requests.py`, `config_schema.py`: dynamic configs; their requests; types and defaults of keys
 - `producer_ids.py`, `client_quotas.py`, `scram.py`, `acls.py`: a domain each
 """

@@ -1,6 +1,6 @@
-"""Access control entries: created and deleted here, judged by each broker's authorizer.
+"""Access control entries: created and deleted here, evaluated by each broker's authorizer.
 
-An entry that exists already is not written again, and its creation succeeds: CreateAcls is idempotent.
+The creation of an entry that exists already succeeds without a record: CreateAcls is idempotent.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class AclControl:
 
     def replay_entry(self, record: AccessControlEntryRecord) -> None:
         acl = StandardAcl.from_record(record)
-        assert record.id not in self.by_id, f"ACL {record.id.hex()} is there already"
+        assert record.id not in self.by_id, f"ACL {record.id.hex()} exists already"
         self.by_id[record.id] = acl
         self._ids[acl] = record.id
 
@@ -116,7 +116,7 @@ def _matching(acl: StandardAcl) -> DeleteAclsMatchingAcl:
 
 
 def _validate_creation(creation: AclCreation) -> None:
-    """Raises `ApiError` INVALID_REQUEST for an entry that could never be judged."""
+    """Raises `ApiError` INVALID_REQUEST for an entry that cannot be evaluated."""
     name = creation.resource_name
     if creation.resource_type not in range(AclResourceType.TOPIC, AclResourceType.USER + 1):
         raise _invalid(f"Invalid resourceType {_name(AclResourceType, creation.resource_type)}")
@@ -168,7 +168,7 @@ def filter_matcher(entry_filter: DeleteAclsFilter) -> Callable[[StandardAcl], bo
 
 
 def _pattern_matches(pattern_type: int, name: str | None, acl: StandardAcl) -> bool:
-    """MATCH finds whatever entry would apply to the resource called `name`; the others compare the patterns."""
+    """MATCH matches every entry that applies to the resource `name`. The other types compare patterns."""
     if pattern_type not in (PATTERN_ANY, PATTERN_MATCH, acl.pattern_type):
         return False
     if name is None:

@@ -1,8 +1,8 @@
 """The first records of a new active controller.
 
-On an empty log these are the bootstrap records, which finalize the release that the cluster was formatted for, in one
-metadata transaction where that release has them (KIP-868): a log can then never be left with half of them. On any
-other log there is something to write only where the predecessor died inside a transaction, which is aborted.
+On an empty log these are the bootstrap records, which finalize the metadata.version that the cluster was formatted for.
+They are one metadata transaction where that version has transactions (KIP-868), so no log has only a part of them. On
+any other log there is a record only where the previous controller stopped inside a transaction: one that aborts it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ def activation_records(
     metadata_version: MetadataVersion | None,
     min_insync_replicas: str,
 ) -> list[VersionedRecord]:
-    """`metadata_version` is the log's, without the open transaction if there is one; None where nothing is in it yet.
-    `min_insync_replicas` is what the node's properties say, for the cluster-wide value that eligible leader replicas
-    need (KIP-966). Raises `ValueError` where the log cannot be carried on.
+    """`metadata_version` is that of the log, without an open transaction; None for an empty log. `min_insync_replicas`
+    is the value in the node's properties: eligible leader replicas need a cluster-wide value (KIP-966). Raises
+    `ValueError` where the bootstrap records set no metadata.version, or the log has a transaction and a version
+    without transactions.
     """
     is_log_empty = metadata_version is None
     version = bootstrap_metadata_version(bootstrap) if metadata_version is None else metadata_version
     records: list[VersionedRecord] = []
     if is_transaction_open:
         if not version.is_metadata_transaction_supported:
-            raise ValueError(f"the metadata log holds a partial transaction, which {version} does not have")
+            raise ValueError(f"the metadata log has an open transaction, but {version} has no transactions")
         records.append(VersionedRecord(AbortTransactionRecord(reason=_ABORT_REASON), 0))
     if not is_log_empty:
         return records
@@ -64,7 +65,7 @@ def activation_records(
 
 
 def bootstrap_metadata_version(bootstrap: Sequence[VersionedRecord]) -> MetadataVersion:
-    """Raises `ValueError` for records that name none: a cluster cannot start without."""
+    """Raises `ValueError` for records that set none: no cluster can start without one."""
     level = _level(bootstrap, METADATA_VERSION)
     if level == 0:
         raise ValueError("the bootstrap records do not set metadata.version: format the storage again")

@@ -1,8 +1,8 @@
 """A leader proposes its ISR (AlterPartition, KIP-497), and the controller decides.
 
-The leader alone knows who has caught up; the controller alone knows who is alive. So a proposal is refused when it
-was made under an older leader or partition epoch, or when it names a replica that is fenced, shutting down (KIP-841),
-or of another incarnation than the leader thinks (KIP-903).
+Only the leader has the replicas' fetch positions; only the controller has the brokers' sessions. So a proposal is
+refused when it was made under an older leader or partition epoch, or when it contains a replica that is fenced,
+shutting down (KIP-841), or of another incarnation than in the proposal (KIP-903).
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class AlterPartitionControl:
             assert isinstance(record, PartitionChangeRecord)
             partition = partition.merge(record)
             if record.leader not in (broker_id, NO_LEADER_CHANGE):
-                # The new ISR completed a reassignment which takes the leader away: the one case in which an error is
-                # answered and a record is written. The old leader must fetch metadata before it asks again.
+                # The new ISR completed a reassignment that removes the leader: the only case with both an error in the
+                # response and a record. The old leader must read the metadata before its next proposal.
                 answer.error_code = ErrorCode.NEW_LEADER_ELECTED
                 return answer
         answer.leader_id = partition.leader
@@ -95,7 +95,7 @@ class AlterPartitionControl:
         proposed: Sequence[AlterPartitionRequestBrokerState],
     ) -> ErrorCode:
         if data.leader_epoch > partition.leader_epoch or data.partition_epoch > partition.partition_epoch:
-            return ErrorCode.NOT_CONTROLLER  # the leader knows more than this controller: another one is active
+            return ErrorCode.NOT_CONTROLLER  # the leader has read records that this controller lacks: another is active
         if data.leader_epoch < partition.leader_epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
         if broker_id != partition.leader:

@@ -1,4 +1,4 @@
-"""What answers have in common: how they say an error, and how much one request may change."""
+"""The common part of responses: error fields, and the limit of records that one request may write."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def error_fields(error: ApiError | None) -> dict[str, Any]:
 
 
 def check_batch_size(count: int) -> None:
-    """A user's operation makes one batch at most. Raises `ApiError` POLICY_VIOLATION, as Kafka does."""
+    """A user's request may write one batch at most. Raises `ApiError` POLICY_VIOLATION, as Kafka does."""
     if count > MAX_RECORDS_PER_USER_OPERATION:
         raise ApiError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")

@@ -1,7 +1,8 @@
-"""What happens to partitions when a broker comes, goes, or loses a directory.
+"""Effects on partitions when a broker is fenced, unfenced, shut down, unregistered, or loses a directory.
 
-A broker that goes leaves its ISRs at once, and with them its leaderships, so that producers with acks=all need not
-wait for it. A broker that comes back leads again only what has no leader; the ISRs it re-enters by catching up.
+A broker that is fenced or shuts down is removed from all ISRs and leaderships at once, so that producers with acks=all
+do not wait for it. A broker that is unfenced becomes the leader only of partitions without one. It re-enters an ISR
+when it has caught up.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class BrokerChangeControl:
     def heartbeat(
         self, request: BrokerHeartbeatRequest
     ) -> tuple[Result[VersionedRecord, BrokerHeartbeatResponse], bool]:
-        """The answer, and whether the broker is in a controlled shutdown after it: then the offset of the last record
-        is one that all active brokers must have seen before it may go. Raises `ApiError` STALE_BROKER_EPOCH."""
+        """The result, and whether the broker is in a controlled shutdown after it: then all active brokers must have
+        read the last record before the broker may stop. Raises `ApiError` STALE_BROKER_EPOCH."""
         broker_id = request.broker_id
         registration = self._cluster.check_broker_epoch(broker_id, request.broker_epoch)
         heartbeats = self._cluster.heartbeats
@@ -52,11 +53,11 @@ class BrokerChangeControl:
         offline = request.offline_log_dirs if version.is_directory_assignment_supported else []
         newly_offline = [directory for directory in registration.directories if directory in offline]
         if following is BrokerControlState.UNFENCED and newly_offline:
-            # Its next heartbeat unfences it: what it may lead without them is known then.
+            # The next heartbeat unfences it, when these directories are offline in the log and it leads nothing there.
             following = current
         records: list[VersionedRecord] = []
         if current is not following:
-            log.info("Broker %d goes from %s to %s.", broker_id, current.value, following.value)
+            log.info("Broker %d changes from %s to %s.", broker_id, current.value, following.value)
             match following:
                 case BrokerControlState.FENCED | BrokerControlState.SHUTDOWN_NOW:
                     records += self.fence(registration)
@@ -64,7 +65,7 @@ class BrokerChangeControl:
                     records += self._unfence(registration)
                 case BrokerControlState.CONTROLLED_SHUTDOWN:
                     records += self._start_shutdown(registration)
-        heartbeats.touch(broker_id, following.is_fenced, request.current_metadata_offset)
+        heartbeats.on_heartbeat(broker_id, following.is_fenced, request.current_metadata_offset)
         if newly_offline:
             records += self._directories_offline(registration, newly_offline)
         if version.is_cordoned_log_dirs_supported and request.cordoned_log_dirs is not None:
@@ -77,7 +78,7 @@ class BrokerChangeControl:
         return Result(records, response), following is BrokerControlState.CONTROLLED_SHUTDOWN
 
     def fence(self, registration: BrokerRegistration) -> list[VersionedRecord]:
-        """Nothing for one that is fenced already."""
+        """The records that fence a broker; none where it is fenced already."""
         if registration.fenced:
             return []
         broker_id = registration.id
@@ -86,8 +87,8 @@ class BrokerChangeControl:
         return records
 
     def fence_one_stale(self, now_ms: int) -> tuple[list[VersionedRecord], bool]:
-        """Fence the broker that has been silent longest, if that is longer than its session; whether there was one.
-        One at a time, so that the next sees what the records of this one have changed."""
+        """The records that fence the broker whose session expired first, and whether there was one. One broker at a
+        time: the records of the next depend on the state after these."""
         heartbeats = self._cluster.heartbeats
         expired = heartbeats.pop_expired(now_ms)
         if expired is None:
@@ -101,15 +102,15 @@ class BrokerChangeControl:
         heartbeats.fence(broker_id)
         return records, True
 
-    def fence_gone(self, broker_id: int, epoch: int) -> list[VersionedRecord]:
-        """Fence a broker whose process is known to be gone, and end its session. Nothing where it has registered anew
+    def fence_dead(self, broker_id: int, epoch: int) -> list[VersionedRecord]:
+        """The records that fence a broker whose process is dead; its session ends. None where it has registered anew
         since."""
         registration = self._cluster.brokers.get(broker_id)
         if registration is None or registration.epoch != epoch:
             return []
         heartbeats = self._cluster.heartbeats
         records = self.fence(registration)
-        heartbeats.forget_contact(broker_id, epoch)
+        heartbeats.end_session(broker_id, epoch)
         heartbeats.fence(broker_id)
         return records
 
@@ -126,9 +127,9 @@ class BrokerChangeControl:
         return records
 
     def clean_up(self, broker_id: int, was_clean: bool, directories: Sequence[Uuid]) -> list[VersionedRecord]:
-        """A new incarnation registers, with these directories: what the old one left in ISRs is void. After an unclean
-        shutdown it is not eligible either, since it may have lost what was not synced (KIP-966); nor are replicas whose
-        directory it does not have any more: where their logs are made anew, nothing is in them."""
+        """The records that remove a broker from its ISRs when a new incarnation registers, with these directories.
+        After an unclean shutdown its replicas are not eligible either, because unsynced records may be lost (KIP-966).
+        Nor are replicas in directories that the new incarnation lacks: it creates their logs anew, empty."""
         index = self._state.index
         if not self._features.metadata_version.is_elr_supported:
             return self._state.leader_and_isr_updates(index.with_in_isr(broker_id), removed=broker_id)
@@ -168,10 +169,10 @@ class BrokerChangeControl:
         return records
 
     def _cordon(self, registration: BrokerRegistration, cordoned: Sequence[Uuid]) -> list[VersionedRecord]:
-        wanted = tuple(sorted(cordoned))
-        if wanted == registration.cordoned_directories:
+        directories = tuple(sorted(cordoned))
+        if directories == registration.cordoned_directories:
             return []
-        return [_change(registration, version=3, cordoned_log_dirs=list(wanted))]
+        return [_change(registration, version=3, cordoned_log_dirs=list(directories))]
 
 
 def _change(
@@ -183,7 +184,7 @@ def _change(
     log_dirs: Sequence[Uuid] = (),
     cordoned_log_dirs: list[Uuid] | None = None,
 ) -> VersionedRecord:
-    """At the lowest version that can say it."""
+    """A change of the registration. `version` is the lowest one that has the given fields."""
     record = BrokerRegistrationChangeRecord(
         broker_id=registration.id,
         broker_epoch=registration.epoch,

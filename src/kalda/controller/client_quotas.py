@@ -1,4 +1,4 @@
-"""Client quotas as they are stored (KIP-546). Brokers read them from their image, and describe them from there."""
+"""Client quotas: requests that change them (KIP-546). Brokers apply and describe them from their image."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class ClientQuotaControl:
     def alter(
         self, entries: Sequence[AlterClientQuotasRequestEntryData]
     ) -> Result[VersionedRecord, list[AlterClientQuotasResponseEntryData]]:
-        """An entity with a wrong key or value, or named twice, is left as it was; the others are altered."""
+        """An entity with an invalid key or value, or one that the request has twice, is not altered; the others are."""
         records: list[VersionedRecord] = []
         results: list[AlterClientQuotasResponseEntryData] = []
-        times = Counter(_named(entry) for entry in entries)
-        for entry in {_named(entry): entry for entry in entries}.values():
+        counts = Counter(_entity_as_given(entry) for entry in entries)
+        for entry in {_entity_as_given(entry): entry for entry in entries}.values():
             error: ApiError | None = None
             try:
-                if times[_named(entry)] > 1:
-                    raise _invalid(f"Ignoring duplicate entity {_named(entry)}")
+                if counts[_entity_as_given(entry)] > 1:
+                    raise _invalid(f"Ignoring duplicate entity {_entity_as_given(entry)}")
                 entity, keys = _validated_entity(entry)
                 records += self._records(entity, keys, entry.ops)
             except ApiError as refused:
@@ -99,18 +99,18 @@ class ClientQuotaControl:
         return records
 
 
-def _named(entry: AlterClientQuotasRequestEntryData) -> tuple[tuple[str, str | None], ...]:
-    """The entity as the request names it, right or wrong."""
+def _entity_as_given(entry: AlterClientQuotasRequestEntryData) -> tuple[tuple[str, str | None], ...]:
+    """The entity of an entry, valid or not."""
     return tuple(sorted(_parts(entry).items(), key=repr))
 
 
 def _parts(entry: AlterClientQuotasRequestEntryData) -> dict[str, str | None]:
-    """Of a type that is given twice the last holds, as in Kafka."""
+    """Name by type. Of a type that is given twice the last name counts, as in Kafka."""
     return {part.entity_type: part.entity_name for part in entry.entity}
 
 
 def _validated_entity(entry: AlterClientQuotasRequestEntryData) -> tuple[QuotaEntity, Mapping[str, str]]:
-    """The entity, and the type of each key that it may have. Raises `ApiError` INVALID_REQUEST."""
+    """The entity, and its valid keys with their types. Raises `ApiError` INVALID_REQUEST."""
     parts = _parts(entry)
     for kind, name in parts.items():
         if kind not in (USER, CLIENT_ID, IP):
@@ -130,7 +130,7 @@ def _validated_entity(entry: AlterClientQuotasRequestEntryData) -> tuple[QuotaEn
 
 
 def _is_address(text: str) -> bool:
-    """An address only: resolving a name would make the outcome depend on where and when it is asked."""
+    """Only IP addresses and `localhost` are valid: the result of resolving other names depends on the node."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

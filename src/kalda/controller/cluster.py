@@ -1,8 +1,8 @@
-"""Which brokers and controllers there are.
+"""The registered brokers and controllers.
 
-A registration is a lease: its epoch, the offset of the log at that moment, goes with every request of the broker, so
-that a request of an earlier incarnation is known for what it is. A broker registers fenced, reads the metadata up to
-its own registration, and is unfenced by a heartbeat that says so (`heartbeats.py`).
+The epoch of a registration is the offset of its record. Every request of the broker carries the epoch, so requests of
+an earlier incarnation are recognized and refused. A broker registers fenced and reads the metadata up to its own
+registration record; its next heartbeat unfences it (`heartbeats.py`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
 CleanUp = Callable[[int, bool, Sequence[Uuid]], list[VersionedRecord]]
-"""`(broker id, was a clean shutdown, directories)` to the records that take a previous incarnation out of its ISRs."""
+"""From (broker id, whether the shutdown was clean, directories) to the records that remove the previous incarnation
+from its ISRs."""
 
-_NO_STORED_EPOCH = -2  # never what a request claims: -1 there means that it does not know
+_NO_STORED_EPOCH = -2  # equals no epoch in a request, where -1 stands for an unknown one
 
 
 class ClusterControl:
@@ -58,20 +59,24 @@ class ClusterControl:
     def __init__(
         self, registry: SnapshotRegistry, cluster_id: str, features: FeatureControl, own_incarnation: Uuid | None = None
     ) -> None:
-        """`own_incarnation`: what the broker in this controller's own process registers as."""
+        """`own_incarnation`: the incarnation id of the broker in the process of this controller."""
         self._own_incarnation = own_incarnation
         self._cluster_id = cluster_id
         self._features = features
         self.brokers: TimelineDict[int, BrokerRegistration] = TimelineDict(registry)
         self.controllers: TimelineDict[int, ControllerRegistration] = TimelineDict(registry)
         self._registration_offsets: TimelineDict[int, int] = TimelineDict(registry)
+        """by broker id, the offset of the last registration record; a broker that registers anew under the same
+        incarnation keeps its epoch, but not this offset"""
         self._directory_owners: TimelineDict[Uuid, int] = TimelineDict(registry)
+        """broker id by log directory"""
         self._heartbeats: BrokerHeartbeats | None = None
+        """None while this controller is not active"""
 
     # Being the active controller
 
     def activate(self, session_timeout_ms: int, now_ms: int) -> None:
-        """Every broker is taken to have been heard of just now: nobody else knows better."""
+        """Start a full session for every unfenced broker: the times of earlier heartbeats are not in the log."""
         self._heartbeats = BrokerHeartbeats(session_timeout_ms)
         for broker_id, registration in self.brokers.items():
             self._heartbeats.register(broker_id, registration.fenced)
@@ -83,10 +88,10 @@ class ClusterControl:
 
     @property
     def heartbeats(self) -> BrokerHeartbeats:
-        assert self._heartbeats is not None, "only the active controller knows who is alive"
+        assert self._heartbeats is not None, "only the active controller tracks heartbeats"
         return self._heartbeats
 
-    # Questions
+    # Queries
 
     def check_broker_epoch(self, broker_id: int, epoch: int) -> BrokerRegistration:
         """Raises `ApiError` STALE_BROKER_EPOCH unless `epoch` is that of the broker's present incarnation."""
@@ -104,13 +109,13 @@ class ClusterControl:
         return self._registration_offsets[broker_id]
 
     def is_active(self, broker_id: int) -> bool:
-        """Whether it can be in an ISR and lead: registered, not fenced, not on its way out."""
+        """Whether the broker may be in an ISR and lead: registered, not fenced, not in a controlled shutdown."""
         registration = self.brokers.get(broker_id)
         return registration is not None and not registration.fenced and not registration.in_controlled_shutdown
 
     def has_online_directory(self, broker_id: int, directory: Uuid | None) -> bool:
-        """Whether a replica there can be served. A directory that is not known yet is given the benefit of doubt: a
-        broker with no directory left stops by itself."""
+        """Whether a replica in that directory can be served. An unassigned directory counts as online: a broker without
+        any online directory stops itself."""
         registration = self.brokers.get(broker_id)
         if registration is None or directory is None or directory == DIRECTORY_LOST:
             return False
@@ -119,7 +124,7 @@ class ClusterControl:
         return registration.has_online_dir(directory)
 
     def default_directory(self, broker_id: int) -> Uuid:
-        """Where a new replica on that broker goes: the broker decides unless it has one directory only."""
+        """The directory of a new replica on that broker: its only one, or DIRECTORY_UNASSIGNED, so that it chooses."""
         registration = self.brokers.get(broker_id)
         if registration is None:
             return DIRECTORY_UNASSIGNED
@@ -129,7 +134,7 @@ class ClusterControl:
         return directories[0] if len(directories) == 1 else DIRECTORY_UNASSIGNED
 
     def usable_brokers(self) -> Iterator[UsableBroker]:
-        """For new replicas."""
+        """Brokers on which new replicas may be placed."""
         for broker_id, registration in self.brokers.items():
             if not registration.in_controlled_shutdown and registration.has_uncordoned_dirs:
                 yield UsableBroker(broker_id, registration.rack, registration.fenced)
@@ -139,17 +144,17 @@ class ClusterControl:
     def register_broker(
         self, request: BrokerRegistrationRequest, new_epoch: int, clean_up: CleanUp, now_ms: int
     ) -> Result[VersionedRecord, BrokerRegistrationResponse]:
-        """A broker starts, or says anew what it supports. Raises `ApiError`."""
+        """A broker starts, or registers anew with other features or directories. Raises `ApiError`."""
         self._check_cluster_id(request.cluster_id)
         broker_id = request.broker_id
         existing = self.brokers.get(broker_id)
         same_incarnation = existing is not None and existing.incarnation_id == request.incarnation_id
-        # The process that held this process's directories before is dead, however recently it was heard of.
-        succeeds_itself = self._own_incarnation is not None and request.incarnation_id == self._own_incarnation
+        # The previous broker of this node is dead, however recent its last heartbeat: this process has its directories.
+        is_own_broker = self._own_incarnation is not None and request.incarnation_id == self._own_incarnation
         if (
             existing is not None
             and not same_incarnation
-            and not succeeds_itself
+            and not is_own_broker
             and not existing.in_controlled_shutdown
             and self.heartbeats.has_valid_session(broker_id, existing.epoch, now_ms)
         ):
@@ -297,7 +302,7 @@ class ClusterControl:
                 )
 
     def _broker_features(self, request: BrokerRegistrationRequest) -> list[BrokerFeature]:
-        """What the broker supports, once that was found to include what is finalized."""
+        """The features that the broker supports. Raises `ApiError` unless they include all finalized levels."""
         finalized = self._features.finalized_levels()
         features = []
         announced: dict[str, tuple[int, int]] = {}
@@ -311,7 +316,7 @@ class ClusterControl:
                 )
             )
         if METADATA_VERSION not in announced:
-            level = MINIMUM.value  # what a broker that does not say was built for
+            level = MINIMUM.value  # a broker that announces none supports this level
             announced[METADATA_VERSION] = (level, level)
             features.append(
                 BrokerFeature(name=METADATA_VERSION, min_supported_version=level, max_supported_version=level)
@@ -341,7 +346,7 @@ def _broker_endpoints(request: BrokerRegistrationRequest) -> list[BrokerEndpoint
 
 
 def _check_listener_names(names: Iterable[str]) -> None:
-    """A nameless listener could be registered, but its record could not be replayed."""
+    """The replay of a record with a nameless listener would fail, so the registration is refused."""
     seen: set[str] = set()
     for name in names:
         if not name or name in seen:

@@ -1,6 +1,6 @@
-"""AlterConfigs and IncrementalAlterConfigs: from the wire to alterations, and back.
+"""AlterConfigs and IncrementalAlterConfigs: requests to alterations, and results to responses.
 
-A resource that is named twice is refused, whatever its alterations are: their order would decide.
+A resource that a request has twice is refused, because the result would depend on the order.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Named(Protocol):
 def incremental_alter_configs(
     configs: ConfigControl, request: IncrementalAlterConfigsRequest, caller: Caller
 ) -> Result[VersionedRecord, IncrementalAlterConfigsResponse]:
-    """KIP-339: keys that are not named stay as they are."""
-    outcome, accepted = _sift(request.resources, caller)
+    """IncrementalAlterConfigs (KIP-339): keys that are not in the request are not changed."""
+    outcome, accepted = _check_resources(request.resources, caller)
     changes: dict[ConfigResource, list[KeyOp]] = {}
     for resource in request.resources:
         key = _key(resource)
@@ -68,8 +68,8 @@ def incremental_alter_configs(
 def legacy_alter_configs(
     configs: ConfigControl, request: AlterConfigsRequest, caller: Caller
 ) -> Result[VersionedRecord, AlterConfigsResponse]:
-    """Keys that are not named are deleted."""
-    outcome, accepted = _sift(request.resources, caller)
+    """AlterConfigs: keys that are not in the request are deleted."""
+    outcome, accepted = _check_resources(request.resources, caller)
     changes = {
         _key(resource): {config.name: config.value for config in resource.configs}
         for resource in request.resources
@@ -107,8 +107,8 @@ def _key(resource: _Named) -> ConfigResource:
     return ConfigResource(resource.resource_type, resource.resource_name)
 
 
-def _sift(resources: Sequence[_Named], caller: Caller) -> tuple[Outcome, set[ConfigResource]]:
-    """What is refused at sight, and what goes on."""
+def _check_resources(resources: Sequence[_Named], caller: Caller) -> tuple[Outcome, set[ConfigResource]]:
+    """The outcome so far of each resource, with the errors of refused ones, and the resources that are not refused."""
     outcome: Outcome = {}
     accepted: set[ConfigResource] = set()
     for resource in resources:
@@ -124,7 +124,7 @@ def _sift(resources: Sequence[_Named], caller: Caller) -> tuple[Outcome, set[Con
 
 
 def _refusal(resource: ConfigResource, caller: Caller) -> ApiError | None:
-    """Topics and groups are altered by who may alter them, brokers and metrics subscriptions by who may the cluster."""
+    """Topics and groups need ALTER_CONFIGS on themselves; brokers and metrics subscriptions need it on the cluster."""
     match resource.type:
         case ConfigResourceType.TOPIC:
             allowed = caller.allows(AclOperation.ALTER_CONFIGS, AclResourceType.TOPIC, resource.name)

@@ -1,8 +1,8 @@
-"""The config tables, and this node's properties, as the controller asks for them.
+"""The `ConfigSchema` of the controller over the config tables and this node's properties.
 
-A topic's value falls back from layer to layer, and within a layer from key to key: the topic's own; what is set
-dynamically for this broker, then for all brokers; what this node's properties say; the default. Broker keys may have
-another unit than the topic's.
+A topic's value comes from the first of these layers that sets it: the topic's own configs; the dynamic configs of this
+broker; those of all brokers; this node's properties; the default. In the layers of brokers several keys may set it, in
+order of precedence, and in other units than the topic's key.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NodeConfigSchema:
                 for name, text in proposed.items():
                     key = find_key(name)
                     if key is not None:
-                        key.parse(text)  # by the broker that sent it, too; but the controller lives by some of them
+                        key.parse(text)  # the broker has checked it too, but the controller itself uses some keys
             case ConfigResourceType.CLIENT_METRICS:
                 if not resource.name:
                     raise ApiError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
@@ -77,8 +77,8 @@ class NodeConfigSchema:
 
     def is_list(self, kind: ConfigResourceType, key: str) -> bool:
         table = _TABLES.get(kind)
-        found = None if table is None else table.get(key)
-        return found is not None and found.type is Type.LIST
+        definition = None if table is None else table.get(key)
+        return definition is not None and definition.type is Type.LIST
 
     def default(self, kind: ConfigResourceType, key: str) -> str | None:
         table = _TABLES.get(kind)
@@ -113,7 +113,7 @@ def _effective(key: str, topic: Mapping[str, str], layers: Layers) -> tuple[str 
 
 
 def _in_topic_unit(text: str, factor: int) -> str:
-    """-1 is no length of time: it says that there is no limit, in any unit."""
+    """The value in the unit of the topic's key. Negative values mean no limit, in any unit."""
     if factor == 1:
         return text
     value = int(text)

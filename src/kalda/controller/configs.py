@@ -1,12 +1,12 @@
-"""Dynamic configs: altering, and what is in effect for a topic.
+"""Dynamic configs: alterations, and the effective values of topics.
 
-An alteration is checked against the whole set of keys that the resource would have, so that keys which depend on one
-another are judged together. A record is written for each key whose value changes, and for every key of a broker, even
-unchanged: a broker takes it as the wish to reload what the value points to, such as a key store.
+An alteration is checked together with all other keys of the resource, because some keys depend on each other. A record
+is written for each key whose value changes. For brokers a record is written even for an unchanged value: it makes a
+broker reload the file that the value points to, such as a key store.
 
-With eligible leader replicas on (KIP-966), `min.insync.replicas` must be the same whatever broker decides, or a
-partition's eligible set would mean different things in different places. So the cluster has one value, which cannot
-be removed, and no broker has its own; and a change to it clears the eligible sets that were formed under the old one.
+With eligible leader replicas on (KIP-966), all brokers must have the same `min.insync.replicas`, or the eligible
+replicas of a partition would be defined differently on different brokers. So the cluster has one value, which cannot be
+removed, and no broker has its own. A change of it clears the eligible replicas, which were chosen under the old value.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ CLUSTER_DEFAULT = broker_resource(None)
 
 
 class KeyOp(NamedTuple):
+    """One operation of an alteration."""
+
     key: str
     op: ConfigOperation
     value: str | None
 
 
 class EffectiveConfig(NamedTuple):
-    """One key of a topic as it holds."""
+    """The effective value of one key of a topic."""
 
     name: str
     value: str | None
@@ -52,7 +54,7 @@ class EffectiveConfig(NamedTuple):
 
 
 class ConfigSchema(Protocol):
-    """What is known of keys: types, defaults, validity, and which broker keys stand in for a topic's."""
+    """Types, defaults and validation of keys, and the broker keys that are defaults of topic keys."""
 
     def validate(self, resource: ConfigResource, proposed: Mapping[str, str], existing: Mapping[str, str]) -> None:
         """Raises `ApiError` INVALID_CONFIG (or INVALID_REQUEST for an impossible resource)."""
@@ -63,7 +65,7 @@ class ConfigSchema(Protocol):
     def default(self, kind: ConfigResourceType, key: str) -> str | None: ...
 
     def static_or_default(self, key: str) -> str | None:
-        """A broker key as this node's properties give it, or its default."""
+        """The value of a broker key in this node's properties, or its default."""
         ...
 
     def effective_topic_configs(
@@ -75,7 +77,7 @@ class ConfigSchema(Protocol):
     def effective_topic_value(
         self, key: str, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
     ) -> str | None:
-        """The topic's own, else the broker's dynamic one, else the cluster's, else the node's static one or default."""
+        """The topic's value, else the broker's dynamic one, the cluster's, the one in the properties, the default."""
         ...
 
 
@@ -99,8 +101,8 @@ class ConfigControl:
         require_exists: Callable[[ConfigResource], None],
         policy: AlterConfigPolicy | None = None,
     ) -> None:
-        """`can_cordon`: whether metadata.version lets brokers cordon log directories (KIP-1066). `require_exists`
-        raises `ApiError` for a resource that is not there."""
+        """`can_cordon`: whether brokers may cordon log directories at the present metadata.version (KIP-1066).
+        `require_exists` raises `ApiError` for a resource that does not exist."""
         self._schema = schema
         self._node = broker_resource(node_id)
         self._is_elr_enabled = is_elr_enabled
@@ -113,7 +115,7 @@ class ConfigControl:
         return self.values.get(resource) or {}
 
     def incremental_alter(self, changes: Mapping[ConfigResource, Sequence[KeyOp]]) -> Result[VersionedRecord, Outcome]:
-        """Each resource is altered as a whole or not at all."""
+        """Alter resources. Of each one all keys are altered or none."""
         records: list[VersionedRecord] = []
         outcome: Outcome = {}
         for resource, ops in changes.items():
@@ -127,7 +129,7 @@ class ConfigControl:
     def legacy_alter(
         self, changes: Mapping[ConfigResource, Mapping[str, str | None]]
     ) -> Result[VersionedRecord, Outcome]:
-        """AlterConfigs: what is not named is deleted."""
+        """Alter resources. Keys of a resource that are not in `changes` are deleted."""
         records: list[VersionedRecord] = []
         outcome: Outcome = {}
         for resource, proposed in changes.items():
@@ -146,7 +148,7 @@ class ConfigControl:
     def alter_one(
         self, resource: ConfigResource, ops: Sequence[KeyOp], *, is_new: bool = False
     ) -> list[VersionedRecord]:
-        """Records of one resource's alteration, without those that follow from it. Raises `ApiError`."""
+        """The records of one resource's alteration, without `clear_elr_records`. Raises `ApiError`."""
         current = self.of(resource)
         altered: dict[str, str | None] = {}
         for op in ops:
@@ -157,7 +159,8 @@ class ConfigControl:
         return [_record(resource, key, value) for key, value in altered.items()]
 
     def clear_elr_records(self, records: Iterable[VersionedRecord]) -> list[VersionedRecord]:
-        """What must follow `records` where they change the minimum ISR: eligible sets formed under it are void."""
+        """The records that must follow `records` where these change the minimum ISR: eligible replicas that were chosen
+        under the old minimum are cleared."""
         if not self._is_elr_enabled():
             return []
         cleared = []
@@ -169,7 +172,8 @@ class ConfigControl:
         return cleared
 
     def elr_safety_records(self) -> list[VersionedRecord]:
-        """What turning eligible leader replicas on takes: one minimum ISR for the cluster, none for any broker."""
+        """The records that turning on eligible leader replicas needs: one minimum ISR for the cluster, none for single
+        brokers."""
         records = []
         if MIN_INSYNC_REPLICAS not in self.of(CLUSTER_DEFAULT):
             records.append(_record(CLUSTER_DEFAULT, MIN_INSYNC_REPLICAS, self.static_min_insync_replicas))
@@ -189,11 +193,11 @@ class ConfigControl:
         return int(self._topic_value(topic, MIN_INSYNC_REPLICAS) or 1)
 
     def effective_topic_configs(self, creation: Mapping[str, str]) -> Sequence[EffectiveConfig]:
-        """What a topic made with these keys would have."""
+        """The effective configs of a topic created with these keys."""
         return self._schema.effective_topic_configs(creation, self.of(self._node), self.of(CLUSTER_DEFAULT))
 
     def load(self, image: ConfigsImage) -> None:
-        """All that there is, after a reset."""
+        """Load all configs into the empty state after a reset."""
         self.values.load(image.resources)
 
     def replay(self, record: ConfigRecord) -> None:
@@ -208,8 +212,8 @@ class ConfigControl:
         else:
             self.values.pop(resource, None)
 
-    def forget_topic(self, name: str) -> None:
-        """Part of a topic's removal, on replay: its configs have no records of their own."""
+    def replay_topic_removal(self, name: str) -> None:
+        """Remove the configs of a removed topic. The log has no records for this."""
         self.values.pop(topic_resource(name), None)
 
     def _topic_value(self, topic: str, key: str) -> str | None:

@@ -1,6 +1,6 @@
-"""A broker says in which of its log directories replicas are (AssignReplicasToDirs, KIP-858).
+"""A broker reports the log directories of its replicas (AssignReplicasToDirs, KIP-858).
 
-So that, when a directory fails, the controller knows which partitions it takes along, without the broker's help.
+When a directory fails, the controller then finds the affected partitions without the broker.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DirectoryControl:
         self._cluster = cluster
 
     def assign(self, request: AssignReplicasToDirsRequest) -> Result[VersionedRecord, AssignReplicasToDirsResponse]:
-        """Raises `ApiError` UNSUPPORTED_VERSION, STALE_BROKER_EPOCH. A replica assigned to a directory that is offline
-        leaves its ISR."""
+        """Raises `ApiError` UNSUPPORTED_VERSION, STALE_BROKER_EPOCH. A replica in a directory that is offline is
+        removed from its ISR."""
         if not self._features.metadata_version.is_directory_assignment_supported:
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION, "Directory assignment is not supported yet.")
         broker_id = request.broker_id

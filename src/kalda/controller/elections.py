@@ -1,4 +1,4 @@
-"""Elections that somebody asks for: an operator (ElectLeaders, KIP-460), or the controller's own periodic tasks."""
+"""Elections on request: by an operator (ElectLeaders, KIP-460), or by the controller's own periodic tasks."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ MAX_ELECTIONS_PER_RUN = 1_000
 
 
 class ElectionControl:
-    """Elects leaders one by one, each outcome by itself."""
+    """Elects leaders of single partitions. A failure for one does not affect the others."""
 
     def __init__(self, state: PartitionControl, configs: ConfigControl) -> None:
         self._state = state
         self._configs = configs
 
     def elect(self, request: ElectLeadersRequest) -> Result[VersionedRecord, ElectLeadersResponse]:
-        """Without partitions named, all of them, and then only those where something was to be done are answered."""
+        """Without partitions in the request, all partitions; the response then omits those that need no election."""
         if request.election_type not in ElectionType.__members__.values():
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}")
         election = ElectionType(request.election_type)
         records: list[VersionedRecord] = []
         results: list[ReplicaElectionResult] = []
-        wanted = request.topic_partitions
-        if wanted is None:
+        requested = request.topic_partitions
+        if requested is None:
             for topic, topic_id in self._state.topic_ids.items():
                 partitions = [partition_id for partition_id, _ in self._state.of_topic(topic_id)]
                 answers = [self._elect(topic, partition_id, election, records) for partition_id in partitions]
                 needed = [answer for answer in answers if answer.error_code != ErrorCode.ELECTION_NOT_NEEDED]
                 results.append(ReplicaElectionResult(topic=topic, partition_result=needed))
         else:
-            for one in wanted:
+            for one in requested:
                 answers = [self._elect(one.topic, partition_id, election, records) for partition_id in one.partitions]
                 results.append(ReplicaElectionResult(topic=one.topic, partition_result=answers))
         check_batch_size(len(records))
         return Result(records, ElectLeadersResponse(replica_election_results=results))
 
     def balance(self) -> tuple[list[VersionedRecord], bool]:
-        """Move leaderships to preferred replicas where that is possible; whether more remain for another run."""
+        """The records that move leaderships to preferred replicas where that is possible, and whether another run is
+        needed for more."""
         records: list[VersionedRecord] = []
         for at in self._state.index.imbalanced:
             if len(records) >= MAX_ELECTIONS_PER_RUN:
@@ -63,7 +64,8 @@ class ElectionControl:
         return records, False
 
     def elect_unclean(self) -> tuple[list[VersionedRecord], bool]:
-        """Give leaderless partitions a leader where their topic takes data loss for it; whether more remain."""
+        """The records that elect leaders of leaderless partitions uncleanly, where their topic allows that, and whether
+        another run is needed for more."""
         records: list[VersionedRecord] = []
         for at in self._state.index.leaderless:
             if len(records) >= MAX_ELECTIONS_PER_RUN:

@@ -1,8 +1,8 @@
 """Finalized feature levels, metadata.version among them (KIP-584, KIP-778).
 
-A level may be raised when every node supports it, and every node means: this controller, each registered broker, each
-registered controller, and no voter that has not registered. `kraft.version` is the quorum's own: its level is kept in
-control records, so a change of it is handed on.
+A level may be raised when all nodes support it: this controller, each registered broker, each registered controller;
+and there must be no voter that has not registered. The level of `kraft.version` is in control records of the quorum, so
+a change of it is passed to the quorum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Supported = Mapping[str, VersionRange]
 
 
 class KraftVersionControl(Protocol):
-    """The quorum's hold on `kraft.version`."""
+    """Access to the level of `kraft.version` in the quorum."""
 
     @property
     def level(self) -> int: ...
@@ -52,7 +52,7 @@ class FeatureControl:
         voters: Callable[[], Iterable[int]],
         kraft_version: KraftVersionControl | None = None,
     ) -> None:
-        """`voters()` are the ids of the quorum's. Without `kraft_version` that feature cannot be changed."""
+        """`voters()` are the ids of the quorum's voters. Without `kraft_version` that feature cannot be changed."""
         self._node_id = node_id
         self._supported = supported
         self._voters = voters
@@ -67,7 +67,8 @@ class FeatureControl:
         brokers: Callable[[], Iterable[tuple[int, Supported]]],
         controllers: Callable[[], Iterable[tuple[int, Supported]]],
     ) -> None:
-        """Where to look up what registered nodes support. They in turn need the features to register."""
+        """Set the sources of the levels that registered nodes support. Not arguments of the constructor, because
+        `ClusterControl` in turn needs the features."""
         self._brokers = brokers
         self._controllers = controllers
 
@@ -75,11 +76,11 @@ class FeatureControl:
     def metadata_version(self) -> MetadataVersion:
         version = self._metadata_version.value
         if version is None:
-            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "metadata.version is not known yet")
+            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "no record has set metadata.version yet")
         return version
 
     def metadata_version_at(self, epoch: int) -> MetadataVersion | None:
-        """As of a snapshot; None before the first one was finalized."""
+        """metadata.version at the timeline's snapshot of that epoch; None where no record had set it yet."""
         return self._metadata_version.get(epoch)
 
     def level(self, name: str) -> int:
@@ -90,7 +91,7 @@ class FeatureControl:
         return self.level(ELIGIBLE_LEADER_REPLICAS_VERSION) > 0
 
     def finalized_levels(self) -> dict[str, int]:
-        """metadata.version included."""
+        """Level by feature, metadata.version included."""
         levels = dict(self._levels.items())
         if self._metadata_version.value is not None:
             levels[METADATA_VERSION] = self._metadata_version.value.value
@@ -98,11 +99,11 @@ class FeatureControl:
 
     def update(self, updates: Iterable[FeatureUpdateKey], *, validate_only: bool) -> list[VersionedRecord]:
         """Records of the updates, all of them or none. Raises `ApiError`, mostly INVALID_UPDATE_VERSION."""
-        wanted = {update.feature: update for update in updates}
+        by_name = {update.feature: update for update in updates}
         proposed = self.finalized_levels()
-        proposed.update((name, update.max_version_level) for name, update in wanted.items())
+        proposed.update((name, update.max_version_level) for name, update in by_name.items())
         records: list[VersionedRecord] = []
-        for name, update in wanted.items():
+        for name, update in by_name.items():
             level = update.max_version_level
             self._check(name, level, _upgrade_type(update), proposed)
             if name == KRAFT_VERSION:
@@ -116,8 +117,8 @@ class FeatureControl:
         supported = self._supported.get(name)
         if level != 0 and (supported is None or level not in supported):
             raise ValueError(
-                f"{name} is finalized at level {level}, which this controller does not support (it does {supported}): "
-                "run a release that does"
+                f"{name} is finalized at level {level}, which this controller does not support "
+                f"(it supports {supported}): use a release that does"
             )
         if name == METADATA_VERSION:
             self._metadata_version.value = from_level(level)
@@ -209,7 +210,7 @@ def _upgrade_type(update: FeatureUpdateKey) -> UpgradeType:
         return UpgradeType.UNKNOWN
     upgrade_type = UpgradeType(update.upgrade_type)
     if upgrade_type is UpgradeType.UPGRADE and update.allow_downgrade:
-        return UpgradeType.SAFE_DOWNGRADE  # how version 0 of the request says it
+        return UpgradeType.SAFE_DOWNGRADE  # version 0 of the request has `allow_downgrade` for this
     return upgrade_type
 
 

@@ -1,19 +1,20 @@
-"""Which brokers are alive: soft state, off the log.
+"""Heartbeats and sessions of brokers: soft state of the active controller, not in the log.
 
-A heartbeat changes nothing in the log, so the log grows with what happens and not with time. The price is that a new
-active controller knows no contact times: a broker that died around the failover has its full session again.
+A heartbeat writes no record, so the log does not grow with time. Hence a new active controller does not have the times
+of the last heartbeats: a broker that died around the failover gets a full session again.
 
-The broker machine has four states, of which the log holds the first three:
+A broker has four states, of which the log has the first three:
 
-    FENCED ── caught up with its own registration ──> UNFENCED
-    UNFENCED ── wants to be fenced, or its session ran out ──> FENCED
-    UNFENCED ── wants to shut down, leads partitions ──> CONTROLLED_SHUTDOWN
-    UNFENCED ── wants to shut down, leads none ──> SHUTDOWN_NOW
-    CONTROLLED_SHUTDOWN ── leads none, and every active broker has seen that ──> SHUTDOWN_NOW
-    FENCED ── wants to shut down ──> SHUTDOWN_NOW
+    FENCED ── has read its own registration ──> UNFENCED
+    UNFENCED ── requests to be fenced, or its session expired ──> FENCED
+    UNFENCED ── requests to shut down, leads partitions ──> CONTROLLED_SHUTDOWN
+    UNFENCED ── requests to shut down, leads none ──> SHUTDOWN_NOW
+    CONTROLLED_SHUTDOWN ── leads none, and every active broker has read that ──> SHUTDOWN_NOW
+    FENCED ── requests to shut down ──> SHUTDOWN_NOW
 
-"Every active broker has seen that": the offset at which the last leaders moved away is not above the lowest offset
-that any active broker reported. Earlier, a client could be told by a lagging broker to ask the one that is gone.
+"Every active broker has read that": the offset of the records that moved its leaderships away is not above the lowest
+offset that any active broker reported. If the broker stopped earlier, a broker that lags behind could still name it as
+a leader in metadata responses.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class BrokerControlState(Enum):
 
 @dataclass(slots=True)
 class _Heartbeat:
-    """What is known of one broker. `shutdown_offset` is above -1 from when its leaders were moved away."""
+    """The state of one broker."""
 
     fenced: bool
     metadata_offset: int = NO_OFFSET
+    """the metadata offset in its last heartbeat"""
     shutdown_offset: int = NO_OFFSET
+    """in a controlled shutdown, the offset of the records that moved its leaderships away"""
 
     @property
     def state(self) -> BrokerControlState:
@@ -58,16 +61,16 @@ class _Heartbeat:
 
 
 class BrokerHeartbeats:
-    """Lives as long as this node is the active controller."""
+    """Exists while this node is the active controller."""
 
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_timeout_ms = session_timeout_ms
         self._brokers: dict[int, _Heartbeat] = {}
         self._contacts: dict[tuple[int, int], int] = {}
-        """When (broker, epoch) was last heard of. In order of that time: a contact moves to the end."""
+        """by (broker id, epoch), the time of the last heartbeat; in the order of these times, the oldest first"""
 
     def register(self, broker_id: int, fenced: bool) -> None:
-        """Replay of a registration, or of a change to one."""
+        """A registration, or a change of one, was replayed."""
         broker = self._brokers.get(broker_id)
         if broker is None:
             self._brokers[broker_id] = _Heartbeat(fenced)
@@ -79,11 +82,12 @@ class BrokerHeartbeats:
         self._brokers.pop(broker_id, None)
 
     def contact(self, broker_id: int, epoch: int, now_ms: int) -> None:
+        """Start the session anew: a heartbeat was received."""
         self._contacts.pop((broker_id, epoch), None)
         self._contacts[broker_id, epoch] = now_ms
 
-    def forget_contact(self, broker_id: int, epoch: int) -> None:
-        """Its session is over: whoever registers that broker now does not have to wait for it."""
+    def end_session(self, broker_id: int, epoch: int) -> None:
+        """End the session now: a new incarnation can register without waiting for the timeout."""
         self._contacts.pop((broker_id, epoch), None)
 
     def has_valid_session(self, broker_id: int, epoch: int, now_ms: int) -> bool:
@@ -91,7 +95,7 @@ class BrokerHeartbeats:
         return contact_ms is not None and now_ms <= contact_ms + self._session_timeout_ms
 
     def pop_expired(self, now_ms: int) -> tuple[int, int] | None:
-        """The broker and epoch that has been silent longest, if that is longer than a session; it is forgotten."""
+        """The broker and epoch with the oldest heartbeat, if its session has expired; the session is removed."""
         for key, contact_ms in self._contacts.items():
             if now_ms > contact_ms + self._session_timeout_ms:
                 del self._contacts[key]
@@ -99,8 +103,9 @@ class BrokerHeartbeats:
             break
         return None
 
-    def touch(self, broker_id: int, fenced: bool, metadata_offset: int) -> None:
-        """A heartbeat was answered: the broker has read the metadata up to there."""
+    def on_heartbeat(self, broker_id: int, fenced: bool, metadata_offset: int) -> None:
+        """A heartbeat was handled: the next state of the broker, and the offset up to which it has read the
+        metadata."""
         broker = self._brokers[broker_id]
         broker.fenced = fenced
         broker.metadata_offset = metadata_offset
@@ -121,7 +126,8 @@ class BrokerHeartbeats:
 
     @property
     def lowest_active_offset(self) -> int | None:
-        """Reported by any broker that is neither fenced nor shutting down; None without such."""
+        """The lowest metadata offset of the brokers that are neither fenced nor shutting down; None where there are
+        none."""
         offsets = [b.metadata_offset for b in self._brokers.values() if b.state is BrokerControlState.UNFENCED]
         return min(offsets, default=None)
 
@@ -149,9 +155,9 @@ class BrokerHeartbeats:
                     following = BrokerControlState.FENCED
             case BrokerControlState.CONTROLLED_SHUTDOWN:
                 lowest = self.lowest_active_offset
-                seen = lowest is None or broker.shutdown_offset <= lowest
-                if seen and not leads_partitions():
+                read_by_all = lowest is None or broker.shutdown_offset <= lowest
+                if read_by_all and not leads_partitions():
                     following = BrokerControlState.SHUTDOWN_NOW
             case BrokerControlState.SHUTDOWN_NOW:
-                raise AssertionError("a broker that may go is fenced")
+                raise AssertionError("SHUTDOWN_NOW is never a current state: such a broker is fenced")
         return current, following

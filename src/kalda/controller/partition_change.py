@@ -1,13 +1,14 @@
 """The one place where a partition's next leader, ISR and eligible replicas are decided.
 
-A change is asked for as targets: another ISR, other replicas, an election. `build` works out what follows (a finished
-reassignment, a new leader, replicas that become or cease to be eligible) and gives the record, or None when nothing
+The caller sets targets: another ISR, other replicas, an election. `build` computes the consequences (a finished
+reassignment, a new leader, replicas that become or cease to be eligible) and returns the record, or None when nothing
 would change.
 
-With eligible leader replicas (KIP-966), a replica that leaves the ISR while that is below the minimum stays eligible:
-it holds all that was acknowledged, because nothing is acknowledged below the minimum. So the ISR may become empty
-without data being lost, and the first eligible replica that comes back leads. A replica that stopped uncleanly may
-have lost its unsynced tail and is not eligible. The last leader is remembered besides, as the last resort.
+With eligible leader replicas (KIP-966), a replica that leaves the ISR while the ISR is below the minimum stays
+eligible: it has all acknowledged records, because nothing is acknowledged below the minimum. So the ISR may become
+empty without loss of data, and the first eligible replica that is active again becomes the leader. A replica that
+stopped uncleanly may have lost unsynced records and is not eligible. The last leader is stored too, as the last
+resort.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from kalda.protocol.record_framing import VersionedRecord
 
 
 class Election(Enum):
-    """PREFERRED: move to the first replica if that is possible. ONLINE: stay where it is while that is possible.
-    UNCLEAN: take any live replica rather than none, whatever it lacks."""
+    """PREFERRED: the first replica if possible. ONLINE: the present leader while possible. UNCLEAN: any active replica
+    rather than none, even one that lacks acknowledged records."""
 
     PREFERRED = "preferred"
     ONLINE = "online"
@@ -33,9 +34,10 @@ class Election(Enum):
 
 
 class ChangeRules(NamedTuple):
-    """What the cluster says about every change of a topic's partitions at this moment.
+    """The part of the cluster's state on which changes of a topic's partitions depend.
 
-    `is_acceptable_leader(registration, broker id)`; `default_directory(broker id)` of a new replica.
+    `is_acceptable_leader(registration, broker id)`: whether this replica may lead. `default_directory(broker id)`: the
+    directory of a new replica.
     """
 
     metadata_version: MetadataVersion
@@ -46,7 +48,7 @@ class ChangeRules(NamedTuple):
 
 
 class PartitionChange:
-    """A change in the making. Set targets, then `build` once."""
+    """A change of one partition. Set targets, then call `build` once."""
 
     def __init__(self, topic_id: Uuid, partition_id: int, partition: PartitionRegistration, rules: ChangeRules) -> None:
         self._topic_id = topic_id
@@ -60,21 +62,25 @@ class PartitionChange:
         self.adding: tuple[int, ...] = partition.adding_replicas
         self.leader_recovery_state = partition.leader_recovery_state
         self.unclean_shutdown_replicas: tuple[int, ...] = ()
+        """replicas that stopped uncleanly, and are not eligible therefore"""
         self._elr: tuple[int, ...] = partition.elr
-        self._moved: dict[int, Uuid] = {}
+        """the eligible replicas after the change, as far as `build` has computed them"""
+        self._new_directories: dict[int, Uuid] = {}
+        """by broker id, directories of replicas that differ from the registration"""
 
     def move_to_directory(self, broker_id: int, directory: Uuid) -> None:
         """The replica on that broker is in that directory now."""
-        self._moved[broker_id] = directory
+        self._new_directories[broker_id] = directory
 
     def build(self) -> VersionedRecord | None:
+        """The record of the change; None where nothing changes."""
         record = PartitionChangeRecord(partition_id=self._partition_id, topic_id=self._topic_id)
         self._complete_reassignment()
         self._update_eligible()
         self._elect(record)
         self._bump_leader_epoch(record)
         self._write_eligible(record)
-        # Without eligible replicas an empty ISR would forget who has the data: the last member stays in it, leaderless.
+        # Without eligible replicas an empty ISR would lose the last replica with all data: it stays in the ISR instead.
         if record.isr is None and self.isr != self._partition.isr and (self.isr or self._rules.elr_enabled):
             record.isr = list(self.isr)
         self._write_assignment(record)
@@ -86,7 +92,7 @@ class PartitionChange:
         return VersionedRecord(record, self._rules.metadata_version.partition_change_record_version)
 
     def _complete_reassignment(self) -> None:
-        """Once all replicas being added are in the ISR, those being removed go."""
+        """Once all replicas being added are in the ISR, those being removed are dropped."""
         if not self.removing and not self.adding:
             return
         isr = _without(self.isr, self.removing)
@@ -103,15 +109,14 @@ class PartitionChange:
         if len(self.isr) >= min(rules.min_insync_replicas, len(self.replicas)):
             self._elr = ()
             return
-        gone = {*self.isr, *self.unclean_shutdown_replicas}
-        self._elr = tuple(
-            replica for replica in _union(self._elr, partition.isr) if replica not in gone and replica in self.replicas
-        )
+        excluded = {*self.isr, *self.unclean_shutdown_replicas}
+        candidates = _union(self._elr, partition.isr)
+        self._elr = tuple(replica for replica in candidates if replica not in excluded and replica in self.replicas)
 
     def _elect(self, record: PartitionChangeRecord) -> None:
         leader, clean = self._choose_leader()
         if clean and leader != NO_LEADER and leader not in self.isr:
-            # Elected from the eligible ones: it is the first of the new ISR.
+            # Elected from the eligible replicas: it becomes the only member of the ISR.
             self.isr = (leader,)
             self._elr = _without(self._elr, (leader,))
         if leader == self._partition.leader:
@@ -123,7 +128,7 @@ class PartitionChange:
                 self.leader_recovery_state = LeaderRecoveryState.RECOVERING
 
     def _choose_leader(self) -> tuple[int, bool]:
-        """The leader, NO_LEADER if there can be none, and whether it has all that was acknowledged."""
+        """The leader, NO_LEADER if no replica can lead, and whether it has all acknowledged records."""
         current = self._partition.leader
         candidates: Iterable[int] = self.replicas
         if self.election is Election.PREFERRED:
@@ -142,30 +147,30 @@ class PartitionChange:
         return NO_LEADER, True
 
     def _is_valid_leader(self, replica: int) -> bool:
-        """In the ISR, or eligible while that is empty: one that would join an ISR by leading could make it large enough
-        to commit what other eligible replicas lack."""
+        """Whether the replica is in the ISR, or eligible while the ISR is empty. An eligible replica that became a
+        member of a non-empty ISR could make it large enough to commit records that other eligible replicas lack."""
         if replica == NO_LEADER:
             return False
         eligible = replica in self.isr or (self._rules.elr_enabled and not self.isr and replica in self._elr)
         return eligible and self._is_acceptable(replica)
 
     def _can_elect_last_known_leader(self) -> bool:
-        """Nobody is known to have everything, but the last leader of all is back: nobody can have more than it."""
-        known = self._partition.last_known_elr
+        """Whether no replica is certain to have all records, but the last leader is active: no replica has more."""
+        last_known = self._partition.last_known_elr
         return (
             self._rules.elr_enabled
             and not self.isr
             and not self._elr
-            and len(known) == 1
-            and self._is_acceptable(known[0])
+            and len(last_known) == 1
+            and self._is_acceptable(last_known[0])
         )
 
     def _is_acceptable(self, replica: int) -> bool:
         return self._rules.is_acceptable_leader(self._partition, replica)
 
     def _bump_leader_epoch(self, record: PartitionChangeRecord) -> None:
-        """The same leader, elected anew, so that a replica which is out of the replicas cannot act on its old role.
-        Old releases needed that for a smaller ISR too."""
+        """Elect the same leader anew where a replica was removed, so that the removed one cannot act in its old role.
+        At old metadata.versions also where the ISR shrank."""
         if record.leader != NO_LEADER_CHANGE:
             return
         partition = self._partition
@@ -182,30 +187,30 @@ class PartitionChange:
             record.eligible_leader_replicas = list(self._elr)
 
     def _write_last_known_leader(self, record: PartitionChangeRecord) -> None:
-        """Only the last leader is kept of the last known ones: written when the ISR becomes empty, cleared when the
-        partition has a leader.
+        """Write the last leader as the only last known replica when the ISR becomes empty; clear it when the partition
+        has a leader again.
 
-        Where it had none any more, whoever left the ISR last stands for it, and has no less. Apache Kafka writes down
-        nobody's id then, and such a partition is without a leader until an operator gives it one.
+        Where the partition had no leader any more, the last member of the ISR is written: it has no fewer records.
+        Apache Kafka writes -1 in that case, and the partition stays without a leader until an operator elects one.
         """
         partition = self._partition
-        known = partition.last_known_elr
+        last_known = partition.last_known_elr
         if not self._rules.elr_enabled:
-            if known:
+            if last_known:
                 record.last_known_elr = []
         elif record.isr is not None and not record.isr:
             last = partition.isr[:1] if partition.leader == NO_LEADER else (partition.leader,)
-            if last and last != known:
+            if last and last != last_known:
                 record.last_known_elr = list(last)
-        elif known:
+        elif last_known:
             leader = partition.leader if record.leader == NO_LEADER_CHANGE else record.leader
             if leader != NO_LEADER:
                 record.last_known_elr = []
 
     def _write_assignment(self, record: PartitionChangeRecord) -> None:
         partition = self._partition
-        moved = self.replicas != partition.replicas
-        if self.replicas and moved:
+        replicas_changed = self.replicas != partition.replicas
+        if self.replicas and replicas_changed:
             record.replicas = list(self.replicas)
         if self.removing != partition.removing_replicas:
             record.removing_replicas = list(self.removing)
@@ -213,12 +218,12 @@ class PartitionChange:
             record.adding_replicas = list(self.adding)
         if not self._rules.metadata_version.is_directory_assignment_supported:
             return
-        known = dict(zip(partition.replicas, partition.directories, strict=True))
-        known.update(self._moved)
+        current = dict(zip(partition.replicas, partition.directories, strict=True)) | self._new_directories
         directories = [
-            known[replica] if replica in known else self._rules.default_directory(replica) for replica in self.replicas
+            current[replica] if replica in current else self._rules.default_directory(replica)
+            for replica in self.replicas
         ]
-        if moved or directories != list(partition.directories):
+        if replicas_changed or directories != list(partition.directories):
             record.directories = directories
 
 

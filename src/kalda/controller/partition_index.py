@@ -1,7 +1,7 @@
-"""Which partitions a broker matters for: where it is in the ISR, or eligible, or has a directory.
+"""Reverse indexes: the partitions with a broker in the ISR or in the ELR, those in a directory, those of a leader.
 
-Fencing a broker must find its partitions among all of a large cluster's without looking at the others. So these are
-kept beside the partitions, and change with them on replay only.
+Fencing a broker needs its partitions without a scan of all partitions of a large cluster. The indexes change on replay
+only, together with the partitions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TopicIdPartition(NamedTuple):
 
 
 class _ByMember(Generic[K]):
-    """Partitions by member. A member's set is made on first use and kept: there are as many as brokers."""
+    """Partitions by member: a broker or a directory. A member's set is made on first use and kept, even when empty."""
 
     def __init__(self, registry: SnapshotRegistry) -> None:
         self._registry = registry
@@ -55,16 +55,20 @@ class _ByMember(Generic[K]):
 
 
 class PartitionIndex:
-    """The reverse indexes, and the sets of partitions that want attention."""
+    """The reverse indexes, and the sets of partitions that periodic tasks and requests iterate."""
 
     def __init__(self, registry: SnapshotRegistry) -> None:
         self._isr: _ByMember[int] = _ByMember(registry)
         self._elr: _ByMember[int] = _ByMember(registry)
         self._directories: _ByMember[Uuid] = _ByMember(registry)
         self._leaderships: TimelineDict[int, int] = TimelineDict(registry)
+        """the number of partitions that a broker leads, by broker id; never 0"""
         self.leaderless: TimelineSet[TopicIdPartition] = TimelineSet(registry)
+        """partitions without a leader"""
         self.imbalanced: TimelineSet[TopicIdPartition] = TimelineSet(registry)
+        """partitions whose leader is not the preferred replica"""
         self.reassigning: TimelineSet[TopicIdPartition] = TimelineSet(registry)
+        """partitions with an unfinished reassignment"""
 
     def with_in_isr(self, broker_id: int) -> Iterator[TopicIdPartition]:
         return self._isr.of(broker_id)
@@ -85,9 +89,9 @@ class PartitionIndex:
     def update(
         self, at: TopicIdPartition, old: PartitionRegistration | None, new: PartitionRegistration | None
     ) -> None:
-        """`old` became `new`; None for a partition that was not there, or is not any more.
+        """A partition changed from `old` to `new`; None for one that did not exist, or was removed.
 
-        A node that starts does this for every record, so what is as it was costs a comparison."""
+        A node that starts calls this for every record, so each unchanged field costs one comparison only."""
         before, after = old or _NOTHING, new or _NOTHING
         if before.isr != after.isr:
             self._isr.update(at, before.isr, after.isr)
@@ -100,13 +104,14 @@ class PartitionIndex:
             self._count_leader(before.leader, -1)
             self._count_leader(after.leader, +1)
         if elected or before.replicas != after.replicas:
-            _keep(self.leaderless, at, old is not None and not old.has_leader, new is not None and not new.has_leader)
-            _keep(self.imbalanced, at, not before.has_preferred_leader, not after.has_preferred_leader)
+            was_leaderless = old is not None and not old.has_leader
+            _set_member(self.leaderless, at, was_leaderless, new is not None and not new.has_leader)
+            _set_member(self.imbalanced, at, not before.has_preferred_leader, not after.has_preferred_leader)
         if before.adding_replicas != after.adding_replicas or before.removing_replicas != after.removing_replicas:
-            _keep(self.reassigning, at, before.is_reassigning, after.is_reassigning)
+            _set_member(self.reassigning, at, before.is_reassigning, after.is_reassigning)
 
     def load(self, partitions: Mapping[TopicIdPartition, PartitionRegistration]) -> None:
-        """Partitions that were not there, after a reset: what `update` does for each, a member at a time."""
+        """Add partitions to the state after a reset: the effect of `update` for each, computed member by member."""
         isr: dict[int, list[TopicIdPartition]] = defaultdict(list)
         elr: dict[int, list[TopicIdPartition]] = defaultdict(list)
         directories: dict[Uuid, list[TopicIdPartition]] = defaultdict(list)
@@ -132,17 +137,17 @@ class PartitionIndex:
         if leader == NO_LEADER:
             return
         count = self._leaderships.get(leader, 0) + change
-        assert count >= 0, f"broker {leader} leads fewer partitions than none"
+        assert count >= 0, f"the count of partitions that broker {leader} leads is {count}"
         if count:
             self._leaderships[leader] = count
         else:
             self._leaderships.pop(leader, None)
 
 
-def _keep(members: TimelineSet[TopicIdPartition], at: TopicIdPartition, was: bool, is_now: bool) -> None:
+def _set_member(members: TimelineSet[TopicIdPartition], at: TopicIdPartition, was: bool, is_now: bool) -> None:
     if was != is_now:
         (members.add if is_now else members.discard)(at)
 
 
 _NOTHING = PartitionRegistration((), (), (), NO_LEADER, 0, 0)
-"""No partition: nobody's, and where it should be."""
+"""Stands for no partition: it is in no index, and counts as balanced."""

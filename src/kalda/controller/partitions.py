@@ -1,7 +1,7 @@
-"""Topics and partitions as they are: the state that the replication managers share.
+"""The state of topics and partitions, which several managers share.
 
-Besides the state, the one fan-out that all changes of brokers go through: `leader_and_isr_updates` gives the records
-by which a set of partitions adapts to a broker that goes, comes, or came back without its tail.
+Also `leader_and_isr_updates`, which all changes of brokers use: the records by which a set of partitions adapts to a
+broker that was removed from service, added to it, or restarted after an unclean shutdown.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class PartitionControl:
         self.partition_counts: TimelineDict[Uuid, int] = TimelineDict(registry)
         self.partitions: TimelineDict[TopicIdPartition, PartitionRegistration] = TimelineDict(registry)
         self._colliding: TimelineDict[str, tuple[str, ...]] = TimelineDict(registry)
+        """topic names by collision key"""
         self.index = PartitionIndex(registry)
 
-    # Questions
+    # Queries
 
     def partition(self, topic_id: Uuid, partition_id: int) -> PartitionRegistration | None:
         return self.partitions.get(TopicIdPartition(topic_id, partition_id))
@@ -58,7 +59,7 @@ class PartitionControl:
             yield partition_id, self.partitions[TopicIdPartition(topic_id, partition_id)]
 
     def colliding_topic(self, name: str) -> str | None:
-        """A topic whose metrics would be told from those of `name` by nothing but . and _."""
+        """An existing topic whose name differs from `name` in `.` and `_` only: their metrics would have one name."""
         key = collision_key(name)
         if key is None:
             return None
@@ -73,8 +74,8 @@ class PartitionControl:
         partition: PartitionRegistration,
         is_active: Callable[[int], bool] | None = None,
     ) -> PartitionChange:
-        """A change of that partition, by the rules of now. `is_active` tells who may lead, where that is not simply
-        whoever is active. Unclean elections are allowed where the topic allows them."""
+        """A change of that partition, by the present rules. `is_active(broker id)`: whether a broker may lead; by
+        default whether it is active. Elections are unclean where the topic allows that."""
         active = is_active or self._cluster.is_active
         topic = self.topic_names[at.topic_id]
 
@@ -101,8 +102,8 @@ class PartitionControl:
         added: int = NO_BROKER,
         unclean: int = NO_BROKER,
     ) -> list[VersionedRecord]:
-        """How `partitions` adapt to a broker that is `removed` from service, `added` to it (it is still registered as
-        fenced while these records are made), or was shut down `unclean`."""
+        """The records by which `partitions` adapt to a broker that is `removed` from service, `added` to it (it still
+        is fenced while these records are made), or had an `unclean` shutdown."""
 
         def is_active(replica: int) -> bool:
             if replica in (removed, unclean):
@@ -122,14 +123,14 @@ class PartitionControl:
         return records
 
     def former_elr_records(self) -> list[VersionedRecord]:
-        """Eligible leader replicas are turned on again: those of before are void, as the minimum ISR may have been
-        changed meanwhile."""
+        """The record that clears eligible replicas from before the feature was turned off and on again: they are
+        invalid, because the minimum ISR may have changed in between."""
         return [VersionedRecord(ClearElrRecord(), 0)] if self.index.has_eligible else []
 
     # Replay
 
     def load(self, image: TopicsImage) -> Iterator[None]:
-        """All topics and partitions that there are, after a reset; some topics a step."""
+        """Load all topics and partitions into the empty state after a reset; some topics in each step."""
         topics = iter(image.by_id.values())
         while some := list(islice(topics, _TOPICS_A_STEP)):
             partitions: dict[TopicIdPartition, PartitionRegistration] = {}
@@ -143,7 +144,7 @@ class PartitionControl:
             yield
 
     def replay_topic(self, record: TopicRecord) -> None:
-        assert record.name not in self.topic_ids, f"topic {record.name} is there already"
+        assert record.name not in self.topic_ids, f"topic {record.name} exists already"
         self._load_name(record.name, record.topic_id)
 
     def _load_name(self, name: str, topic_id: Uuid) -> None:
@@ -163,7 +164,7 @@ class PartitionControl:
         self._put(at, self.partitions[at].merge(record))
 
     def replay_remove_topic(self, record: RemoveTopicRecord) -> str:
-        """The name of the topic that is gone."""
+        """Returns the name of the removed topic."""
         topic_id = record.topic_id
         name = self.topic_names.pop(topic_id)
         del self.topic_ids[name]
@@ -180,7 +181,7 @@ class PartitionControl:
         return name
 
     def replay_clear_elr(self, record: ClearElrRecord) -> None:
-        """For one topic, or for all where it names none."""
+        """Clear the eligible replicas of one topic, or of all where the record has no topic."""
         topics = [self.topic_ids[record.topic_name]] if record.topic_name else list(self.topic_names)
         for topic_id in topics:
             for partition_id, partition in list(self.of_topic(topic_id)):

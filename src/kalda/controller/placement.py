@@ -1,11 +1,11 @@
-"""Where new replicas go: striped over racks and brokers.
+"""Placement of new replicas: striped over racks and brokers.
 
 Three aims, in this order: spread the replicas of a partition over racks; spread replicas over brokers; prefer brokers
-that are not fenced. Two rules: a broker holds at most one replica of a partition, and the first replica, the
-preferred leader, is on a broker that is not fenced.
+that are not fenced. Two rules: a broker has at most one replica of a partition, and the first replica, the preferred
+leader, is on a broker that is not fenced.
 
-Racks take turns, and within a rack brokers take turns, so that each partition starts one rack further and takes the
-next broker of each. Both turns start at a random place, or every one-partition topic would land on broker 0.
+Racks are used in turn, and the brokers of a rack in turn: each partition starts one rack further, and uses the next
+broker of each rack. Both start at a random position; otherwise all topics with one partition would be on broker 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kalda.base.errors import ApiError, ErrorCode
 
 
 class Random(Protocol):
-    """What is needed of a random source; `random.Random` is one. Handed in, so that a seed gives the same places."""
+    """A random source; `random.Random` is one. It is an argument, so that the same seed gives the same placement."""
 
     def randrange(self, stop: int, /) -> int: ...
 
@@ -25,7 +25,7 @@ class Random(Protocol):
 
 
 class UsableBroker(NamedTuple):
-    """A broker that can take replicas: registered, not shutting down, with a directory that is not cordoned."""
+    """A broker for new replicas: registered, not shutting down, with a directory that is not cordoned."""
 
     id: int
     rack: str | None
@@ -33,7 +33,8 @@ class UsableBroker(NamedTuple):
 
 
 class _Turns:
-    """Brokers of one rack, each once an epoch. Each epoch starts one broker further."""
+    """Brokers of one rack, each once in an epoch: the placement of one partition. Each epoch starts one broker
+    further."""
 
     __slots__ = ("_brokers", "_epoch", "_offset", "_taken")
 
@@ -76,7 +77,7 @@ class _Rack:
 
 
 class _Racks:
-    """All racks, and how many partitions were placed since they were last shuffled."""
+    """All racks. `_epoch` is the number of partitions that were placed since the racks were last shuffled."""
 
     def __init__(self, brokers: list[UsableBroker], rng: Random) -> None:
         self._rng = rng
@@ -96,7 +97,7 @@ class _Racks:
 
     def place(self, replication_factor: int) -> list[int]:
         if self._epoch == self._unfenced > 1:
-            self._shuffle()  # every unfenced broker led once: go on in another order
+            self._shuffle()  # every unfenced broker was a preferred leader once: continue in another order
         if self._offset == len(self._names):
             self._offset = 0
         leader_rack, leader = self._first_unfenced()
@@ -104,7 +105,7 @@ class _Racks:
         at, skip = self._offset, leader_rack
         while len(replicas) < replication_factor:
             if at == skip:
-                skip = -1  # the leader's rack has had its turn of the first round
+                skip = -1  # in the first round, the leader is the replica of this rack
             else:
                 broker = self._racks[self._names[at]].next(self._epoch)
                 if broker is not None:

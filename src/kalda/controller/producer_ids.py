@@ -1,7 +1,7 @@
-"""Blocks of producer ids, handed to brokers.
+"""Blocks of producer ids, allocated to brokers.
 
-The log holds the first id of the next block only. A block that a broker took and lost with a crash is never used: ids
-are 63 bits wide, and a gap costs nothing.
+The log has the first id of the next block only. The block of a broker that crashed is never used again: ids have 63
+bits, so gaps do not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_INT64 = 2**63 - 1
 
 
 class ProducerIdControl:
-    """The next block."""
+    """Allocates blocks, one after another."""
 
     def __init__(self, registry: SnapshotRegistry, cluster: ClusterControl) -> None:
         self._cluster = cluster
@@ -30,7 +30,7 @@ class ProducerIdControl:
         return self._next.value
 
     def allocate(self, request: AllocateProducerIdsRequest) -> Result[VersionedRecord, AllocateProducerIdsResponse]:
-        """A block for a broker. Raises `ApiError` STALE_BROKER_EPOCH, or UNKNOWN_SERVER_ERROR when ids ran out."""
+        """A block for a broker. Raises `ApiError` STALE_BROKER_EPOCH, or UNKNOWN_SERVER_ERROR when no ids are left."""
         self._cluster.check_broker_epoch(request.broker_id, request.broker_epoch)
         first = self._next.value
         if first > _MAX_INT64 - BLOCK_SIZE:

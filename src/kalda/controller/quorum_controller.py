@@ -1,17 +1,17 @@
 """The active controller, or a standby: the metadata log's replayed state, and the requests that write to it.
 
-Whoever leads the metadata log is the active controller. It answers a request with records: they are appended, applied
-at once, and the response is given when they are committed. Standbys apply what is committed, so that a new active
-controller has nothing to load: it has the same state already, and starts writing where the log ends.
+The leader of the metadata log is the active controller. A request to it gives records: they are appended and applied at
+once, and the response is sent when they are committed. Standbys apply committed records. So a new active controller
+loads nothing: it has the same state already, and starts writing at the end of the log.
 
-What one request does is in the managers; here is only how they hang together:
+The managers decide what one request does. This class connects them:
 
-- `on_commit`, `on_load_snapshot`, `on_leader_change` are told by the quorum; `load_image` instead of much of that;
-- `handle_<api>` answers a request. A request that no active controller can answer fails with NOT_CONTROLLER;
-- `poll` runs what is due, and says when to come again;
-- `probes_due` says which brokers may be gone, and where to look.
+- The quorum calls `on_commit`, `on_load_snapshot` and `on_leader_change`. `load_image` replaces a long replay.
+- `handle_<api>` answers a request. On a standby it fails with NOT_CONTROLLER.
+- `poll` runs the tasks that are due, and returns when to call it again.
+- `probes_due` returns the brokers that may be dead, with the addresses to probe.
 
-Time is any clock in milliseconds that never goes back, handed in with each call.
+Each call that needs the time gets it as `now_ms`, from any clock in milliseconds that never goes back.
 """
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ _RECORDS_A_STEP = 1_000
 
 
 class QuorumClient(Protocol):
-    """What the controller asks of the quorum."""
+    """The operations of the quorum that the controller uses."""
 
     @property
     def log_end_offset(self) -> int: ...
 
     def append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
-        """One batch, as the leader of `epoch`; the offset of its last record. Raises `ApiError` where this node does
-        not lead, or cannot take more for the moment."""
+        """Append one batch as the leader of `epoch`; returns the offset of its last record. Raises `ApiError` where
+        this node does not lead, or too many records are not committed yet."""
         ...
 
     def resign(self, epoch: int) -> None: ...
@@ -133,7 +133,7 @@ class QuorumClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
-    """What the node's properties say to its controller; a key's name is given where it differs."""
+    """The properties of the node that concern its controller; the key is given where its name differs."""
 
     node_id: int
     cluster_id: str
@@ -147,7 +147,7 @@ class ControllerConfig:
     delete_topic_enable: bool = True
     max_records_per_batch: int = 10_000
     incarnation_id: Uuid | None = None
-    """This process, as its own broker registers it."""
+    """the incarnation id of the broker in this process, if there is one"""
     inter_broker_listener_name: str = "PLAINTEXT"
     dead_process_detection_enable: bool = True
     """`kalda.dead.process.detection.enable`."""
@@ -171,13 +171,15 @@ class QuorumController:
         create_topic_policy: CreateTopicPolicy | None = None,
         alter_config_policy: AlterConfigPolicy | None = None,
     ) -> None:
-        """`bootstrap` is what a first controller writes to an empty log; `voters()` are the ids of the quorum's."""
+        """`bootstrap`: records that the first active controller writes to an empty log. `voters()`: ids of voters."""
         self.config = config
         self._quorum = quorum
         self._bootstrap = tuple(bootstrap)
         self._leader_id: int | None = None
         self._suspects: Suspects | None = None
+        """None while this controller is not active, and where the detection of dead processes is off"""
         self._awaits_first_poll = False
+        """this controller is active, but no call has passed the time yet: sessions and tasks are not started"""
         registry = SnapshotRegistry()
         self.runtime: ReplicatedRuntime[VersionedRecord] = ReplicatedRuntime(
             registry,
@@ -226,7 +228,7 @@ class QuorumController:
         self._replays = self._replay_table()
         self._periodic = self._periodic_tasks()
 
-    # Who is who
+    # Leadership
 
     @property
     def is_active(self) -> bool:
@@ -234,13 +236,13 @@ class QuorumController:
 
     @property
     def leader_id(self) -> int | None:
-        """The active controller, as far as this node knows."""
+        """The id of the leader after the last `on_leader_change`; None for none."""
         return self._leader_id
 
-    # Told by the quorum
+    # Called by the quorum
 
     def on_commit(self, batches: Iterable[CommittedBatch]) -> None:
-        """The active controller has applied its own batches already; anyone else applies them now."""
+        """The active controller has applied its batches when it appended them; a standby applies them now."""
         runtime, last = self.runtime, None
         if runtime.active:
             for batch in batches:
@@ -254,13 +256,13 @@ class QuorumController:
             runtime.on_commit(last.last_offset)
 
     def on_load_snapshot(self, snapshot: CommittedSnapshot) -> None:
-        """This node fell behind what the log still holds: the state is made anew from a snapshot of it."""
+        """The log no longer has the next records: build the state anew from a snapshot."""
         for _ in self.load_snapshot(snapshot):
             pass
 
     def load_snapshot(self, snapshot: CommittedSnapshot) -> Iterator[None]:
-        """`on_load_snapshot` in steps. Until the last is taken, nothing may be told to this controller but who leads,
-        and that it is not this node."""
+        """`on_load_snapshot` in steps. Before the last step the only call allowed is `on_leader_change` with another
+        leader than this node."""
         self.runtime.offsets.begin_load_snapshot()
         offset = snapshot.last_contained_offset
         for step, record in enumerate(snapshot.records, 1):
@@ -270,13 +272,13 @@ class QuorumController:
         self.runtime.offsets.end_load_snapshot(offset)
 
     def load_image(self, image: MetadataImage) -> Iterator[None]:
-        """The state is made anew from the image of this node's loader; in steps, as `load_snapshot`.
+        """Build the state anew from the image of this node's loader; in steps, as `load_snapshot`.
 
-        It is the state that replaying the same records makes, for a fraction of the work: of what changed a thousand
-        times only the last is looked at. What both hold of a partition or a config is one object."""
+        The result is the state after a replay of the same records, at a fraction of the cost: only the last of many
+        changes is loaded. The controller and the image share the objects of partitions and configs."""
         offsets = self.runtime.offsets
         offsets.begin_load_snapshot()
-        for step, versioned in enumerate(_small_parts(image), 1):
+        for step, versioned in enumerate(_other_records(image), 1):
             self._replay(versioned, image.offset)
             if step % _RECORDS_A_STEP == 0:
                 yield
@@ -285,7 +287,7 @@ class QuorumController:
         offsets.end_load_snapshot(image.offset)
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
-        """All that was committed before has been handed to `on_commit`."""
+        """`on_commit` was called with all records that were committed before this change."""
         self._leader_id = leader_id
         if self.runtime.active and (leader_id != self.config.node_id or epoch != self.runtime.claimed_epoch):
             self._renounce()
@@ -293,7 +295,7 @@ class QuorumController:
             self._claim(epoch)
 
     def resign(self) -> None:
-        """Give the leadership up: this node stops, or cannot go on."""
+        """Give up the leadership: this node stops, or cannot go on."""
         epoch = self.runtime.claimed_epoch
         if epoch is not None:
             self._renounce()
@@ -329,7 +331,7 @@ class QuorumController:
         self.runtime.renounce()
 
     def _start_clock(self, now_ms: int) -> None:
-        """Sessions and periods begin with the first call after the claim that tells the time."""
+        """Start sessions and periodic tasks at the first call with the time after the claim."""
         if self._awaits_first_poll:
             self._awaits_first_poll = False
             self.cluster.activate(self.config.broker_session_timeout_ms, now_ms)
@@ -340,49 +342,49 @@ class QuorumController:
                     if not broker.fenced:
                         self._suspects.suspect(broker_id, broker.epoch, now_ms)
 
-    # Brokers that may be gone
+    # Brokers that may be dead
 
     def on_broker_disconnected(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
-        """A connection broke on which that broker sent heartbeats in that epoch."""
+        """A connection broke on which the broker had sent heartbeats in this epoch."""
         broker = self.cluster.brokers.get(broker_id)
         if self._suspects is not None and broker is not None and broker.epoch == broker_epoch:
             self._suspects.suspect(broker_id, broker_epoch, now_ms)
 
     def probes_due(self, now_ms: int) -> list[Probe]:
-        """Where to look now whether anybody listens. Each is to be answered with `on_probed`."""
+        """The probes to make now. For each of them `on_probed` must be called."""
         if self._suspects is None:
             return []
         probes = []
         for broker_id, epoch in self._suspects.due(now_ms):
             broker = self.cluster.brokers.get(broker_id)
-            where = () if broker is None else addresses(broker.listeners, self.config.inter_broker_listener_name)
-            if broker is None or broker.epoch != epoch or not where:
+            targets = () if broker is None else addresses(broker.listeners, self.config.inter_broker_listener_name)
+            if broker is None or broker.epoch != epoch or not targets:
                 self._suspects.drop(broker_id)
             else:
-                probes.append(Probe(broker_id, epoch, where))
+                probes.append(Probe(broker_id, epoch, targets))
         return probes
 
     def on_probed(self, probe: Probe, refused: bool) -> None:
-        """What a probe found; `refused` where every address refused the connection."""
-        broker_id, epoch, where = probe
-        if self._suspects is None or not self._suspects.probed(broker_id, epoch, refused):
+        """The outcome of a probe; `refused` where every address refused the connection."""
+        broker_id, epoch, targets = probe
+        if self._suspects is None or not self._suspects.on_probed(broker_id, epoch, refused):
             return
         log.warning(
-            "Nobody listens at %s any more: broker %d with epoch %d is gone.",
-            ", ".join(f"{host}:{port}" for host, port in where),
+            "Connections to %s are refused: broker %d with epoch %d is dead.",
+            ", ".join(f"{host}:{port}" for host, port in targets),
             broker_id,
             epoch,
         )
-        self._write_step(lambda: (self.broker_changes.fence_gone(broker_id, epoch), False))
+        self._write_step(lambda: (self.broker_changes.fence_dead(broker_id, epoch), False))
 
     # Periodic tasks
 
     def poll(self, now_ms: int) -> int | None:
-        """Run what is due; when to poll again, None while there is nothing to do but to wait for a leadership."""
+        """Run the tasks that are due. Returns when to poll again, None while this controller is not active."""
         self._start_clock(now_ms)
-        deadline = self._periodic.poll(now_ms)
-        probing = None if self._suspects is None else self._suspects.deadline_ms
-        return deadline if probing is None else min(probing, deadline or probing)
+        task_deadline = self._periodic.poll(now_ms)
+        probe_deadline = None if self._suspects is None else self._suspects.deadline_ms
+        return task_deadline if probe_deadline is None else min(probe_deadline, task_deadline or probe_deadline)
 
     def _periodic_tasks(self) -> PeriodicTasks:
         config, tasks = self.config, PeriodicTasks()
@@ -421,13 +423,14 @@ class QuorumController:
         return tasks
 
     def _write_step(self, step: Callable[[], tuple[list[VersionedRecord], bool]]) -> bool:
-        """Write what the step gives; whether it has more. Where it cannot be written, the next period tries again."""
+        """Write the records of one step of a task. Returns whether there is more to do; False where the records could
+        not be appended, so that the task runs again one period later."""
         more = False
 
         def operation() -> Result[VersionedRecord, None]:
             nonlocal more
-            made, more = step()
-            return Result(made, None)
+            step_records, more = step()
+            return Result(step_records, None)
 
         pending = self.runtime.write(operation)
         return more and pending.error is None
@@ -475,7 +478,7 @@ class QuorumController:
 
         return self.runtime.read(operation)
 
-    # Requests about configs, quotas, credentials, entries, features
+    # Requests about configs, quotas, credentials, ACLs, features
 
     def handle_alter_configs(
         self, request: AlterConfigsRequest, caller: Caller, now_ms: int
@@ -492,8 +495,8 @@ class QuorumController:
     ) -> Pending[AlterClientQuotasResponse]:
         def operation() -> Result[VersionedRecord, AlterClientQuotasResponse]:
             result = self.client_quotas.alter(request.entries)
-            made = [] if request.validate_only else result.records
-            return Result(made, AlterClientQuotasResponse(entries=result.response), atomic=True)
+            changes = [] if request.validate_only else result.records
+            return Result(changes, AlterClientQuotasResponse(entries=result.response), atomic=True)
 
         return self._write(now_ms, operation, caller, AclOperation.ALTER_CONFIGS)
 
@@ -530,7 +533,7 @@ class QuorumController:
     def _update_features(self, request: UpdateFeaturesRequest) -> Result[VersionedRecord, UpdateFeaturesResponse]:
         updates = request.feature_updates
         try:
-            made = self.features.update(updates, validate_only=request.validate_only)
+            changes = self.features.update(updates, validate_only=request.validate_only)
         except ApiError as error:
             response = UpdateFeaturesResponse(
                 error_code=error.code,
@@ -539,16 +542,16 @@ class QuorumController:
             )
             return Result([], response)
         if any(one.feature == ELIGIBLE_LEADER_REPLICAS_VERSION and one.max_version_level > 0 for one in updates):
-            made += self.configs.elr_safety_records()
+            changes += self.configs.elr_safety_records()
             if not self.features.is_elr_enabled:
-                made += self.partitions.former_elr_records()
+                changes += self.partitions.former_elr_records()
         results = [
             UpdatableFeatureResult(feature=update.feature, error_message=ErrorCode.NONE.name) for update in updates
         ]
         response = UpdateFeaturesResponse(error_message=None, results=results)
-        return Result([] if request.validate_only else made, response, atomic=True)
+        return Result([] if request.validate_only else changes, response, atomic=True)
 
-    # Requests of nodes
+    # Requests from nodes
 
     def handle_broker_registration(
         self, request: BrokerRegistrationRequest, caller: Caller, now_ms: int
@@ -560,7 +563,8 @@ class QuorumController:
                 return self.cluster.register_broker(request, new_epoch, self.broker_changes.clean_up, now_ms)
             except ApiError as error:
                 if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION and self._suspects is not None:
-                    self._suspects.contest(request.broker_id, self.cluster.brokers[request.broker_id].epoch, now_ms)
+                    epoch = self.cluster.brokers[request.broker_id].epoch
+                    self._suspects.on_duplicate_registration(request.broker_id, epoch, now_ms)
                 raise
 
         return self._write(now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
@@ -575,7 +579,7 @@ class QuorumController:
             result, is_shutting_down = self.broker_changes.heartbeat(request)
             self.cluster.heartbeats.contact(request.broker_id, request.broker_epoch, now_ms)
             if self._suspects is not None:
-                self._suspects.heard_of(request.broker_id, request.broker_epoch)
+                self._suspects.on_heartbeat(request.broker_id, request.broker_epoch)
             return result
 
         pending = self._write(now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
@@ -588,8 +592,9 @@ class QuorumController:
         self, request: UnregisterBrokerRequest, caller: Caller, now_ms: int
     ) -> Pending[UnregisterBrokerResponse]:
         def operation() -> Result[VersionedRecord, UnregisterBrokerResponse]:
-            made = self.broker_changes.unregister(request.broker_id)
-            return Result(made, UnregisterBrokerResponse(error_message=None))
+            return Result(
+                self.broker_changes.unregister(request.broker_id), UnregisterBrokerResponse(error_message=None)
+            )
 
         return self._write(now_ms, operation, caller, AclOperation.ALTER)
 
@@ -622,7 +627,8 @@ class QuorumController:
         caller: Caller | None = None,
         needs: AclOperation | None = None,
     ) -> Pending[R]:
-        """Answer a request, where the caller may do what it `needs` on the cluster."""
+        """Run a request's operation and write its records. Fails where the caller lacks the right `needs` on the
+        cluster."""
         if caller is not None and needs is not None:
             try:
                 caller.require_on_cluster(needs)
@@ -651,11 +657,11 @@ class QuorumController:
         return Appended(last_offset - len(batch) + 1, last_offset)
 
     def _replay(self, versioned: VersionedRecord, offset: int) -> None:
-        """An unknown type is fatal: to skip it would be to part from the controllers that understand it."""
+        """An unknown type is fatal: the state of a controller that skipped the record would differ from the others'."""
         record = versioned.record
         handler = self._replays.get(type(record))
         if handler is None:
-            raise ValueError(f"cannot replay {type(record).__name__} at offset {offset}: no such record is known")
+            raise ValueError(f"cannot replay {type(record).__name__} at offset {offset}: the record type is unknown")
         handler(record, offset)
 
     def _replay_table(self) -> Mapping[type, Callable[[Any, int], object]]:
@@ -663,9 +669,9 @@ class QuorumController:
         partitions, cluster = self.partitions, self.cluster
 
         def remove_topic(record: records.RemoveTopicRecord, _offset: int) -> None:
-            self.configs.forget_topic(partitions.replay_remove_topic(record))
+            self.configs.replay_topic_removal(partitions.replay_remove_topic(record))
 
-        def nothing(_record: Any, _offset: int) -> None:
+        def ignore(_record: Any, _offset: int) -> None:
             return None
 
         return {
@@ -691,18 +697,18 @@ class QuorumController:
             records.BeginTransactionRecord: lambda _, offset: offsets.begin_transaction(offset),
             records.EndTransactionRecord: lambda _, offset: offsets.end_transaction(offset),
             records.AbortTransactionRecord: lambda _, offset: offsets.abort_transaction(offset),
-            # Brokers read tokens from their image; no request that this controller answers rests on them.
-            records.DelegationTokenRecord: nothing,
-            records.RemoveDelegationTokenRecord: nothing,
-            records.NoOpRecord: nothing,
-            # Left by clusters that came from ZooKeeper.
-            records.ZkMigrationStateRecord: nothing,
+            # Brokers read tokens from their image; no request to the controller depends on them.
+            records.DelegationTokenRecord: ignore,
+            records.RemoveDelegationTokenRecord: ignore,
+            records.NoOpRecord: ignore,
+            # In logs of clusters that were migrated from ZooKeeper.
+            records.ZkMigrationStateRecord: ignore,
         }
 
 
-def _small_parts(image: MetadataImage) -> Iterator[VersionedRecord]:
-    """Everything but topics and configs, as records. They are not to be stored, so what an older metadata.version could
-    not say is said all the same."""
+def _other_records(image: MetadataImage) -> Iterator[VersionedRecord]:
+    """Records of all domains except topics and configs. They are replayed and not stored, so they are written at the
+    latest metadata.version, which can express all of the image."""
     features = image.features.metadata_version
     if features is not None:
         writer = ImageWriter(features)

@@ -1,9 +1,9 @@
-"""Replicas move from brokers to brokers (KIP-455).
+"""Reassignment of replicas to other brokers (KIP-455).
 
-While a reassignment runs, a partition's replicas are the target's followed by those to be removed; what is added and
-what is removed is kept beside. Nothing is removed before all that is added has caught up: the change that brings the
-last of them into the ISR completes the reassignment (`partition_change.py`). Cancelling goes back to the replicas
-without the added ones.
+During a reassignment, a partition's replicas are those of the target, followed by those to be removed; the added and
+the removed ones are listed separately. No replica is removed before all added ones have caught up: the change that
+brings the last of them into the ISR completes the reassignment (`partition_change.py`). A cancellation restores the
+replicas without the added ones.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ class ReassignmentControl:
     def list_ongoing(
         self, request: ListPartitionReassignmentsRequest, epoch: int
     ) -> ListPartitionReassignmentsResponse:
-        """As committed at `epoch`. Of all partitions, or of those named."""
+        """The reassignments in the committed state at `epoch`: of all partitions, or of those in the request."""
         state = self._state
-        wanted: list[TopicIdPartition]
+        requested: list[TopicIdPartition]
         if request.topics is None:
-            wanted = sorted(state.index.reassigning.members(epoch))
+            requested = sorted(state.index.reassigning.members(epoch))
         else:
-            wanted = []
+            requested = []
             for topic in request.topics:
                 topic_id = state.topic_ids.get(topic.name, epoch=epoch)
                 if topic_id is not None:
-                    wanted += [TopicIdPartition(topic_id, at) for at in topic.partition_indexes]
+                    requested += [TopicIdPartition(topic_id, at) for at in topic.partition_indexes]
         topics: dict[str, OngoingTopicReassignment] = {}
-        for at in wanted:
+        for at in requested:
             partition = state.partitions.get(at, epoch=epoch)
             if partition is None or not partition.is_reassigning:
                 continue
@@ -121,19 +121,20 @@ class ReassignmentControl:
         self, at: TopicIdPartition, partition: PartitionRegistration, target: list[int], allow_factor_change: bool
     ) -> VersionedRecord | None:
         self._check_assignment(target, None)
-        settled = len(partition.replicas) - len(partition.adding_replicas)
-        if not allow_factor_change and settled != len(target):
+        factor = len(partition.replicas) - len(partition.adding_replicas)
+        if not allow_factor_change and factor != len(target):
             raise ApiError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"The replication factor is changed from {settled} to {len(target)}",
+                f"The replication factor is changed from {factor} to {len(target)}",
             )
         removing = sorted(replica for replica in partition.replicas if replica not in target)
-        settled_on = set(partition.replicas) - set(partition.adding_replicas)
+        before = set(partition.replicas) - set(partition.adding_replicas)
         change = self._state.change(at, partition)
         change.replicas = (*target, *removing)
-        # Also where another one was under way: who was being added and is not wanted any more, would be waited for in
-        # the ISR and taken out of it, for ever; and who was being removed and is wanted again, must not go.
-        change.adding = tuple(sorted(replica for replica in target if replica not in settled_on))
+        # Both are computed anew, also where another reassignment was unfinished. A replica that it was adding and the
+        # target lacks must not stay in `adding`: completion would wait for it, and remove it, for ever. A replica that
+        # it was removing and the target has must not be removed.
+        change.adding = tuple(sorted(replica for replica in target if replica not in before))
         change.removing = tuple(removing)
         return change.build()
 
@@ -144,7 +145,7 @@ class ReassignmentControl:
         isr = tuple(r for r in partition.isr if r not in partition.adding_replicas)
         change = self._state.change(at, partition)
         if not isr:
-            # Only added replicas are in sync: going back means to take one that is not.
+            # Only added replicas are in sync: after the cancellation a replica out of sync must lead.
             if not self._configs.unclean_election_enabled(topic):
                 raise ApiError(
                     ErrorCode.INVALID_REPLICA_ASSIGNMENT,

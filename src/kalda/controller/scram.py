@@ -1,4 +1,4 @@
-"""SCRAM credentials (KIP-554, KIP-900): what is stored is derived here from the salted password that a client sends."""
+"""SCRAM credentials (KIP-554, KIP-900), derived from the salted passwords that clients send."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ScramControl:
     def alter(
         self, request: AlterUserScramCredentialsRequest, metadata_version: MetadataVersion
     ) -> Result[VersionedRecord, AlterUserScramCredentialsResponse]:
-        """Each user is altered as a whole or not at all; a user named twice, even for two mechanisms, is not."""
+        """Alter the credentials of users. A user that the request has twice, even for two mechanisms, is refused."""
         outcome: dict[str, ApiError | None] = {}
         accepted: dict[str, Alteration] = {}
         alterations: list[Alteration] = [*request.deletions, *request.upsertions]
@@ -65,7 +65,7 @@ class ScramControl:
 
     def replay_credential(self, record: UserScramCredentialRecord) -> None:
         key = (record.mechanism, record.name)
-        # The words that test suites of other clients wait for.
+        # Kafka's text: the test suites of other clients wait for it.
         log.info(
             "Replayed UserScramCredentialRecord %s entry for %s with mechanism %s.",
             "updating" if key in self.credentials else "creating new",

@@ -1,24 +1,24 @@
-"""Brokers that may be gone, and how that is found out before their session ends.
+"""Brokers that may be dead, and how to find that out before their sessions end.
 
-A broker is suspected when a connection breaks on which it sent heartbeats; when a new active controller has not heard
-of it yet, as its connection may have broken at the controller before; and when another process asks to be registered in
-its place: where a machine was reset, no connection breaks. It is then probed: somebody connects to its
-listener. If the connection is refused, no process is there, and the broker is fenced at once. Anything else proves
-nothing, and what is not proven is left to the session timeout:
+A broker is suspected in three cases. A connection broke on which it sent heartbeats. Or a new active controller has
+received no heartbeat of it yet: its connection to the previous controller may have broken. Or another process asks to
+be registered under its id: no connection breaks where a machine was reset. A suspected broker is probed: the shell
+connects to its listener. If the connection is refused, no process listens there, and the broker is fenced at once. Any
+other outcome proves nothing, and the session timeout decides:
 
-- a process that is paused, or whose backlog is full, does not refuse: its kernel accepts, or is silent;
-- a broker that connects anew is heard of again, and with that it is no longer suspected;
-- a broker that restarted has another epoch. A suspicion is of one epoch, and ends with it.
+- A process that is paused, or whose backlog is full, does not refuse: its kernel accepts, or does not answer.
+- A heartbeat of the broker ends the suspicion.
+- A broker that restarted has another epoch. A suspicion is of one epoch, and ends with it.
 
-The first probe may come before a dying process has closed its listener, so there are a few, further and further apart.
-Which of its listeners is probed: the one through which brokers reach each other, as that is the one that every node
-reaches without a proxy or a port mapping in between; where the controller does not know that one, all must refuse.
+A dying process may still have its listener at the first probe, so there are several, at growing intervals. The probed
+listener is the one that brokers use among themselves: all nodes can reach it without a proxy or a port mapping. Where
+the controller does not have that listener's name, all listeners must refuse.
 
-A firewall or a NAT may refuse in the place of a broker that lives. Then fencing is still safe, as fencing always is,
-but it does harm. The broker proves the refusal wrong with its next heartbeat, and is not probed again by this
-controller: what happened once is not repeated.
+A firewall or a NAT may refuse connections to a broker that is alive. Fencing it is safe, as fencing always is, but it
+interrupts service. The next heartbeat of the broker shows that the refusal was wrong; this controller then never
+probes it again.
 
-Pure: time is handed in, and what a probe found.
+Pure: the time and the outcomes of probes are arguments.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kalda.metadata.cluster import Endpoint
 PROBES_MS = (0, 30, 150, 600, 2_000)
 """When a suspect is probed, counted from the beginning of the suspicion."""
 MAX_UNDER_WAY = 32
-"""Probes at a time. A network that breaks makes suspects of all brokers at once."""
+"""Probes at a time. When a network fails, all brokers are suspected at once."""
 
 
 class Probe(NamedTuple):
-    """Connect to these addresses, and tell whether all of them refuse."""
+    """A request to the shell: connect to these addresses, and report whether all of them refuse."""
 
     broker_id: int
     broker_epoch: int
@@ -48,7 +48,9 @@ class _Suspicion:
     broker_epoch: int
     since_ms: int
     probes: int = 0
+    """probes whose outcome is known"""
     under_way: bool = False
+    """whether a probe is under way now"""
 
     @property
     def due_ms(self) -> int:
@@ -56,19 +58,21 @@ class _Suspicion:
 
 
 class Suspects:
-    """Lives as long as this node is the active controller. At most one suspicion a broker."""
+    """Exists while this node is the active controller. At most one suspicion for each broker."""
 
     def __init__(self) -> None:
         self._suspicions: dict[int, _Suspicion] = {}
-        self._condemned: dict[int, int] = {}
-        """Epochs that were fenced because of a refusal, by broker."""
-        self._mistaken: set[int] = set()
-        """Brokers that were alive nevertheless."""
+        """by broker id"""
+        self._refused: dict[int, int] = {}
+        """by broker id, the epoch that was fenced because connections were refused"""
+        self._never_probed: set[int] = set()
+        """ids of brokers that were alive although their connections were refused"""
         self._under_way = 0
+        """the number of probes under way"""
 
     def suspect(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
-        """A later suspicion of the same epoch begins anew: it has seen another connection break."""
-        if broker_id in self._mistaken:
+        """A new suspicion. One of the same epoch starts anew, because another connection broke."""
+        if broker_id in self._never_probed:
             return
         old = self._suspicions.get(broker_id)
         if old is not None and old.broker_epoch > broker_epoch:
@@ -77,56 +81,56 @@ class Suspects:
             self._under_way -= 1
         self._suspicions[broker_id] = _Suspicion(broker_epoch, now_ms)
 
-    def contest(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
-        """Another process wants its id, and will ask again: a suspicion that there is goes on."""
+    def on_duplicate_registration(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
+        """Another process asked to be registered under the id. It asks repeatedly, so an existing suspicion is kept."""
         if broker_id not in self._suspicions:
             self.suspect(broker_id, broker_epoch, now_ms)
 
-    def heard_of(self, broker_id: int, broker_epoch: int) -> None:
-        """A heartbeat came."""
+    def on_heartbeat(self, broker_id: int, broker_epoch: int) -> None:
+        """The broker is alive: it sent a heartbeat."""
         if self._suspicions and broker_id in self._suspicions:
             self._drop(broker_id)
-        if self._condemned and self._condemned.get(broker_id) == broker_epoch:
-            del self._condemned[broker_id]
-            self._mistaken.add(broker_id)
+        if self._refused and self._refused.get(broker_id) == broker_epoch:
+            del self._refused[broker_id]
+            self._never_probed.add(broker_id)
 
     def due(self, now_ms: int) -> list[tuple[int, int]]:
-        """The brokers and epochs to probe now, each of which must be answered with `probed`, or be dropped."""
-        made = []
+        """The brokers and epochs to probe now. For each the caller must call `on_probed` or `drop`."""
+        due = []
         for broker_id, suspicion in self._suspicions.items():
             if self._under_way >= MAX_UNDER_WAY:
                 break
             if not suspicion.under_way and suspicion.due_ms <= now_ms:
                 suspicion.under_way = True
                 self._under_way += 1
-                made.append((broker_id, suspicion.broker_epoch))
-        return made
+                due.append((broker_id, suspicion.broker_epoch))
+        return due
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the next probe is due; None while none is, or while there is no room for more."""
+        """When the next probe is due; None while there is none, or while `MAX_UNDER_WAY` probes are under way."""
         if not self._suspicions or self._under_way >= MAX_UNDER_WAY:
             return None
         return min((each.due_ms for each in self._suspicions.values() if not each.under_way), default=None)
 
-    def probed(self, broker_id: int, broker_epoch: int, refused: bool) -> bool:
-        """What a probe found. True where that broker is gone, and is to be fenced if that is its epoch still."""
+    def on_probed(self, broker_id: int, broker_epoch: int, refused: bool) -> bool:
+        """The outcome of a probe. True where the broker is dead, and is to be fenced if it still has this epoch."""
         suspicion = self._suspicions.get(broker_id)
         if suspicion is None or suspicion.broker_epoch != broker_epoch or not suspicion.under_way:
-            return False  # heard of, or suspected anew, since the probe began
+            return False  # since the probe began the broker sent a heartbeat, or was suspected anew
         self._under_way -= 1
         suspicion.under_way = False
         suspicion.probes += 1
         if refused:
             del self._suspicions[broker_id]
-            self._condemned[broker_id] = broker_epoch
+            self._refused[broker_id] = broker_epoch
             return True
         if suspicion.probes == len(PROBES_MS):
             del self._suspicions[broker_id]
         return False
 
     def drop(self, broker_id: int) -> None:
-        """There is nothing to find out about it any more."""
+        """End the suspicion of the broker, if there is one."""
         if broker_id in self._suspicions:
             self._drop(broker_id)
 
@@ -136,7 +140,8 @@ class Suspects:
 
 
 def addresses(listeners: Mapping[str, Endpoint], preferred: str) -> tuple[tuple[str, int], ...]:
-    """Where to probe a broker with these listeners, of which brokers reach each other through `preferred`."""
-    one = listeners.get(preferred)
-    chosen = listeners.values() if one is None else (one,)
+    """The addresses to probe of a broker with these listeners: that of `preferred`, the listener that brokers use among
+    themselves; without it, all of them."""
+    listener = listeners.get(preferred)
+    chosen = listeners.values() if listener is None else (listener,)
     return tuple((endpoint.host, endpoint.port) for endpoint in chosen)

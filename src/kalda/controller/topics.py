@@ -1,7 +1,7 @@
-"""Topics made, grown and removed.
+"""Creating, growing and removing topics.
 
-A request's topics stand for themselves: one that is refused does not keep the others from being made. Its records are
-one batch all the same, so that what was granted is there at once or not at all.
+Each topic of a request is granted or refused on its own. The records of all granted ones are one batch, so that they
+are applied together or not at all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 
 MAX_PARTITIONS_PER_REQUEST = 10_000
-_NO_DEFAULT = -1
+_USE_DEFAULT = -1
 _ALL_FENCED = "All brokers are currently fenced or in controlled shutdown."
 
 
@@ -52,7 +52,7 @@ class TopicDefaults(NamedTuple):
 
 
 class NewTopic(NamedTuple):
-    """What a policy judges: either numbers or an assignment of brokers by partition, and the configs asked for."""
+    """The input of a policy: either the two numbers or an assignment (brokers by partition), and the given configs."""
 
     name: str
     num_partitions: int | None
@@ -66,7 +66,7 @@ CreateTopicPolicy = Callable[[NewTopic], None]
 
 
 class TopicControl:
-    """Requests about topics. The state they change is `PartitionControl`'s."""
+    """Requests about topics. `PartitionControl` has the state that they change."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class TopicControl:
         results: list[CreatableTopicResult] = []
         names = [topic.name for topic in request.topics]
         duplicates = _duplicates(names)
-        if self._partitions_wanted(request) > MAX_PARTITIONS_PER_REQUEST:
+        if self._requested_partitions(request) > MAX_PARTITIONS_PER_REQUEST:
             too_many = ApiError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
             refused = [CreatableTopicResult(name=name, configs=[], **error_fields(too_many)) for name in names]
             return Result([], CreateTopicsResponse(topics=refused))
@@ -105,11 +105,11 @@ class TopicControl:
                 continue
             try:
                 self._check_may_create(topic.name, caller)
-                made, result = self._create(topic, caller)
+                topic_records, result = self._create(topic, caller)
             except ApiError as error:
                 results.append(CreatableTopicResult(name=topic.name, configs=[], **error_fields(error)))
                 continue
-            records += made
+            records += topic_records
             results.append(result)
         results += [
             CreatableTopicResult(name=name, configs=[], **error_fields(_invalid("Duplicate topic name.")))
@@ -119,12 +119,12 @@ class TopicControl:
         outcome = Result(records, CreateTopicsResponse(topics=results), atomic=True)
         return outcome.without_records() if request.validate_only else outcome
 
-    def _partitions_wanted(self, request: CreateTopicsRequest) -> int:
-        wanted = 0
+    def _requested_partitions(self, request: CreateTopicsRequest) -> int:
+        total = 0
         for topic in request.topics:
-            count = self._defaults.num_partitions if topic.num_partitions == _NO_DEFAULT else topic.num_partitions
-            wanted += len(topic.assignments) or max(0, count)
-        return wanted
+            count = self._defaults.num_partitions if topic.num_partitions == _USE_DEFAULT else topic.num_partitions
+            total += len(topic.assignments) or max(0, count)
+        return total
 
     def _check_may_create(self, name: str, caller: Caller) -> None:
         if name == METADATA_TOPIC_NAME:
@@ -165,12 +165,12 @@ class TopicControl:
         return records, self._creation_result(topic.name, topic_id, partitions, configs, caller)
 
     def _manual_partitions(self, topic: CreatableTopic) -> list[PartitionRegistration]:
-        if topic.replication_factor != _NO_DEFAULT:
+        if topic.replication_factor != _USE_DEFAULT:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
                 "A manual partition assignment was specified, but replication factor was not set to -1.",
             )
-        if topic.num_partitions != _NO_DEFAULT:
+        if topic.num_partitions != _USE_DEFAULT:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
                 "A manual partition assignment was specified, but numPartitions was not set to -1.",
@@ -189,18 +189,18 @@ class TopicControl:
         return [partitions[at] for at in range(len(partitions))]
 
     def _placed_partitions(self, topic: CreatableTopic) -> list[PartitionRegistration]:
-        if topic.replication_factor < _NO_DEFAULT or topic.replication_factor == 0:
+        if topic.replication_factor < _USE_DEFAULT or topic.replication_factor == 0:
             raise ApiError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 "Replication factor must be larger than 0, or -1 to use the default value.",
             )
-        if topic.num_partitions < _NO_DEFAULT or topic.num_partitions == 0:
+        if topic.num_partitions < _USE_DEFAULT or topic.num_partitions == 0:
             raise ApiError(
                 ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
             )
-        count = self._defaults.num_partitions if topic.num_partitions == _NO_DEFAULT else topic.num_partitions
+        count = self._defaults.num_partitions if topic.num_partitions == _USE_DEFAULT else topic.num_partitions
         factor = topic.replication_factor
-        if factor == _NO_DEFAULT:
+        if factor == _USE_DEFAULT:
             factor = self._defaults.replication_factor
         return self._place(count, factor)
 
@@ -293,7 +293,7 @@ class TopicControl:
     # DeleteTopics
 
     def delete(self, request: DeleteTopicsRequest, caller: Caller) -> Result[VersionedRecord, DeleteTopicsResponse]:
-        """Topics named by name, or by id; one given twice, in whatever way, is not deleted."""
+        """Delete topics that are given by name or by id. One that is given twice, in either way, is not deleted."""
         results: list[DeletableTopicResult] = []
         chosen = self._chosen_for_deletion(request, caller, results)
         records: list[VersionedRecord] = []
@@ -311,7 +311,7 @@ class TopicControl:
     def _chosen_for_deletion(
         self, request: DeleteTopicsRequest, caller: Caller, results: list[DeletableTopicResult]
     ) -> dict[Uuid, str]:
-        """What is to be deleted, by id; what is not goes to `results`."""
+        """The names of the topics to delete, by id. The errors of refused ones are appended to `results`."""
         names: dict[str, int] = {}
         ids: dict[Uuid, int] = {}
         for name in request.topic_names:
@@ -327,31 +327,31 @@ class TopicControl:
                 both = _invalid("You may not specify both topic name and topic id.")
                 results.append(_deletion(topic.name, topic.topic_id, both))
         chosen: dict[Uuid, str] = {}
-        for topic_id, times in ids.items():
-            if times > 1:
+        for topic_id, count in ids.items():
+            if count > 1:
                 results.append(_deletion(None, topic_id, _invalid("Duplicate topic id.")))
                 continue
             found = self._state.topic_names.get(topic_id)
-            failure = _may_delete_by_id(found, caller)
+            failure = _refusal_by_id(found, caller)
             if found is None or failure is not None:
                 shown = found if found and caller.allows(AclOperation.DESCRIBE, AclResourceType.TOPIC, found) else None
                 results.append(_deletion(shown, topic_id, failure))
             else:
                 chosen[topic_id] = found
-        for name, times in names.items():
-            self._choose_by_name(name, times, ids, caller, chosen, results)
+        for name, count in names.items():
+            self._choose_by_name(name, count, ids, caller, chosen, results)
         return chosen
 
     def _choose_by_name(
         self,
         name: str,
-        times: int,
+        count: int,
         ids: Mapping[Uuid, int],
         caller: Caller,
         chosen: dict[Uuid, str],
         results: list[DeletableTopicResult],
     ) -> None:
-        if times > 1:
+        if count > 1:
             results.append(_deletion(name, ZERO_UUID, _invalid("Duplicate topic name.")))
             return
         topic_id = self._state.topic_ids.get(name)
@@ -416,7 +416,7 @@ class TopicControl:
         return partitions
 
     def _new_partition(self, replicas: Sequence[int]) -> PartitionRegistration | None:
-        """Only what is active is in the ISR; None when nothing is."""
+        """A partition whose ISR is the active ones of `replicas`; None where none is active."""
         isr = tuple(replica for replica in replicas if self._cluster.is_active(replica))
         if not isr:
             return None
@@ -444,15 +444,17 @@ class TopicControl:
 
 
 def _duplicates(names: Sequence[str]) -> dict[str, None]:
-    """Names that are there more than once, in order."""
-    times: dict[str, int] = {}
+    """Names that occur more than once, in order."""
+    counts: dict[str, int] = {}
     for name in names:
-        times[name] = times.get(name, 0) + 1
-    return {name: None for name, count in times.items() if count > 1}
+        counts[name] = counts.get(name, 0) + 1
+    return {name: None for name, count in counts.items() if count > 1}
 
 
-def _may_delete_by_id(name: str | None, caller: Caller) -> ApiError | None:
-    """Without the right to see a topic, its id is told from no unknown one."""
+def _refusal_by_id(name: str | None, caller: Caller) -> ApiError | None:
+    """Why the topic with this name, None for an unknown id, may not be deleted by its id. As in Kafka, the error
+    differs from that of an unknown id where the caller may not delete the topic; the response then omits the name
+    unless the caller may describe the topic."""
     if name is None:
         return ApiError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
     if caller.allows(AclOperation.DELETE, AclResourceType.TOPIC, name):

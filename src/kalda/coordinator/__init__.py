@@ -1,22 +1,17 @@
-"""Group coordination: who consumes what, and how far they are, kept in `__consumer_offsets`.
+"""Coordinators: replayed state over internal topics, on the runtime of `kalda.statemachine`.
 
-Replayed state on `kalda.statemachine`: a shard for each partition that this node leads. It knows no socket, no clock
-and no loop: requests come decoded with the time, answers that must wait are `Pending`, timers run in `poll`. Whoever
-owns the log appends for it and tells it the high watermark; whoever owns the metadata answers its questions about
-topics; authorization is done before and after.
+Each kind of coordinator is a package, and keeps its state in an internal topic: a shard for each partition that this
+node leads. What all kinds have in common is here. A coordinator has no socket, clock or loop: a driver brings the time,
+the batches of a partition that is loaded, and its high watermark; it appends to the log, and calls when timers are due.
 
-- `group_coordinator.py`: the service: every request, routed to its shard
-- `shard.py`: one partition: loading, replay, writing, expiration
-- `classic_group.py`: a classic group's members, generation and protocol
-- `classic_protocol.py`: JoinGroup, SyncGroup, Heartbeat, LeaveGroup
-- `rebalance.py`: the barriers and timers of a rebalance
-- `subscription.py`: the topics in a consumer's metadata
-- `offsets.py`: committed offsets: commit, fetch, delete, expire, transactions' markers
-- `offset_fetch.py`: OffsetFetch's shapes by version
-- `records.py`: the log's records and their bytes
-- `routing.py`: which partition a group lives in
+- `internal_topics.py`: the table: which internal topic belongs to which coordinator
+- `runtime.py`: the partitions that this node leads: load, retry, give up; timers, write timeouts
+- `shard.py`: what a kind of coordinator implements: the state of one partition
+- `partition.py`: one partition: writing, commits
+- `loading.py`: one attempt to load a partition
+- `routing.py`: which partition a key belongs to
 - `timers.py`: a deterministic heap of timers
 - `answers.py`: answers that may have to wait
-- `errors.py`: the log's errors in a client's words
-- `config.py`: broker configs
+- `errors.py`: the log's errors as a client of a coordinator gets them
+- `groups/`: the group coordinator, key type 0, over `__consumer_offsets`
 """

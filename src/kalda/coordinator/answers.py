@@ -1,4 +1,4 @@
-"""Small tools for answers that may have to wait: given at once where nothing is waited for."""
+"""Answers out of pending ones: at once where these are settled already."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def now_or_later(pending: Pending[T]) -> T | Pending[T]:
-    """The value where it is there, else the pending itself. For answers that never fail."""
+    """The value where it is there, else the pending answer itself. For answers that never fail."""
     if pending.done and pending.error is None:
         return cast(T, pending.value)
     return pending
@@ -29,7 +29,7 @@ def answer_after(pending: Pending[Any], finish: Callable[[ApiError | None], R]) 
 
 
 def answer_after_all(pendings: Sequence[Pending[Any]], finish: Callable[[], R]) -> R | Pending[R]:
-    """`finish()` once all of them have settled; it looks at each for its value or error."""
+    """`finish()` once all of them have settled; it reads the value or error of each."""
     left = sum(not pending.done for pending in pendings)
     if not left:
         return finish()

@@ -1,6 +1,7 @@
-"""What a client of the coordinator is told when its write fails.
+"""The error that a client of a coordinator gets when its write fails.
 
-The log speaks of partitions, leaders and batches; a group's client knows only of its coordinator.
+The log's errors are about partitions, leaders and batches. A client of a coordinator can act on errors that are about
+coordinators: it retries, or sends FindCoordinator again.
 """
 
 from __future__ import annotations
@@ -21,5 +22,5 @@ _TRANSLATED = {
 
 
 def write_error(code: ErrorCode) -> ErrorCode:
-    """The code for the client, for what went wrong at the log."""
+    """The client's error code for that of the log."""
     return _TRANSLATED.get(code, code)

@@ -1,11 +1,11 @@
-"""Which partition of `__consumer_offsets` a group lives in, and so which broker coordinates it."""
+"""Which partition of an internal topic a key belongs to; the partition's leader coordinates the key."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 _CACHED_LENGTH = 256
-"""Longer ids are legal and rare; keeping thousands of them would let a client spend our memory."""
+"""Hashes of longer keys are not cached: such keys are legal and rare, and thousands of them would fill memory."""
 
 
 def java_hash(text: str) -> int:
@@ -20,10 +20,11 @@ def java_hash(text: str) -> int:
 _cached_hash = lru_cache(maxsize=4_096)(java_hash)
 
 
-def coordinator_partition(group_id: str, partitions: int) -> int:
-    """The partition of a group (or of a transactional id, or a share partition's key) among `partitions`.
+def coordinator_partition(key: str, partitions: int) -> int:
+    """The partition of a key among `partitions`: of a group id, a transactional id, or a share partition's key.
 
-    It goes by the hash's absolute value, not by its lower 31 bits; Java's least integer, which has none, counts as 0.
+    It is the remainder of the hash's absolute value, not of its lower 31 bits; Java's least integer, which has no
+    absolute value, counts as 0.
     """
-    value = _cached_hash(group_id) if len(group_id) <= _CACHED_LENGTH else java_hash(group_id)
+    value = _cached_hash(key) if len(key) <= _CACHED_LENGTH else java_hash(key)
     return 0 if value == -(1 << 31) else abs(value) % partitions

@@ -1,9 +1,9 @@
 """Timers in a deterministic heap, driven from outside.
 
-A `TimerTask` is a handle that is armed, re-armed and disarmed many times: a member's session timer moves with each of
-its heartbeats. Moving a deadline later does not touch the heap. The handle remembers the new deadline, and the stale
-heap entry, when it surfaces, is pushed back to where the deadline now is. So a heartbeat costs one attribute, and the
-heap holds about one entry a timer.
+A `TimerTask` is a handle that is armed, re-armed and disarmed many times: each heartbeat of a member moves the deadline
+of its session timer. A later deadline does not change the heap. The handle holds the new deadline, and when the stale
+heap entry is popped, it is pushed again with that. So a heartbeat sets one attribute, and the heap has about one entry
+a timer.
 
 Invariant: an armed timer has a heap entry at `_queued_ms`, which is not after its deadline.
 Timers due at one moment fire in the order in which their entries were pushed.
@@ -23,20 +23,24 @@ class TimerTask:
     def __init__(self, callback: Callable[[int], None]) -> None:
         self.callback = callback
         self.deadline_ms: int | None = None
+        """When it fires; None while it is not armed."""
         self._queued_ms: int | None = None
+        """The time of its heap entry; None while it has none. An entry with another time is superseded."""
 
 
 class CoordinatorTimer:
-    """The heap. It has no clock: `fire(now_ms)` is told the time."""
+    """The heap. It has no clock: `fire(now_ms)` brings the time."""
 
     __slots__ = ("_heap", "_pushed")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, TimerTask]] = []
+        """(time, push number, timer), ordered by the first two."""
         self._pushed = 0
+        """Counts pushes, so that entries of one time keep their order."""
 
     def arm(self, timer: TimerTask, deadline_ms: int) -> None:
-        """Fire `timer` at `deadline_ms`; an earlier arming is forgotten."""
+        """Fire `timer` at `deadline_ms`; instead of at a deadline set before."""
         timer.deadline_ms = deadline_ms
         queued_ms = timer._queued_ms
         if queued_ms is None or deadline_ms < queued_ms:
@@ -47,13 +51,13 @@ class CoordinatorTimer:
         timer.deadline_ms = None
 
     def next_deadline_ms(self) -> int | None:
-        """When `fire` is due next; at times earlier than the first real deadline, never later."""
+        """When `fire` is due next: the first deadline, or an earlier time whose entry is stale."""
         return self._heap[0][0] if self._heap else None
 
     def fire(self, now_ms: int) -> int:
-        """Run what is due and return how many ran.
+        """Run the timers that are due and return how many ran.
 
-        What a callback arms at or before `now_ms` waits for the next call, so that a timer that re-arms itself
+        One that a callback arms at or before `now_ms` waits for the next call, so that a timer that re-arms itself
         without delay cannot hold the caller.
         """
         fired = 0

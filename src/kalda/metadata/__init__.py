@@ -1,10 +1,11 @@
-"""Cluster metadata as every node sees it: immutable images, grown from the records of `__cluster_metadata`.
+"""Cluster metadata, the same on every node: immutable images, built from the records of `__cluster_metadata`.
 
-A delta folds records over an image; applying it gives the next image, which shares with its predecessor whatever
-the records did not touch. The loader does this for what the quorum commits, and tells its publishers.
+A delta replays records over an image. Applying it gives the next image, which shares with its predecessor all parts
+that the records did not change. The loader does this with the records that the quorum commits, and calls its
+publishers with each image.
 
-This floor knows no quorum, no disk layout but that of a fresh node, and nothing of what a publisher does. It decides
-nothing: a record in the log is a fact. What may be written there is the controller's business.
+This floor depends on no quorum and no disk layout except that of a fresh node, and not on what publishers do. It makes
+no decisions: a record in the log is a fact. The controller decides which records are written.
 
 - `metadata_version`: the levels of metadata.version, and what each one allows
 - `features`: the other features, their levels, dependencies and defaults by release; rules of an update
@@ -15,12 +16,12 @@ nothing: a record in the log is a fact. What may be written there is the control
 - `configs`, `client_quotas`, `producer_ids`, `acls`, `scram`, `delegation_tokens`: a domain each
 - `writing`: turning images back into records, at a metadata.version
 - `image`, `delta`: all domains together
-- `manifest`: what was loaded, and the publisher's interface
+- `manifest`: the interfaces of committed batches, snapshots and publishers
 - `loader`: committed batches and snapshots to images; metadata transactions; publishers
-- `snapshot_generator`: the publisher that decides when a snapshot is due
-- `registration_tracker`: the publisher that notices when this broker must register anew
+- `snapshot_generator`: the publisher that starts a snapshot when one is due
+- `registration_tracker`: the publisher that calls for a new registration of this broker when its old one lacks data
 - `bootstrap`: the first records of a cluster
-- `meta_properties`: the identity of log directories, and whether they agree
+- `meta_properties`: the identity of log directories, and checks that they belong together
 - `scram_arguments`: SCRAM credentials as given on a command line
 - `formatter`: fresh storage for a node
 """

@@ -1,4 +1,4 @@
-"""Access control entries, by id. What they allow is the authorizer's business."""
+"""Access control entries, by id. The authorizer evaluates them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ EMPTY = AclsImage({})
 
 
 class AclsDelta:
-    """Changed entries; None for one that is gone."""
+    """Changed entries; None for one that was removed."""
 
     __slots__ = ("changes", "image")
 
@@ -83,9 +83,9 @@ class AclsDelta:
         self.changes[record.id] = StandardAcl.from_record(record)
 
     def remove(self, record: RemoveAccessControlEntryRecord) -> None:
-        known = self.changes[record.id] if record.id in self.changes else self.image.acls.get(record.id)
-        if known is None:
-            raise ValueError(f"cannot replay the removal of ACL {uuid_to_text(record.id)}: there is none")
+        existing = self.changes[record.id] if record.id in self.changes else self.image.acls.get(record.id)
+        if existing is None:
+            raise ValueError(f"cannot replay the removal of ACL {uuid_to_text(record.id)}: it does not exist")
         self.changes[record.id] = None
 
     def finish_snapshot(self) -> None:

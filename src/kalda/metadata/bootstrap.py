@@ -1,9 +1,8 @@
-"""The first records of a cluster: metadata.version, the other features, credentials to log in with.
+"""The first records of a cluster: metadata.version, the other features, SCRAM credentials.
 
-They are made when storage is formatted, and written by the first controller that finds the log empty, so that
-metadata.version stands in the log before anything that depends on it. On disk they are a file of batches between a
-snapshot's header and footer: `bootstrap.checkpoint` beside the logs, or the quorum's own snapshot 0-0, which also
-holds the first voters.
+They are made when storage is formatted, and written into the log by the first active controller of an empty log. So
+metadata.version precedes all records that depend on it. On disk they are a file of batches between a snapshot's header
+and footer: `bootstrap.checkpoint` beside the logs, or the quorum's own snapshot 0-0, which also holds the first voters.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class BootstrapMetadata:
-    """Records with a metadata.version among them; `source` says where they are from, for messages."""
+    """Records, one of which sets metadata.version; `source` is where they come from, for messages."""
 
     records: tuple[VersionedRecord, ...]
     metadata_version: MetadataVersion
@@ -42,7 +41,7 @@ class BootstrapMetadata:
 
     @classmethod
     def from_levels(cls, version: MetadataVersion, levels: Mapping[str, int], source: str) -> BootstrapMetadata:
-        """Levels that are not 0; kraft.version is left to the quorum's control records."""
+        """Records of the levels that are not 0. kraft.version is left out: the quorum's control records hold it."""
         records = [FeatureLevelRecord(name=FEATURE_NAME, feature_level=version.value)]
         records += [
             FeatureLevelRecord(name=name, feature_level=levels[name])
@@ -53,7 +52,7 @@ class BootstrapMetadata:
 
     @classmethod
     def from_records(cls, records: Iterable[VersionedRecord], source: str) -> BootstrapMetadata:
-        """Raises `ValueError` where none of them sets a metadata.version that this software knows."""
+        """Raises `ValueError` where no record sets metadata.version, or sets one that this release does not have."""
         kept = tuple(records)
         level = None
         for record, _ in kept:
@@ -67,14 +66,14 @@ class BootstrapMetadata:
 
     @classmethod
     def default(cls) -> BootstrapMetadata:
-        """For a controller whose storage says nothing."""
+        """For a controller whose storage has no bootstrap records."""
         return cls.from_levels(LATEST_PRODUCTION, {}, "the default bootstrap")
 
     def with_records(self, more: Iterable[VersionedRecord]) -> BootstrapMetadata:
         return BootstrapMetadata((*self.records, *more), self.metadata_version, self.source)
 
     def level(self, name: str) -> int:
-        """0 for a feature that is off."""
+        """The level of a feature; 0 for one that is off."""
         level = 0
         for record, _ in self.records:
             if isinstance(record, FeatureLevelRecord) and record.name == name:
@@ -82,14 +81,14 @@ class BootstrapMetadata:
         return level
 
     def to_file(self, now_ms: int) -> bytes:
-        """What `bootstrap.checkpoint` holds."""
+        """The content of `bootstrap.checkpoint`."""
         return snapshot_file(self.records, now_ms=now_ms, last_contained_log_time_ms=0)
 
 
 def read_bootstrap(disk: Disk, metadata_log_dir: str) -> BootstrapMetadata:
-    """From the quorum's first snapshot where it holds records, from `bootstrap.checkpoint`, or the default.
+    """The records of the quorum's first snapshot where it has any, else of `bootstrap.checkpoint`, else the default.
 
-    Raises `ValueError` where a file is there and cannot be read: a cluster must not start at a guess.
+    Raises `ValueError` where a file exists and cannot be read: a cluster must not start with guessed levels.
     """
     for name in (f"{METADATA_DIR}/{BOOTSTRAP_SNAPSHOT_FILE}", BOOTSTRAP_FILE):
         path = f"{metadata_log_dir}/{name}"

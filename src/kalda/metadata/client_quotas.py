@@ -1,4 +1,4 @@
-"""Client quotas, by entity (KIP-546). Which entity governs a client is the quota floor's business."""
+"""Client quotas, by entity (KIP-546). Which entity's quotas apply to a client is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLIENT_ID = "client-id"
 IP = "ip"
 
 QuotaEntity: TypeAlias = tuple[tuple[str, str | None], ...]
-"""Name by type, sorted by type; a None name is the default of that type."""
+"""(type, name) pairs, sorted by type; the name None stands for the default of the type."""
 
 
 def quota_entity(parts: Mapping[str, str | None]) -> QuotaEntity:
@@ -21,7 +21,7 @@ def quota_entity(parts: Mapping[str, str | None]) -> QuotaEntity:
 
 
 class ClientQuotasImage(NamedTuple):
-    """Value by quota key, by entity; entities without any are left out."""
+    """Value by quota key, by entity; entities without quotas are left out."""
 
     entities: Mapping[QuotaEntity, Mapping[str, float]]
 
@@ -40,7 +40,7 @@ EMPTY = ClientQuotasImage({})
 
 
 class ClientQuotasDelta:
-    """Changed keys by changed entity; None for a key that is gone."""
+    """Changed keys by changed entity; None for a key that was removed."""
 
     __slots__ = ("changes", "image")
 

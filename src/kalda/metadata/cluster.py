@@ -1,7 +1,7 @@
 """Registrations of brokers and controllers.
 
-A registration never changes in place: fencing, a controlled shutdown or a failed directory makes a new one. Records
-that touch a broker carry its epoch, and one that does not match is a fault in the log, not a race.
+A registration is immutable: fencing, a controlled shutdown or a failed directory makes a new one. Records that change a
+broker carry its epoch. A record whose epoch does not match is an error in the log, not a race.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kalda.protocol.messages.metadata_records import (
 
 
 class Endpoint(NamedTuple):
-    """Where a node listens. `security_protocol` is Kafka's id: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL."""
+    """A listener's address. `security_protocol` is Kafka's id: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL."""
 
     listener_name: str
     host: str
@@ -40,8 +40,8 @@ class Endpoint(NamedTuple):
 class BrokerRegistration:
     """One incarnation of a broker.
 
-    `epoch` is its lease: the offset of its registration record. `directories` are its online log directories, sorted;
-    `cordoned_directories` is None until the broker says anything about cordoning (KIP-1066).
+    `epoch` is the offset of its registration record. `directories` are its online log directories, sorted;
+    `cordoned_directories` is None until the broker has reported cordoned directories (KIP-1066).
     """
 
     id: int
@@ -110,8 +110,8 @@ class BrokerRegistration:
     def has_online_dir(self, directory: Uuid) -> bool:
         """Whether a replica assigned to `directory` can be served.
 
-        A directory that is not chosen or not reported yet counts as online. So does any directory of a broker that
-        names none: it registered before directories were known (KIP-858), and runs with those that it has.
+        A directory that is not assigned or not reported yet counts as online. So does any directory of a broker whose
+        registration lists none: it registered before registrations had directories (KIP-858).
         """
         if directory in (DIRECTORY_UNASSIGNED, DIRECTORY_MIGRATING):
             return True
@@ -121,7 +121,7 @@ class BrokerRegistration:
 
     @property
     def has_uncordoned_dirs(self) -> bool:
-        """Whether new replicas may be placed here. A broker that names no directories predates them, and may."""
+        """Whether new replicas may be placed on this broker. They may where the registration lists no directories."""
         cordoned = self.cordoned_directories
         return not cordoned or any(directory not in cordoned for directory in self.directories)
 
@@ -209,7 +209,7 @@ EMPTY = ClusterImage({}, {})
 
 
 class ClusterDelta:
-    """Changed registrations; None for one that is gone."""
+    """Changed registrations; None for one that was removed."""
 
     __slots__ = ("changed_brokers", "changed_controllers", "image")
 
@@ -227,7 +227,7 @@ class ClusterDelta:
         return delta
 
     def broker(self, broker_id: int) -> BrokerRegistration | None:
-        """As it stands with this delta applied."""
+        """The registration with this delta applied; None where there is none."""
         if broker_id in self.changed_brokers:
             return self.changed_brokers[broker_id]
         return self.image.brokers.get(broker_id)
@@ -251,7 +251,8 @@ class ClusterDelta:
         self.changed_brokers[record.id] = replace(broker, fenced=False)
 
     def change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
-        """1 fences, -1 unfences, 0 leaves as it is; a shutdown begins with 1 and ends with the incarnation."""
+        """`fenced`: 1 fences, -1 unfences, 0 changes nothing. `in_controlled_shutdown`: 1 begins a shutdown, which ends
+        with a new registration only."""
         broker = self._broker_at(record.broker_id, record.broker_epoch, record)
         if record.fenced not in (-1, 0, 1) or record.in_controlled_shutdown not in (0, 1):
             raise ValueError(f"cannot replay {record}: unknown fencing or shutdown change")

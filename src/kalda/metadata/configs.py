@@ -1,4 +1,4 @@
-"""Dynamic configs, by resource. The image holds what was set, without defaults or synonyms."""
+"""Dynamic configs, by resource. The image has the values that were set, without defaults or synonyms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kalda.protocol.messages.metadata_records import ConfigRecord
 
 
 class ConfigResource(NamedTuple):
-    """`BROKER` with an empty name is the cluster-wide default of all brokers."""
+    """A resource with configs. `BROKER` with an empty name is the cluster-wide default of all brokers."""
 
     type: int
     name: str
@@ -22,12 +22,12 @@ def topic_resource(name: str) -> ConfigResource:
 
 
 def broker_resource(broker_id: int | None) -> ConfigResource:
-    """Of one broker, or the default of all when None."""
+    """The resource of one broker; with None, that of the default of all brokers."""
     return ConfigResource(ConfigResourceType.BROKER, "" if broker_id is None else str(broker_id))
 
 
 class ConfigsImage(NamedTuple):
-    """Value by key, by resource; resources without any are left out."""
+    """Value by key, by resource; resources without configs are left out."""
 
     resources: Mapping[ConfigResource, Mapping[str, str]]
 
@@ -42,7 +42,7 @@ class ConfigsImage(NamedTuple):
         return self.of(topic_resource(name))
 
     def of_broker(self, broker_id: int) -> dict[str, str]:
-        """This broker's own over the cluster-wide default."""
+        """The cluster-wide default, overridden by the configs of this broker."""
         return {**self.of(broker_resource(None)), **self.of(broker_resource(broker_id))}
 
     def write(self, writer: ImageWriter) -> None:
@@ -58,7 +58,7 @@ EMPTY = ConfigsImage({})
 
 
 class ConfigsDelta:
-    """Changed keys by changed resource; None for a key that is gone."""
+    """Changed keys by changed resource; None for a key that was removed."""
 
     __slots__ = ("changes", "image")
 
@@ -78,12 +78,11 @@ class ConfigsDelta:
         self.changes.setdefault(resource, {})[record.name] = record.value
 
     def remove_topic(self, name: str) -> None:
-        """A topic's configs go with it; there are no records for them."""
+        """Remove the configs of a removed topic. The log has no records for this."""
         resource = topic_resource(name)
-        changes = self.changes.get(resource, {})
-        gone = dict.fromkeys((*self.image.of(resource), *changes))
-        if gone:
-            self.changes[resource] = {**gone}
+        removed: dict[str, str | None] = dict.fromkeys((*self.image.of(resource), *self.changes.get(resource, {})))
+        if removed:
+            self.changes[resource] = removed
 
     def finish_snapshot(self) -> None:
         for resource, configs in self.image.resources.items():

@@ -1,4 +1,4 @@
-"""Delegation tokens, by token id (KIP-48, KIP-900). The secret that signs them is in no record."""
+"""Delegation tokens, by token id (KIP-48, KIP-900). No record contains the secret that signs them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ EMPTY = DelegationTokensImage({})
 
 
 class DelegationTokensDelta:
-    """Changed tokens; None for one that is gone."""
+    """Changed tokens; None for one that was removed."""
 
     __slots__ = ("changes", "image")
 

@@ -1,7 +1,7 @@
-"""What records change in an image. Mutable, and used once: replay records, apply, and start the next from the result.
+"""The changes that records make to an image. Mutable, and used once: replay records, apply, start the next delta from
+the result.
 
-A domain without a delta is carried into the next image by reference. `deltas` that are None are how a publisher sees,
-at no cost, that its domain did not change.
+A domain whose delta is None did not change: the next image refers to the same object, and publishers skip the domain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kalda.protocol.notation import Struct
 
 
 class MetadataDelta:
-    """Deltas of the domains that were touched; the others are None."""
+    """Deltas of the domains that a record changed; the others are None."""
 
     __slots__ = (
         "acls",
@@ -55,7 +55,7 @@ class MetadataDelta:
 
     @classmethod
     def of_whole(cls, image: MetadataImage) -> MetadataDelta:
-        """From nothing to `image`, without replaying a record: what a publisher that comes late is shown."""
+        """From nothing to `image`, without replaying a record: the first delta of a publisher."""
         delta = cls(EMPTY)
         for domain, delta_class in _DOMAINS.items():
             part = getattr(image, domain)
@@ -65,13 +65,13 @@ class MetadataDelta:
 
     @property
     def metadata_version_changed(self) -> MetadataVersion | None:
-        """The new metadata.version where a record named one, even the same as before."""
+        """The metadata.version that a record set, which may be the same as before; None where no record did."""
         return None if self.features is None else self.features.metadata_version_change
 
     def replay(self, record: Struct) -> None:
-        """Raises `ValueError` for a record that does not fit what is there, or whose type is unknown.
+        """Raises `ValueError` for a record that contradicts the image, or whose type is unknown.
 
-        A node that cannot understand committed metadata is not safe to run: the caller must not go on.
+        A node that cannot replay a committed record is not safe to run: the caller must not go on.
         """
         handler = _HANDLERS.get(type(record))
         if handler is None:
@@ -128,7 +128,7 @@ class MetadataDelta:
         self.configs_delta().remove_topic(name)
 
     def finish_snapshot(self) -> None:
-        """After the last record of a snapshot: what the image has and the snapshot did not name is gone."""
+        """After the last record of a snapshot: remove all that the image has and the snapshot does not."""
         self.features_delta().finish_snapshot()
         self.cluster_delta().finish_snapshot()
         self.topics_delta().finish_snapshot()
@@ -140,7 +140,7 @@ class MetadataDelta:
         self.delegation_tokens_delta().finish_snapshot()
 
     def apply(self, provenance: Provenance) -> MetadataImage:
-        """The next image. It shares with the old one every domain without a delta."""
+        """The next image. Domains without a delta are those of the old image."""
         image = self.image
         return MetadataImage(
             provenance,
@@ -170,11 +170,11 @@ _DOMAINS: dict[str, Any] = {
 
 
 def _ignore(delta: MetadataDelta, record: object) -> None:
-    """NoOpRecord keeps offsets moving; ZkMigrationStateRecord only survives in old logs."""
+    """For NoOpRecord, which only advances offsets, and ZkMigrationStateRecord, which only old logs contain."""
 
 
 def _add_partition(delta: MetadataDelta, record: records.PartitionRecord) -> None:
-    """`TopicsDelta.add_partition` in as few calls as can be: of a million records, most are this or the next."""
+    """`TopicsDelta.add_partition` with fewer calls: most of a snapshot's million records are PartitionRecords."""
     topics = delta.topics if delta.topics is not None else delta.topics_delta()
     topic = topics.changed.get(record.topic_id)
     if topic is None:
@@ -184,6 +184,7 @@ def _add_partition(delta: MetadataDelta, record: records.PartitionRecord) -> Non
 
 
 def _change_partition(delta: MetadataDelta, record: records.PartitionChangeRecord) -> None:
+    """`TopicsDelta.change_partition` with fewer calls."""
     topics = delta.topics if delta.topics is not None else delta.topics_delta()
     topic = topics.changed.get(record.topic_id)
     before = None if topic is None else topic.partition_changes.get(record.partition_id)

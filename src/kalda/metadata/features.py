@@ -1,8 +1,7 @@
-"""The features beside metadata.version: their levels, what these depend on, and which a release starts with (KIP-584).
+"""The features beside metadata.version: their levels, the dependencies and the default level of each release (KIP-584).
 
-A feature's level 0 means that it is off, and is the same as no level at all. `kraft.version` is peculiar: it is
-finalized by the quorum itself, in a control record, so it appears among what a node supports and what a release
-defaults to, but never in a `FeatureLevelRecord`.
+Level 0 means that a feature is off, and is the same as no level. `kraft.version` is an exception: the quorum itself
+finalizes it, in a control record. So it has supported levels and default levels, but never a `FeatureLevelRecord`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class VersionRange(NamedTuple):
 
 
 class FeatureLevel(NamedTuple):
-    """One level: the metadata.version whose release makes it the default, and the levels that it needs."""
+    """One level: the lowest metadata.version with it as the default, and the levels of other features that it needs."""
 
     level: int
     default_from: MetadataVersion
@@ -50,7 +49,7 @@ class FeatureLevel(NamedTuple):
 
 
 class Feature(NamedTuple):
-    """A feature and its levels, from 0 upwards. All of them are fit for production."""
+    """A feature and its levels, from 0 upwards. All are production levels."""
 
     name: str
     levels: tuple[FeatureLevel, ...]
@@ -60,14 +59,14 @@ class Feature(NamedTuple):
         return self.levels[-1].level
 
     def default_level(self, metadata_version: MetadataVersion) -> int:
-        """The highest level whose release is not above `metadata_version`."""
+        """The highest level that is a default at `metadata_version` or below."""
         return max(level.level for level in self.levels if level.default_from <= metadata_version)
 
     def at(self, level: int) -> FeatureLevel:
-        """Raises `ValueError` for a level that this software does not know."""
-        for known in self.levels:
-            if known.level == level:
-                return known
+        """Raises `ValueError` for a level that this release does not have."""
+        for candidate in self.levels:
+            if candidate.level == level:
+                return candidate
         raise ValueError(f"No feature:{self.name} with feature level {level}")
 
 
@@ -102,12 +101,12 @@ def feature_by_name(name: str) -> Feature:
 
 
 def default_levels(metadata_version: MetadataVersion) -> dict[str, int]:
-    """Level by feature (without metadata.version) with which a cluster of that release starts; zeros included."""
+    """Level by feature (without metadata.version) of a new cluster at that metadata.version; zeros included."""
     return {feature.name: feature.default_level(metadata_version) for feature in FEATURES.values()}
 
 
 def supported_ranges(*, unstable: bool = False) -> dict[str, VersionRange]:
-    """What this software announces in a broker's or controller's registration."""
+    """The levels that this release announces in the registrations of brokers and controllers."""
     ranges = {METADATA_VERSION: VersionRange(MINIMUM.value, (LATEST_TESTING if unstable else LATEST_PRODUCTION).value)}
     for feature in FEATURES.values():
         if feature.latest > 0:
@@ -116,7 +115,7 @@ def supported_ranges(*, unstable: bool = False) -> dict[str, VersionRange]:
 
 
 def check_dependencies(name: str, level: int, proposed: Mapping[str, int]) -> None:
-    """Raises `ValueError`, saying what is missing, unless `proposed` (level by feature) supports `name` at `level`."""
+    """Raises `ValueError` with the missing dependency unless `proposed` (level by feature) allows `name` at `level`."""
     metadata_version = proposed.get(METADATA_VERSION, 0)
     if level >= 1 and metadata_version < MINIMUM:
         raise ValueError(
@@ -128,9 +127,9 @@ def check_dependencies(name: str, level: int, proposed: Mapping[str, int]) -> No
 
 
 def unsupported_reason(name: str, level: int, node: str, ranges: Mapping[str, VersionRange]) -> str | None:
-    """Why `node` (as it is to be called: `Broker 3`, `Local controller 1`) cannot live with this level; or None.
+    """Why a node does not support this level; None where it does. `node` is its name in the text, such as `Broker 3`.
 
-    A node that says nothing of a feature supports its level 0 only.
+    A node that announces no levels of a feature supports its level 0 only.
     """
     supported = ranges.get(name)
     if supported is None:
@@ -139,10 +138,10 @@ def unsupported_reason(name: str, level: int, node: str, ranges: Mapping[str, Ve
 
 
 def metadata_version_refusal(current: MetadataVersion, level: int, *, unsafe_downgrade: bool) -> str | None:
-    """Why metadata.version may not go from `current` to `level`; None if it may.
+    """Why metadata.version may not change from `current` to `level`; None if it may.
 
-    A downgrade over levels that did not change the records is safe; over others it would lose records, and losing
-    them on purpose is not supported either, as in Kafka.
+    A downgrade is safe where none of the levels in between changed the records. Any other would lose metadata; as in
+    Kafka, it is refused even where an unsafe downgrade was requested.
     """
     try:
         proposed = from_level(level)
@@ -156,5 +155,5 @@ def metadata_version_refusal(current: MetadataVersion, level: int, *, unsafe_dow
 
 
 def feature_names(names: Iterable[str]) -> list[str]:
-    """Names in the order in which tools show them: metadata.version first, then by name."""
+    """Names in the order of Kafka's tools: metadata.version first, then by name."""
     return sorted(names, key=lambda name: (name != METADATA_VERSION, name))

@@ -1,7 +1,7 @@
-"""Finalized feature levels: what the cluster has agreed on (KIP-584).
+"""Finalized feature levels of the cluster (KIP-584).
 
-metadata.version is kept apart, as a `MetadataVersion`, because it says how every other record is written. A feature
-at level 0 is left out. kraft.version is finalized by the quorum in control records and never appears here.
+metadata.version is a field of its own, a `MetadataVersion`, because it determines the format of all other records. A
+feature at level 0 is left out. The quorum finalizes kraft.version in control records; it never appears here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kalda.protocol.messages.metadata_records import FeatureLevelRecord
 
 
 class FeaturesImage(NamedTuple):
-    """Level by feature, without metadata.version, which is None only before the first record of a cluster."""
+    """Level by feature, without metadata.version; that is None only before the first record of a cluster."""
 
     levels: Mapping[str, int]
     metadata_version: MetadataVersion | None
@@ -26,20 +26,20 @@ class FeaturesImage(NamedTuple):
         return not self.levels and self.metadata_version is None
 
     def metadata_version_or_raise(self) -> MetadataVersion:
-        """Raises `ValueError` in an image that no `FeatureLevelRecord` has reached."""
+        """Raises `ValueError` where no record has set metadata.version yet."""
         if self.metadata_version is None:
             raise ValueError("Unknown metadata version for FeaturesImage: no metadata.version record was loaded")
         return self.metadata_version
 
     def level(self, name: str) -> int:
-        """0 when the feature is off. metadata.version may be asked for too."""
+        """The level of a feature, metadata.version included; 0 for one that is off."""
         if name == FEATURE_NAME:
             return 0 if self.metadata_version is None else self.metadata_version.value
         return self.levels.get(name, 0)
 
     @property
     def all_levels(self) -> dict[str, int]:
-        """With metadata.version among them, as dependencies are checked against."""
+        """The levels with metadata.version among them, as `check_dependencies` needs them."""
         levels = dict(self.levels)
         if self.metadata_version is not None:
             levels[FEATURE_NAME] = self.metadata_version.value
@@ -50,7 +50,7 @@ class FeaturesImage(NamedTuple):
         return self.level(ELIGIBLE_LEADER_REPLICAS_VERSION) > 0
 
     def write(self, writer: ImageWriter) -> None:
-        """metadata.version comes first, at record version 0, so that any reader learns it before what depends on it."""
+        """metadata.version is the first record, at record version 0: all other records depend on it."""
         if self.is_empty:
             return
         writer.write(FeatureLevelRecord(name=FEATURE_NAME, feature_level=writer.metadata_version.value))
@@ -80,7 +80,7 @@ class FeaturesDelta:
         return delta
 
     def replay(self, record: FeatureLevelRecord) -> None:
-        """Raises `ValueError` for a metadata.version that this software does not know."""
+        """Raises `ValueError` for a metadata.version that this release does not have."""
         if record.name == FEATURE_NAME:
             try:
                 self.metadata_version_change = from_level(record.feature_level)

@@ -1,11 +1,10 @@
 """Fresh storage for a node, as Kafka's storage tool writes it.
 
-Every log directory gets its identity; the records of a new cluster go beside it; and where the quorum's voters are
-known from the start, the metadata directory gets the quorum's first snapshot with them in it (KIP-853). A directory's
-`meta.properties` is written last: a directory that was not finished is not formatted, and is formatted again.
+Every log directory gets its identity and the first records of a new cluster. Where the quorum's voters are given, the
+metadata directory gets the quorum's first snapshot, which contains them (KIP-853). A directory's `meta.properties` is
+written last: a directory whose formatting was interrupted has none, and is formatted again.
 
-All is checked before anything is written. What is refused is refused in the words of Kafka's tool, because people
-search for them.
+Everything is checked before the first write. Error messages are those of Kafka's tool, because people search for them.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ _SECRET_FIELDS = ("salt", "stored_key", "server_key")
 
 
 class FormatError(Exception):
-    """Nothing was formatted, for the reason given."""
+    """Why nothing was formatted."""
 
 
 class QuorumChoice(Enum):
-    """How the quorum is to come about, where `controller.quorum.voters` does not say it."""
+    """The option that determines the first voters of the quorum, where `controller.quorum.voters` does not."""
 
-    UNSAID = None
+    UNSPECIFIED = None
     STANDALONE = "--standalone"
     INITIAL_CONTROLLERS = "--initial-controllers"
     NO_INITIAL_CONTROLLERS = "--no-initial-controllers"
@@ -60,10 +59,10 @@ class QuorumChoice(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FormatRequest:
-    """What is to be formatted, and for which cluster.
+    """The directories to format, and the node and the cluster that they are for.
 
-    `controller_endpoint` is where this node's controller is reached, as it advertises itself; needed for STANDALONE,
-    and its name for INITIAL_CONTROLLERS. `initial_controllers` is that option's text.
+    `controller_endpoint` is the advertised endpoint of this node's controller. STANDALONE needs all of it,
+    INITIAL_CONTROLLERS its name. `initial_controllers` is the value of the option `--initial-controllers`.
     """
 
     cluster_id: str
@@ -73,7 +72,7 @@ class FormatRequest:
     is_controller: bool
     controller_endpoint: Endpoint
     has_static_voters: bool = False
-    quorum: QuorumChoice = QuorumChoice.UNSAID
+    quorum: QuorumChoice = QuorumChoice.UNSPECIFIED
     initial_controllers: str = ""
     release_version: str | None = None
     feature_levels: Mapping[str, int] = field(default_factory=dict)
@@ -91,7 +90,8 @@ def format_storage(
     now_ms: int,
     say: Callable[[str], None],
 ) -> None:
-    """Format what is not formatted. Raises `FormatError`; `OSError` where the disk fails on the way."""
+    """Format the directories that are not formatted; `say` is called with each line of output. Raises `FormatError`
+    where nothing was formatted, `OSError` where the disk fails in between."""
     try:
         voters = _initial_voters(request, new_id)
         levels = effective_levels(request)
@@ -142,7 +142,7 @@ def _write_first_snapshot(disk: Disk, log_dir: str, voters: VoterSet, kraft_vers
 
 
 def _initial_voters(request: FormatRequest, new_id: UuidSource) -> VoterSet | None:
-    """None where the quorum's voters are not to be written."""
+    """The voters of the quorum's first snapshot; None where there is to be no such snapshot."""
     _check_identity(request)
     if request.has_static_voters and request.quorum in (QuorumChoice.STANDALONE, QuorumChoice.INITIAL_CONTROLLERS):
         raise ValueError(
@@ -158,7 +158,7 @@ def _initial_voters(request: FormatRequest, new_id: UuidSource) -> VoterSet | No
             return VoterSet([_voter(key, request.controller_endpoint)])
         case QuorumChoice.INITIAL_CONTROLLERS:
             return parse_initial_controllers(request.initial_controllers, request.controller_endpoint.name)
-        case QuorumChoice.UNSAID if request.is_controller and not request.has_static_voters:
+        case QuorumChoice.UNSPECIFIED if request.is_controller and not request.has_static_voters:
             raise ValueError(
                 "Because controller.quorum.voters is not set on this controller, you must specify one of the "
                 "following: --standalone, --initial-controllers, or --no-initial-controllers."
@@ -180,7 +180,7 @@ def _voter(key: ReplicaKey, endpoint: Endpoint) -> Voter:
 
 
 def parse_initial_controllers(text: str, listener_name: str) -> VoterSet:
-    """`id@host:port:directory`, separated by commas. Raises `ValueError`, naming the entry that is wrong."""
+    """Voters of a text of `id@host:port:directory`, separated by commas. Raises `ValueError` with the invalid entry."""
     voters: dict[int, Voter] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         voter = _parse_voter(entry, listener_name)
@@ -256,19 +256,19 @@ def _release(request: FormatRequest) -> MetadataVersion:
 
 
 def parse_release_version(text: str, *, unstable: bool) -> MetadataVersion:
-    """Raises `ValueError` with the list of what there is."""
-    known = [version for version in MetadataVersion if unstable or version.is_production]
+    """The metadata.version of a release. Raises `ValueError` with a list of all valid versions."""
+    valid = [version for version in MetadataVersion if unstable or version.is_production]
     try:
         version = from_version_string(text)
     except ValueError:
         version = None
-    if version not in known or version is None:
-        raise ValueError(f"Unknown {FEATURE_NAME} '{text}'. Supported {FEATURE_NAME} are: {', '.join(map(str, known))}")
+    if version not in valid or version is None:
+        raise ValueError(f"Unknown {FEATURE_NAME} '{text}'. Supported {FEATURE_NAME} are: {', '.join(map(str, valid))}")
     return version
 
 
 def _kraft_level(request: FormatRequest) -> int:
-    """1 unless the voters are static: kraft.version follows from how the quorum is made, not from the release."""
+    """The level of kraft.version: 0 for static voters, 1 for others. It does not depend on the release."""
     level = request.feature_levels.get(KRAFT_VERSION)
     flags = "the flags --standalone, --initial-controllers, or --no-initial-controllers"
     if level is None:
@@ -296,7 +296,7 @@ def _scram_records(
 
 
 def describe(bootstrap: BootstrapMetadata) -> str:
-    """As Kafka's tool prints it, but without the bytes that a password's keeper could be impersonated with."""
+    """The records as Kafka's tool prints them, but without salts and keys of SCRAM credentials."""
     records = ", ".join(
         f"ApiMessageAndVersion({_describe_record(record)} at version {version})"
         for record, version in bootstrap.records

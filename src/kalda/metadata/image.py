@@ -1,7 +1,7 @@
-"""The whole of the metadata at one offset: immutable, so that any reader may hold on to it.
+"""All metadata at one offset of the log: immutable, so that any reader may keep a reference to it.
 
-Two nodes that have replayed the log to the same offset hold equal images. Equality compares what the cluster is, not
-where in the log that was learnt.
+Two nodes that have replayed the log to the same offset have equal images. Equality compares the metadata, not the
+provenance.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kalda.protocol.record_framing import VersionedRecord
 
 
 class Provenance(NamedTuple):
-    """Where in the log an image ends. A snapshot may be taken only where a batch ends too."""
+    """The position in the log at which an image ends. A snapshot may end only where a batch ends too."""
 
     last_contained_offset: int
     last_contained_epoch: int
@@ -37,7 +37,7 @@ class Provenance(NamedTuple):
 
     @property
     def snapshot_offset(self) -> int:
-        """Snapshots are named by the offset after the last one that they hold."""
+        """The offset after the last contained one: snapshots are named by it."""
         return self.last_contained_offset + 1
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ BEGINNING = Provenance(-1, -1, -1)
 
 @dataclass(frozen=True, slots=True)
 class MetadataImage:
-    """One image a domain, and the provenance of them all."""
+    """An image of each domain, and their common provenance."""
 
     provenance: Provenance = field(default=BEGINNING, compare=False)
     features: finalized.FeaturesImage = finalized.EMPTY
@@ -87,18 +87,18 @@ class MetadataImage:
     def write(
         self, metadata_version: MetadataVersion | None = None, on_loss: LossHandler = refuse
     ) -> list[VersionedRecord]:
-        """All of `records`."""
+        """`records` as a list."""
         return list(self.records(metadata_version, on_loss))
 
     def records(
         self, metadata_version: MetadataVersion | None = None, on_loss: LossHandler = refuse
     ) -> Iterator[VersionedRecord]:
-        """The records that make this image out of an empty one, at its own metadata.version or the given.
+        """The records that turn an empty image into this one, at `metadata_version` or the image's own.
 
-        They are made as they are drawn, from what never changes: any thread may draw them. Features come first, for
-        they say how to read the rest. What a lower metadata.version cannot say is handed to `on_loss`, which by
-        default raises `UnwritableMetadata`. Raises `ValueError` for an image that holds anything without a
-        metadata.version.
+        Each record is made when the iterator reaches it, from immutable data, so any thread may iterate. Features come
+        first, because they determine the format of the others. `on_loss` is called for data that a lower
+        metadata.version cannot express; by default it raises `UnwritableMetadata`. Raises `ValueError` for an image
+        with data and without a metadata.version.
         """
         if self.is_empty:
             return

@@ -1,6 +1,6 @@
-"""What the loader is fed, what it says of each image, and who listens.
+"""The interfaces of the loader: committed batches and snapshots, the manifest of an image, publishers.
 
-The batches and snapshots come from the quorum; here only their shape is named, so that this floor needs no more of it.
+Batches and snapshots come from the quorum. This floor has their interfaces only, so it does not depend on the quorum.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class CommittedSnapshot(Protocol):
 
 
 class Manifest(NamedTuple):
-    """What an image was loaded from: some batches of the log, or a snapshot. The first image counts as one; `num_bytes`
-    are of the batches that it holds beyond a stored one."""
+    """What an image was loaded from: batches of the log, `num_bytes` in all, or a snapshot. The first image of a
+    publisher counts as a snapshot; `num_bytes` are then those of the batches since the last stored snapshot."""
 
     provenance: Provenance
     is_snapshot: bool = False
@@ -61,15 +61,15 @@ class Manifest(NamedTuple):
 
 
 class Publisher(Protocol):
-    """Sees every image in order, once the node has caught up.
+    """Is called with every image in order, once the node has caught up.
 
-    Called by the loader, which everything else waits for: a publisher does not block. The first image comes with a
-    delta from an empty one. An exception is a fault of the node, not of the update.
+    The loader calls publishers one after another, and loads nothing meanwhile: a publisher must not block. The delta of
+    its first image starts from an empty image. An exception is passed to the loader's fault handler.
     """
 
     @property
     def name(self) -> str:
-        """Unique in a loader; for messages."""
+        """Unique in a loader; used in log and error messages."""
         ...
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: Manifest) -> None:
@@ -77,5 +77,5 @@ class Publisher(Protocol):
         ...
 
     def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
-        """The quorum's leader, None while there is none; also right after the first image."""
+        """Called with the quorum's leader, None while there is none; also right after the first image."""
         ...

@@ -1,8 +1,8 @@
-"""The identity of log directories: what each one's `meta.properties` says, and whether they agree.
+"""The identity of log directories: the content of each `meta.properties`, and checks that they belong together.
 
-A directory belongs to one node of one cluster, and has an id of its own (KIP-858). A node that starts on another's
-directory, or on another cluster's, would serve data that is not its own; so the whole ensemble is checked before
-anything is opened. A directory that cannot be read is set aside, as a failed one: the node may run without it.
+A directory belongs to one node of one cluster, and has an id of its own (KIP-858). A node that starts with the
+directory of another node or cluster would serve wrong data, so all directories are checked before any log is opened. A
+directory that cannot be read counts as failed: the node may run without it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FORMAT_HINT = "format it with: kalda storage format -t CLUSTER_ID -c CONFIG"
 
 
 class MetaPropertiesError(Exception):
-    """A directory's identity is wrong; says which directory's, how, and what can be done."""
+    """A directory's identity is wrong. The message has the directory, what is wrong, and what can be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """One directory's. Version 0 is from the days of ZooKeeper and may lack everything."""
+    """The identity of one directory. Version 0 was written by brokers with ZooKeeper, and may lack all other fields."""
 
     version: int = 1
     cluster_id: str | None = None
@@ -32,7 +32,7 @@ class MetaProperties:
 
     @classmethod
     def from_values(cls, values: Mapping[str, str]) -> MetaProperties:
-        """Raises `ValueError` for a version or a value that makes no sense."""
+        """Raises `ValueError` for an unknown version, a missing value or a malformed one."""
         version = _integer(values.get("version", "0"), "version")
         if version not in (0, 1):
             raise ValueError(f"Unknown meta.properties version number {version}")
@@ -53,7 +53,7 @@ class MetaProperties:
         return cls(version, cluster_id, node_id, directory_id)
 
     def to_values(self) -> dict[str, str]:
-        """In the order in which Kafka writes them."""
+        """The values by key, in the order in which Kafka writes them."""
         values = {}
         if self.node_id is not None:
             values["broker.id" if self.version == 0 else "node.id"] = str(self.node_id)
@@ -77,7 +77,7 @@ def _integer(text: str, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MetaPropertiesEnsemble:
-    """All directories of a node: those with an identity, the empty, and the failed with what failed."""
+    """All directories of a node: formatted ones with their identity, empty ones, failed ones with the error."""
 
     metadata_log_dir: str | None
     properties: Mapping[str, MetaProperties] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class MetaPropertiesEnsemble:
         return None
 
     def verify(self, *, cluster_id: str | None = None, node_id: int | None = None) -> None:
-        """Every identity against what is expected (None: anything), and directory ids against each other.
+        """Check every identity against the expected ids (None: any), and that directory ids are unique.
 
         Raises `MetaPropertiesError`.
         """
@@ -149,7 +149,10 @@ class MetaPropertiesEnsemble:
                 seen[found.directory_id] = log_dir
 
     def verify_for_start(self, node_id: int) -> None:
-        """As a starting node must: the metadata directory is formatted, and no identity is another's."""
+        """The checks of a starting node: the metadata directory is formatted, and all directories are this node's.
+
+        Raises `MetaPropertiesError`.
+        """
         for log_dir, error in self.errors.items():
             if log_dir == self.metadata_log_dir:
                 raise MetaPropertiesError(f"The metadata log directory {log_dir} cannot be used: {error}")
@@ -171,21 +174,22 @@ class MetaPropertiesEnsemble:
         self.verify(cluster_id=self.cluster_id, node_id=node_id)
 
     def complete(self, disk: Disk, node_id: int, new_id: UuidSource, now_ms: int) -> MetaPropertiesEnsemble:
-        """Stamps directories that were added to a formatted node, and gives an id to those that have none.
+        """Write an identity to directories that were added to a formatted node, and an id to those without one.
 
-        To be called after `verify_for_start`. A directory that cannot be written to joins the failed ones.
+        To be called after `verify_for_start`. A directory that cannot be written to is among the failed ones of the
+        result.
         """
         properties = dict(self.properties)
         errors = dict(self.errors)
         template = MetaProperties(1, self.cluster_id, node_id)
         for log_dir in (*self.properties, *self.empty_dirs):
-            known = self.properties.get(log_dir, template)
-            wanted = known if known.directory_id is not None else replace(known, directory_id=new_id())
-            if wanted is self.properties.get(log_dir):
+            current = self.properties.get(log_dir, template)
+            completed = current if current.directory_id is not None else replace(current, directory_id=new_id())
+            if completed is self.properties.get(log_dir):
                 continue
             try:
-                write(disk, log_dir, wanted, now_ms)
-                properties[log_dir] = wanted
+                write(disk, log_dir, completed, now_ms)
+                properties[log_dir] = completed
             except OSError as error:
                 properties.pop(log_dir, None)
                 errors[log_dir] = str(error)
@@ -193,13 +197,14 @@ class MetaPropertiesEnsemble:
 
 
 def write(disk: Disk, log_dir: str, properties: MetaProperties, now_ms: int) -> None:
-    """Makes the directory if need be; on the device when this returns."""
+    """Write the identity of a directory, and make the directory where it is missing. Both are on the device when this
+    returns."""
     make_dirs_durably(disk, log_dir)
     write_meta_properties(disk, f"{log_dir}/{META_PROPERTIES_FILE}", properties.to_values(), now_ms)
 
 
 def make_dirs_durably(disk: Disk, path: str) -> None:
-    """The directory and its missing parents, their names on the device."""
+    """Make the directory and its missing parents. Their names are on the device when this returns."""
     made = []
     parent = path.rstrip("/")
     while parent and disk.stat(parent) is None:

@@ -1,8 +1,8 @@
 """The levels of metadata.version, and what each one allows.
 
-Every record format and every behaviour that all nodes must agree on hangs on this one feature (KIP-778). A level is
-named after the release that brought it; within a release there may be several, `IV0` upwards. A level that changed
-the records cannot be left downwards, because the records in the log may hold what the lower level cannot say.
+Every record format, and every behaviour that must be the same on all nodes, depends on this feature (KIP-778). A level
+is named after the release that introduced it; a release may have several, `IV0` upwards. No downgrade from a level that
+changed the records is possible: the log may have records that the lower level cannot express.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ FEATURE_NAME = "metadata.version"
 
 
 class MetadataVersion(IntEnum):
-    """A level. Compare levels rather than asking for features by name where no property says it."""
+    """A level. Where there is no property for a behaviour, compare levels."""
 
-    IBP_3_3_IV3 = 7  # the oldest that a cluster without ZooKeeper can stand on
-    IBP_3_4_IV0 = 8  # ZooKeeper migration state; kept because old logs hold it
+    IBP_3_3_IV3 = 7  # the lowest for clusters without ZooKeeper
+    IBP_3_4_IV0 = 8  # ZooKeeper migration state; kept because old logs contain it
     IBP_3_5_IV0 = 9  # Fetch 14
     IBP_3_5_IV1 = 10  # Fetch 15 (KIP-903)
     IBP_3_5_IV2 = 11  # SCRAM credentials (KIP-900)
@@ -49,7 +49,7 @@ class MetadataVersion(IntEnum):
 
     @property
     def version(self) -> str:
-        """The text that people write: `4.3-IV0`."""
+        """The text form: `4.3-IV0`."""
         return f"{self.short_version}-{self.name.rpartition('_')[2]}"
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class MetadataVersion(IntEnum):
 
     @property
     def did_metadata_change(self) -> bool:
-        """Whether this level changed the records against the one below."""
+        """Whether this level changed the records, compared with the level below."""
         return self in _CHANGED_RECORDS
 
     @property
@@ -110,7 +110,7 @@ class MetadataVersion(IntEnum):
 
     @property
     def register_controller_record_version(self) -> int:
-        """Raises `ValueError` where controllers do not register."""
+        """Raises `ValueError` for a level without controller registrations."""
         if not self.is_controller_registration_supported:
             raise ValueError(f"metadata.version {self} has no controller registrations")
         return 0
@@ -149,7 +149,7 @@ _BY_RELEASE = {level.short_version: level for level in V if level.is_production}
 
 
 def from_version_string(text: str) -> MetadataVersion:
-    """`4.1-IV0` is that level; `4.1` and `4.1.2` are the last production level of the release.
+    """The level of a text: `4.1-IV0` is that level; `4.1` and `4.1.2` are the last production level of the release.
 
     Raises `ValueError` for anything else.
     """
@@ -161,7 +161,7 @@ def from_version_string(text: str) -> MetadataVersion:
 
 
 def from_level(level: int) -> MetadataVersion:
-    """Raises `ValueError` for a level that this software does not know."""
+    """Raises `ValueError` for a level that this release does not have."""
     try:
         return MetadataVersion(level)
     except ValueError:
@@ -172,6 +172,7 @@ def from_level(level: int) -> MetadataVersion:
 
 
 def metadata_changed_between(one: MetadataVersion, other: MetadataVersion) -> bool:
-    """Whether any level above the lower, up to the higher, changed the records: going down would lose something."""
+    """Whether any level above the lower one, up to the higher one, changed the records. If so, a downgrade would lose
+    metadata."""
     low, high = sorted((one, other))
     return any(level.did_metadata_change for level in MetadataVersion if low < level <= high)

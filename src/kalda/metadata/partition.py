@@ -1,7 +1,8 @@
 """One partition's registration, and how a change record merges into it.
 
-`leader_epoch` grows when the leader is named anew, even to the same broker; `partition_epoch` grows with every
-change. So a broker tells "I am elected" from "my ISR changed", and a stale AlterPartition from a fresh one.
+`leader_epoch` grows with every record that names a leader, even the same one; `partition_epoch` grows with every
+change. So a broker distinguishes its election from a change of its ISR, and the controller a stale AlterPartition from
+a current one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NO_LEADER_CHANGE = -2
 
 
 class LeaderRecoveryState(IntEnum):
-    """RECOVERING: elected uncleanly, and not yet through with what that costs (KIP-704)."""
+    """RECOVERING: the leader was elected uncleanly, and has not recovered yet (KIP-704)."""
 
     RECOVERED = 0
     RECOVERING = 1
@@ -31,24 +32,24 @@ NO_RECOVERY_CHANGE = -1
 _RECOVERY_STATES = {state.value: state for state in LeaderRecoveryState}
 _new_tuple = tuple.__new__
 _MAX_SHARED = 10_000
-_known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+_shared_tuples: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
 
 def _shared(values: tuple[T, ...]) -> tuple[T, ...]:
-    """An equal tuple that is there already: most partitions of a cluster share their replicas with many others."""
-    known = _known.get(values)
-    if known is not None:
-        return known
-    if len(_known) >= _MAX_SHARED:
-        _known.clear()
-    _known[values] = values
+    """An equal tuple, the same object for all partitions. In a cluster many partitions have the same replicas."""
+    shared = _shared_tuples.get(values)
+    if shared is not None:
+        return shared
+    if len(_shared_tuples) >= _MAX_SHARED:
+        _shared_tuples.clear()
+    _shared_tuples[values] = values
     return values
 
 
 class PartitionRegistration(NamedTuple):
-    """All that the cluster knows of a partition. `directories` runs parallel to `replicas`.
+    """The metadata of a partition. `directories` has the log directory of each of `replicas`, in the same order.
 
-    A named tuple, because an image holds one for each partition and a snapshot of a large cluster makes them all.
+    A named tuple, because it is cheap to make: a node that loads a large cluster makes one for each partition.
     """
 
     replicas: tuple[int, ...]
@@ -65,7 +66,8 @@ class PartitionRegistration(NamedTuple):
 
     @classmethod
     def from_record(cls, record: PartitionRecord) -> PartitionRegistration:
-        """A record without directories predates them: where its replicas are is still to be reported."""
+        """A record without directories was written at a metadata.version that has none: the brokers still have to
+        report them."""
         replicas = tuple(record.replicas)
         directories = tuple(record.directories) or (DIRECTORY_MIGRATING,) * len(replicas)
         if len(directories) != len(replicas):
@@ -90,7 +92,7 @@ class PartitionRegistration(NamedTuple):
         )
 
     def merge(self, record: PartitionChangeRecord) -> PartitionRegistration:
-        """The registration after `record`, in which None means "as it was"."""
+        """The registration after `record`. A None in the record means no change."""
         replicas = self.replicas if record.replicas is None else tuple(record.replicas)
         if record.directories is None:
             directories = self.directories if record.replicas is None else self._directories_of(replicas)
@@ -98,7 +100,7 @@ class PartitionRegistration(NamedTuple):
             directories = tuple(record.directories) or (DIRECTORY_MIGRATING,) * len(replicas)
             if len(directories) != len(replicas):
                 raise ValueError(f"cannot replay {record}: {len(replicas)} replicas in {len(directories)} directories")
-        led = record.leader != NO_LEADER_CHANGE
+        names_leader = record.leader != NO_LEADER_CHANGE
         state = record.leader_recovery_state
         removing, adding = record.removing_replicas, record.adding_replicas
         elr, last_known_elr = record.eligible_leader_replicas, record.last_known_elr
@@ -108,8 +110,8 @@ class PartitionRegistration(NamedTuple):
                 replicas,
                 directories,
                 self.isr if record.isr is None else tuple(record.isr),
-                record.leader if led else self.leader,
-                self.leader_epoch + 1 if led else self.leader_epoch,
+                record.leader if names_leader else self.leader,
+                self.leader_epoch + 1 if names_leader else self.leader_epoch,
                 self.partition_epoch + 1,
                 self.removing_replicas if removing is None else tuple(removing),
                 self.adding_replicas if adding is None else tuple(adding),
@@ -120,11 +122,11 @@ class PartitionRegistration(NamedTuple):
         )
 
     def _directories_of(self, replicas: tuple[int, ...]) -> tuple[Uuid, ...]:
-        known = dict(zip(self.replicas, self.directories, strict=True))
-        return tuple(known.get(replica, DIRECTORY_MIGRATING) for replica in replicas)
+        by_replica = dict(zip(self.replicas, self.directories, strict=True))
+        return tuple(by_replica.get(replica, DIRECTORY_MIGRATING) for replica in replicas)
 
     def directory(self, broker_id: int) -> Uuid | None:
-        """Of this broker's replica; None when it has none."""
+        """The directory of this broker's replica; None where the broker has no replica."""
         for replica, directory in zip(self.replicas, self.directories, strict=True):
             if replica == broker_id:
                 return directory
@@ -147,7 +149,7 @@ class PartitionRegistration(NamedTuple):
         return bool(self.removing_replicas or self.adding_replicas)
 
     def without_elr(self) -> PartitionRegistration:
-        """ELR is cleared without touching the partition epoch: nobody who serves the partition needs to know."""
+        """The same without ELR. The partition epoch does not grow: brokers do not use the ELR."""
         return self._replace(elr=(), last_known_elr=())
 
     def write(self, writer: ImageWriter, topic_id: Uuid, partition_id: int) -> None:

@@ -1,4 +1,4 @@
-"""The next block of producer ids. Who took the last block is in its record, for the reader of the log only."""
+"""The next block of producer ids. The record of a block also names the broker that got it; no code reads that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kalda.protocol.messages.metadata_records import ProducerIdsRecord
 
 
 class ProducerIdsImage(NamedTuple):
-    """The first id that no block holds; -1 until a block was given out."""
+    """The first id that is in no allocated block; -1 before the first block was allocated."""
 
     next_producer_id: int
 
@@ -27,7 +27,7 @@ EMPTY = ProducerIdsImage(-1)
 
 
 class ProducerIdsDelta:
-    """The last block wins. None: no block was given out in this delta."""
+    """The next producer id after the last replayed record; None where no block was allocated in this delta."""
 
     __slots__ = ("image", "next_producer_id")
 

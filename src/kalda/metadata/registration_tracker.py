@@ -1,9 +1,9 @@
-"""The publisher that notices when this broker must register anew.
+"""The publisher that calls for a new registration of this broker when its old one lacks log directories.
 
-A broker that registered under a metadata.version without log directories (below 3.7-IV2) named none. Once the cluster
-is past that level its registration must name them, or no replica could be assigned to one; a rolling upgrade does not
-restart brokers after the level was raised, so the broker sees to it itself (KIP-858). Registering anew is harmless,
-which is why a replay of old records may ask for it once too often.
+The registration of a broker under a metadata.version below 3.7-IV2 has no log directories. Once the cluster is at that
+level or higher the registration must list them, or no replica could be assigned to one. A rolling upgrade does not
+restart brokers after the level was raised, so the broker registers anew without a restart (KIP-858). A superfluous
+registration is harmless; a replay of old records may cause one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class BrokerRegistrationTracker:
-    """Calls `refresh` when the registration of `broker_id` lacks what the cluster now expects."""
+    """Calls `refresh` when the registration of `broker_id` lists no log directories, and the metadata.version requires
+    them."""
 
     name = "BrokerRegistrationTracker"
 
@@ -37,8 +38,8 @@ class BrokerRegistrationTracker:
         if registration is None or version is None:
             return
         if version.is_directory_assignment_supported and not registration.directories:
-            log.info("[BrokerRegistrationTracker id=%d] registering anew to name log directories", self.broker_id)
+            log.info("[BrokerRegistrationTracker id=%d] registering anew to list log directories", self.broker_id)
             self._refresh()
 
     def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
-        """Registrations do not depend on who leads."""
+        """Registrations do not depend on the leader of the quorum."""

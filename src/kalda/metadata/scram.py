@@ -11,19 +11,19 @@ from kalda.protocol.messages.metadata_records import RemoveUserScramCredentialRe
 
 
 class ScramMechanism(IntEnum):
-    """Kafka's ids."""
+    """SCRAM mechanisms by Kafka's ids."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
 
     @property
     def mechanism_name(self) -> str:
-        """As SASL calls it: `SCRAM-SHA-256`."""
+        """The name in SASL: `SCRAM-SHA-256`."""
         return self.name.replace("_", "-")
 
     @property
     def digest(self) -> str:
-        """As hashlib calls it."""
+        """The name of the hash function in hashlib."""
         return "sha256" if self is ScramMechanism.SCRAM_SHA_256 else "sha512"
 
     @property
@@ -36,7 +36,7 @@ class ScramMechanism(IntEnum):
 
 
 class ScramCredential(NamedTuple):
-    """What the server keeps of a password (RFC 5802): neither the password nor the client's key follows from it."""
+    """What a server stores of a password (RFC 5802): it reveals neither the password nor the client's key."""
 
     salt: bytes
     stored_key: bytes
@@ -90,7 +90,7 @@ EMPTY = ScramImage({})
 
 
 class ScramDelta:
-    """Changed credentials; None for one that is gone."""
+    """Changed credentials; None for one that was removed."""
 
     __slots__ = ("changes", "image")
 

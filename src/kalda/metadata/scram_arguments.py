@@ -1,7 +1,7 @@
-"""SCRAM credentials as given on a command line, and what a server keeps of them.
+"""SCRAM credentials from arguments of a command line.
 
 `SCRAM-SHA-256=[name=alice,password=secret]`, or with `iterations`, `salt` and `saltedpassword` (base64). The password
-is taken as UTF-8 without normalization, as Kafka takes it.
+is encoded as UTF-8 without normalization, as in Kafka.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, itera
 
 
 def credential(mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
-    """What the server keeps of a salted password (RFC 5802)."""
+    """The credential that a server stores for a salted password (RFC 5802)."""
     client_key = hmac.digest(salted, b"Client Key", mechanism.digest)
     stored_key = hashlib.new(mechanism.digest, client_key).digest()
     return ScramCredential(salt, stored_key, hmac.digest(salted, b"Server Key", mechanism.digest), iterations)
 
 
 def parse_scram_arguments(arguments: Iterable[str], entropy: Callable[[int], bytes]) -> list[UserScramCredentialRecord]:
-    """A record an argument; a salt that is not given comes from `entropy`. Raises `ValueError`."""
+    """One record for each argument; a salt that is not given comes from `entropy`. Raises `ValueError`."""
     return [_parse(argument.strip(), entropy) for argument in arguments]
 
 
@@ -68,14 +68,14 @@ def _parse(argument: str, entropy: Callable[[int], bytes]) -> UserScramCredentia
         salted = _base64(parts["saltedpassword"], "saltedpassword")
     else:
         raise ValueError("You must supply one of 'password' or 'saltedpassword' to add-scram")
-    kept = credential(mechanism, salted, salt, iterations)
+    stored = credential(mechanism, salted, salt, iterations)
     return UserScramCredentialRecord(
         name=parts["name"],
         mechanism=mechanism.value,
-        salt=kept.salt,
-        stored_key=kept.stored_key,
-        server_key=kept.server_key,
-        iterations=kept.iterations,
+        salt=stored.salt,
+        stored_key=stored.stored_key,
+        server_key=stored.server_key,
+        iterations=stored.iterations,
     )
 
 

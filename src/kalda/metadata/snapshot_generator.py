@@ -1,8 +1,8 @@
-"""The publisher that decides when a snapshot is due.
+"""The publisher that starts a snapshot when one is due.
 
-Due when enough bytes of records were loaded since the last one, or enough time has passed: a snapshot bounds how much
-of the log a starting node must replay, so what was replayed at the start counts. One that comes from elsewhere counts
-as ours.
+A snapshot is due when enough bytes of records were loaded since the last one, or enough time has passed. Snapshots
+bound how much of the log a starting node must replay, so bytes that were replayed at the start count too. A snapshot
+that was loaded, from the disk or from the leader, counts as the last one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ MAX_INTERVAL_MS = 60 * 60 * 1000
 
 
 class SnapshotGenerator:
-    """`emit` writes the image as a snapshot, or says False where one is still being written: then the next will do.
+    """`emit` starts to write the image as a snapshot. It returns False where another one is still being written: then
+    the next image is tried.
 
     `max_bytes` is metadata.log.max.record.bytes.between.snapshots, `max_interval_ms` (0: no limit)
-    metadata.log.max.snapshot.interval.ms, `mono_ms` the monotonic clock. `disabled_reason` switches snapshots off, as
-    after a fault in what was loaded.
+    metadata.log.max.snapshot.interval.ms, `mono_ms` the monotonic clock. Where `disabled_reason` is set, as after a
+    failure to load a record, no snapshots are written.
     """
 
     name = "SnapshotGenerator"
@@ -60,7 +61,7 @@ class SnapshotGenerator:
             self._due(image, f"the last was made more than {self.max_interval_ms} ms ago")
 
     def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
-        """Every node makes its own snapshots, whoever leads."""
+        """Every node makes its own snapshots: they do not depend on the leader of the quorum."""
 
     def _due(self, image: MetadataImage, reason: str) -> None:
         if self.disabled_reason is not None:

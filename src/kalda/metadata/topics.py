@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
 from kalda.metadata.partition import PartitionRegistration
@@ -63,7 +63,7 @@ _NONE: Mapping[int, PartitionRegistration] = {}
 
 
 class LocalPartition(NamedTuple):
-    """A partition that one broker leads or follows."""
+    """A partition of which one broker has a replica."""
 
     topic_id: Uuid
     registration: PartitionRegistration
@@ -168,33 +168,19 @@ class TopicDelta:
 class TopicsDelta:
     """Changed and deleted topics. A topic that was deleted and made again in one delta has two ids, and is in both."""
 
-    __slots__ = ("_whole", "changed", "created", "deleted", "image")
+    __slots__ = ("changed", "created", "deleted", "image")
 
-    changed: dict[Uuid, TopicDelta]
-    deleted: dict[Uuid, TopicImage]
-    created: dict[str, Uuid]
-    """Topics that the image does not have, by name."""
-
-    def __init__(self, image: TopicsImage, whole: TopicsImage | None = None) -> None:
+    def __init__(self, image: TopicsImage) -> None:
         self.image = image
-        self.deleted = {}
-        self._whole = whole
-        if whole is None:
-            self.changed = {}
-            self.created = {}
+        self.changed: dict[Uuid, TopicDelta] = {}
+        self.deleted: dict[Uuid, TopicImage] = {}
+        self.created: dict[str, Uuid] = {}
+        """Topics that the image does not have, by name."""
 
-    @classmethod
-    def of_whole(cls, image: TopicsImage) -> TopicsDelta:
-        """From nothing to `image`. Who asks only for a broker's changes, or nothing, makes none of its parts."""
-        return cls(EMPTY, image)
-
-    def __getattr__(self, name: str) -> Any:
-        """Topics of a whole image, when they are first asked for."""
-        if name not in ("changed", "created") or self._whole is None:
-            raise AttributeError(name)
-        self.created = {topic.name: topic_id for topic_id, topic in self._whole.by_id.items()}
-        self.changed = {topic_id: _whole_delta(topic) for topic_id, topic in self._whole.by_id.items()}
-        return self.changed if name == "changed" else self.created
+    @staticmethod
+    def of_whole(image: TopicsImage) -> TopicsDelta:
+        """From nothing to `image`."""
+        return _WholeDelta(image)
 
     def add_topic(self, record: TopicRecord) -> None:
         known = self.image.by_id.get(record.topic_id)
@@ -212,7 +198,7 @@ class TopicsDelta:
         self._delta_of(record.topic_id, record).change_partition(record)
 
     def remove_topic(self, record: RemoveTopicRecord) -> str:
-        """The name of the topic that is gone."""
+        """The name of the removed topic."""
         delta = self.changed.pop(record.topic_id, None)
         known = self.image.by_id.get(record.topic_id)
         if known is not None and record.topic_id not in self.deleted:
@@ -276,10 +262,47 @@ class TopicsDelta:
         for topic in self.deleted.values():
             for key in _replicas_on(topic, broker_id):
                 changes.deletes[key] = topic.id
-        if self._whole is None:
-            for delta in self.changed.values():
-                delta.collect_local_changes(broker_id, changes)
-            return changes
+        for delta in self.changed.values():
+            delta.collect_local_changes(broker_id, changes)
+        return changes
+
+
+class _WholeDelta(TopicsDelta):
+    """From nothing to a whole image. Each part is made when it is first read: a publisher that reads one broker's
+    changes, or nothing, pays for nothing else."""
+
+    __slots__ = ("_changed", "_created", "_whole")
+
+    def __init__(self, whole: TopicsImage) -> None:
+        self._changed: dict[Uuid, TopicDelta] | None = None
+        self._created: dict[str, Uuid] | None = None
+        self._whole = whole
+        self.image = EMPTY
+        self.deleted = {}
+
+    @property
+    def changed(self) -> dict[Uuid, TopicDelta]:
+        if self._changed is None:
+            self._changed = {topic_id: _whole_delta(topic) for topic_id, topic in self._whole.by_id.items()}
+        return self._changed
+
+    @changed.setter
+    def changed(self, changed: dict[Uuid, TopicDelta]) -> None:
+        self._changed = changed
+
+    @property
+    def created(self) -> dict[str, Uuid]:
+        if self._created is None:
+            self._created = {topic.name: topic_id for topic_id, topic in self._whole.by_id.items()}
+        return self._created
+
+    @created.setter
+    def created(self, created: dict[str, Uuid]) -> None:
+        self._created = created
+
+    def local_changes(self, broker_id: int) -> LocalChanges:
+        """As if all records of the image had just been replayed."""
+        changes = LocalChanges()
         for topic in self._whole.by_id.values():
             for partition in topic.partitions.values():
                 if broker_id in partition.replicas:

@@ -1,7 +1,7 @@
-"""Turning images back into records, for snapshots and for publishers that come late.
+"""Turning images back into records, for snapshots.
 
-Records are written at the versions of one metadata.version. What that version cannot say is a loss; a writer is told
-of each, and by default refuses, because a snapshot that silently forgets is a corrupt one.
+Records are written at the versions of one metadata.version. Data that this version cannot express is a loss. The
+writer's `on_loss` is called with each, and by default raises an error: a snapshot that lacks data is a corrupt one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kalda.protocol.record_framing import VersionedRecord
 
 
 class UnwritableMetadata(Exception):
-    """The image holds something that the records of this metadata.version cannot."""
+    """The image has data that the records of this metadata.version cannot express."""
 
 
 LossHandler = Callable[[MetadataVersion, str], None]
@@ -31,7 +31,7 @@ def refuse(metadata_version: MetadataVersion, loss: str) -> None:
 
 @dataclass(slots=True)
 class ImageWriter:
-    """Collects records. `elr_enabled` is the level of eligible.leader.replicas.version, not what the format can say."""
+    """Collects records. `elr_enabled`: the feature eligible.leader.replicas.version is on."""
 
     metadata_version: MetadataVersion
     elr_enabled: bool = False
@@ -42,11 +42,11 @@ class ImageWriter:
         self.records.append(VersionedRecord(record, version))
 
     def lose(self, loss: str) -> None:
-        """`loss` names, as the end of a sentence, what is left out."""
+        """Report that data is left out. `loss` describes it, as the end of a sentence."""
         self.on_loss(self.metadata_version, loss)
 
 
 class Writable(Protocol):
-    """An image, or a part of one, that can write itself."""
+    """An image, or a part of one, that can be written as records."""
 
     def write(self, writer: ImageWriter) -> None: ...

@@ -1,6 +1,6 @@
 """The table of API keys: names, versions, listeners, and where their messages are declared.
 
-It says what the protocol has, not what a node serves: a node advertises only the APIs that it has handlers for.
+The table has all of the protocol. A node advertises the part of it for which it has handlers.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ BOTH = BROKER | CONTROLLER
 
 
 class Api(NamedTuple):
-    """One API: `lowest` to `highest` are the versions that can be read; `flexible_from` is the first flexible one."""
+    """One API: `lowest` to `highest` are the versions that are decoded; `flexible_from` is the first flexible one."""
 
     key: ApiKey
     name: str
@@ -131,18 +131,20 @@ class Api(NamedTuple):
     flexible_from: int | None
     listeners: Listener
     advertised_from: int | None = None
-    """The lowest version announced, where it is below what is served: librdkafka wants Produce 0 (KAFKA-18659)."""
+    """The lowest version announced, where it is below the lowest one served: librdkafka disables features where Produce
+    0 is not announced (KAFKA-18659)."""
     unstable_latest: bool = False
-    """The highest version is not stable: served only under `unstable.api.versions.enable`."""
+    """The highest version is not stable: it is served only under `unstable.api.versions.enable`."""
     forwarded: bool = False
-    """A broker hands it to the active controller."""
+    """Brokers forward these requests to the active controller."""
 
     def is_flexible(self, version: int) -> bool:
         """True where both headers and bodies use compact lengths and tagged fields."""
         return self.flexible_from is not None and version >= self.flexible_from
 
     def response_header_version(self, version: int) -> int:
-        """1 for flexible versions, else 0; always 0 for ApiVersions, whose reader cannot know the version yet."""
+        """1 for flexible versions, else 0; always 0 for ApiVersions: a client reads its response before it has the
+        broker's versions (KIP-511)."""
         return 1 if self.is_flexible(version) and self.key is not ApiKey.API_VERSIONS else 0
 
     def highest_served(self, unstable: bool) -> int:

@@ -1,7 +1,7 @@
 """Messages to bytes and back, by functions compiled on first use.
 
-`decode` raises `InvalidRequest` and nothing else, whatever the bytes; `encode` raises `ValueError` where a message
-cannot be said in that version, which is a fault of this program and not of a peer.
+`decode` raises `InvalidRequest` and nothing else, whatever the bytes. `encode` raises `ValueError` where the version
+cannot express the message: an error of this program, never of a peer.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ def decode_at(cls: type[M], buffer: Buffer, version: int, pos: int = 0) -> tuple
 
 
 def decoder(cls: type[M], version: int) -> Callable[[Buffer, int], tuple[M, int]]:
-    """What `decode_at` does, for one version: to be kept where requests pass by the thousand."""
-    known = _decoders.get((cls, version))
-    if known is None:
-        known = _decoders[cls, version] = compile_decoder(cls, version)
-    return known
+    """The function behind `decode_at` for one version. The data path keeps it, to save a lookup for each message."""
+    compiled = _decoders.get((cls, version))
+    if compiled is None:
+        compiled = _decoders[cls, version] = compile_decoder(cls, version)
+    return compiled
 
 
 def encode_buffers(message: Message, version: int, head: bytes = b"") -> list[Buffer]:
-    """The message as a list of buffers; the bytes of `Records` fields are among them as they are, not copied.
+    """The message as a list of buffers. The buffers of `Records` fields are in it themselves, not copies of them.
 
-    `head` is what stands before the message in the first buffer: its header, where it has one.
+    The first buffer begins with `head`: the message's header, where it has one.
     """
     return encoder(type(message), version)(message, bytearray(head))
 
 
 def encoder(cls: type[Message], version: int) -> Encoder:
-    """What `encode_buffers` does, for one version; its second argument, the first buffer so far, is added to."""
-    known = _encoders.get((cls, version))
-    if known is None:
-        known = _encoders[cls, version] = compile_encoder(cls, version)
-    return known
+    """The function behind `encode_buffers` for one version. It appends to its second argument, the first buffer."""
+    compiled = _encoders.get((cls, version))
+    if compiled is None:
+        compiled = _encoders[cls, version] = compile_encoder(cls, version)
+    return compiled
 
 
 def encode(message: Message, version: int) -> bytes:

@@ -1,15 +1,15 @@
 """Generates a message's decode function for one version, on first use.
 
-Decoding trusts nothing. An array's count is checked against the bytes that remain (each element takes at least
-`smallest_size`); a length against the remainder; tagged fields against `MAX_TAGGED_FIELDS`. What is decoded takes at
-most about sixty times the memory of its bytes, which a struct of empty arrays reaches; so that this cannot be had for
-a frame of any size, a whole message may have `MAX_ELEMENTS` structs and strings in arrays, however deep, where
-`NUMBERS_PER_ELEMENT` numbers count as one. Every slice is bounds-checked; fixed-size reads past the end raise
-`struct.error`, single bytes past it `IndexError`, and leave the function as `InvalidRequest`. Nesting is bounded by the
-schema itself: no message is recursive.
+Every count and length is checked before memory is allocated for it: an array's count against the bytes that remain
+(each element takes at least `smallest_size`), a length against the bytes that remain, the number of tagged fields
+against `MAX_TAGGED_FIELDS`. A decoded message takes at most about sixty times the memory of its bytes; a struct of
+empty arrays reaches that. So that the total is bounded too, a whole message may have `MAX_ELEMENTS` structs and strings
+in its arrays, at all depths together, where `NUMBERS_PER_ELEMENT` numbers count as one element. Every slice is
+bounds-checked. Fixed-size reads past the end raise `struct.error`, reads of single bytes past it `IndexError`; the
+function turns both into `InvalidRequest`. Nesting is bounded by the schema: no message is recursive.
 
-A message that carries record batches is read where it lies, and the batches are views of the frame. Any other is
-copied to `bytes` first: one copy of some hundred bytes, and every slice after it costs half.
+A message with record batches is decoded from the frame itself, and the batches are views of the frame. Any other
+message is copied to `bytes` first: one copy of some hundred bytes, after which every slice costs half.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Decoder = Callable[[Any, int], tuple[Any, int]]
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
-    """A function `(buffer, pos) -> (message, end)`, which raises `InvalidRequest` for whatever is wrong with the bytes;
-    so does this for a version that `cls` lacks."""
+    """A function `(buffer, pos) -> (message, end)` that raises `InvalidRequest` for malformed bytes. Raises
+    `InvalidRequest` itself for a version that `cls` lacks."""
     writer = _DecoderSource(cls, version)
     layout = wire_struct(cls, version, is_flexible(cls, version))
     writer.in_place = _holds_records(layout, version)
@@ -66,6 +66,7 @@ def _holds_records(layout: WireStruct, version: int) -> bool:
 
 class _DecoderSource(Source):
     in_place = True
+    """The frame is not copied: its slices are views, and become `str` and `bytes` by a call."""
 
     def struct(self, target: str, layout: WireStruct) -> None:
         """Decode one struct into the new local `target`."""
@@ -79,7 +80,7 @@ class _DecoderSource(Source):
             self._tagged_section(target, layout)
 
     def flush(self) -> None:
-        """Emit the reads held back."""
+        """Emit the pending reads."""
         pending, self.pending = self.pending, []
         if not pending:
             return
@@ -135,7 +136,7 @@ class _DecoderSource(Source):
         self.indent -= 1
 
     def _varint(self, name: str) -> None:
-        """Read an unsigned varint into the local `name`, along with what is held back."""
+        """Read an unsigned varint into the local `name`, in one `struct` call with the pending reads."""
         self.names["uvarint"] = _uvarint_tail
         self.pending.append((name, "B"))
         self.flush()
@@ -151,7 +152,7 @@ class _DecoderSource(Source):
             self.flush()
 
     def _null(self, target: str, field: WireField) -> None:
-        """Where null is allowed, open a branch for what is not null."""
+        """Where null is allowed, emit its branch and open the other one. The caller closes it."""
         if field.nullable:
             self.line(f"if n == -1: {target} = None")
             self.line("else:")
@@ -275,7 +276,7 @@ def _uvarint_tail(buffer: Any, pos: int, first: int) -> tuple[int, int]:
 
 
 def _refusal(what: str, size: int, error: Exception) -> Exception:
-    """What a decoder raises for what went wrong in it: a fault of the bytes is `InvalidRequest`."""
+    """The exception that a decoder raises in place of `error`: `InvalidRequest` where the bytes are malformed."""
     if isinstance(error, InvalidRequest):
         return InvalidRequest(f"{what}: {error.message}")
     if isinstance(error, struct.error | IndexError):

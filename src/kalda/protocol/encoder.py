@@ -1,8 +1,8 @@
 """Generates a message's encode function for one version, on first use.
 
-Record batches leave as they came: the result is a list of buffers, the bytes written so far, then the batches' own
-buffers, then a new run of bytes. A field that a version lacks is dropped where the schema calls it ignorable, and
-otherwise refused with `ValueError` unless it holds its default: silently losing it would change what was meant.
+Record batches are not copied: the result is a list of buffers, the bytes before the batches, the batches' own buffers,
+the bytes after them. A field that the version lacks is dropped where the schema calls it ignorable. Any other such
+field is refused with `ValueError` unless it has its default: dropping it would change the message's meaning.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SMALL = tuple(bytes([value]) for value in range(128))
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
     """A function `(message, head) -> buffers`, the first of which begins with `head`.
 
-    It raises `ValueError` for what cannot be said in that version. Raises `InvalidRequest` for a version that `cls`
-    lacks.
+    The function raises `ValueError` for a message that the version cannot express. Raises `InvalidRequest` itself for a
+    version that `cls` lacks.
     """
     writer = _EncoderSource(cls, version)
     writer.line("def encode(m, w):")
@@ -58,7 +58,7 @@ class _EncoderSource(Source):
             self._tagged_section(source, layout)
 
     def flush(self) -> None:
-        """Emit the writes held back."""
+        """Emit the pending writes."""
         packed = self._packed(self.pending)
         self.pending = []
         if packed:
@@ -120,7 +120,8 @@ class _EncoderSource(Source):
         self.line(f"if {value} is None: raise ValueError('{field.name} may not be null in version {self.version}')")
 
     def _measure(self, value: str, field: WireField, compact: bool, size: str) -> None:
-        """Set `n` to the length as it is written: one more where compact, so that null is 0; -1 is null elsewhere."""
+        """Set `n` to the length as it is written: compact lengths are one more, with 0 for null; others have -1 for
+        null."""
         if compact:
             size = f"{size} + 1"
         if field.nullable:
@@ -131,7 +132,7 @@ class _EncoderSource(Source):
             self.line(f"n = {size}")
 
     def _length(self, compact: bool, prefix: str) -> None:
-        """Write `n`, along with what is held back."""
+        """Write `n`, in one expression with the pending writes."""
         if not compact:
             self.pending.append(("n", prefix))
             self.flush()
@@ -204,11 +205,12 @@ class _EncoderSource(Source):
         self.lines[-1] += f" pack('>%d{FORMATS[field.kind]}' % n, *{items})"
 
     def _tagged_section(self, source: str, layout: WireStruct) -> None:
-        """The tagged fields that are not at their defaults: usually none, which is one byte written with the rest."""
+        """Write the tagged fields that do not have their defaults. Usually there are none: then the section is one zero
+        byte, which joins the pending writes."""
         if not layout.tagged:
             self.pending.append(("", "x"))
             return
-        held = self.pending
+        before = self.pending
         conditions = [self._differs(f"{source}.{field.name}", field.default) for field in layout.tagged]
         self.line(f"if {' or '.join(conditions)}:")
         self.indent += 1
@@ -217,7 +219,7 @@ class _EncoderSource(Source):
         self.indent -= 1
         self.line("else:")
         self.indent += 1
-        self.pending = [*held, ("", "x")]
+        self.pending = [*before, ("", "x")]
         self.flush()
         self.indent -= 1
 

@@ -1,8 +1,8 @@
-"""Request and response headers: what stands between a frame's size and a message's body.
+"""Request and response headers: the bytes between a frame's size and a message's body.
 
-A frame is four bytes of size, a header, a body; the network adds and takes the size. The request header is read by
-hand, because every request passes here: one `struct` call, one slice for the client id, and the tagged fields only
-where there are any.
+A frame is four bytes of size, a header, a body. The `network` floor adds and removes the size. The request header has a
+hand-written decoder, because every request needs it: one `struct` call, one slice for the client id, and a loop over
+tagged fields only where there are any.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _TAGGED_CORRELATION = _Struct(">ix")
 _new_tuple = tuple.__new__
 _CLIENT_ID_AT = _REQUEST.size
 _NEVER = 2**15
+"""Above every version: the API has no flexible one."""
 _FLEXIBLE_FROM: dict[int, int] = {
     key: _NEVER if api.flexible_from is None else api.flexible_from for key, api in API.items()
 }
@@ -42,10 +43,10 @@ class RequestHeader(NamedTuple):
 
 
 def decode_request_header(frame: Buffer) -> RequestHeader:
-    """Read the header of either version; the API's table says which. Raises `InvalidRequest`.
+    """Decode a header of version 1, or of version 2 where the API version is flexible. Raises `InvalidRequest`.
 
-    An API version that is unknown is not an error here: ApiVersions is answered whatever its version (KIP-511), with
-    the header of version 2 assumed above the known range, as every later version is flexible.
+    An unknown API version is not an error here: ApiVersions is answered whatever its version (KIP-511). Above the known
+    versions the header is read as version 2, because every later API version is flexible.
     """
     try:
         api_key, api_version, correlation_id, size = _REQUEST.unpack_from(frame)
@@ -101,9 +102,9 @@ def encode_response(correlation_id: int, response: Response, version: int) -> li
 
 @cache
 def response_encoder(cls: type[Response], version: int) -> Callable[[int, Response], list[Buffer]]:
-    """What `encode_response` does, for one version of one API: to be kept where responses pass by the thousand."""
+    """The function behind `encode_response` for one version of one API. The data path keeps it, to save lookups."""
     encode = encoder(cls, version)
-    # The header: the correlation id, with an empty tagged section or without.
+    # The header is the correlation id, and in flexible versions an empty tagged section.
     head = (_TAGGED_CORRELATION if api_of(cls.API_KEY).response_header_version(version) else _CORRELATION).pack
 
     def encode_whole(correlation_id: int, response: Response) -> list[Buffer]:

@@ -12,12 +12,12 @@ class ListOffsetsRequest(Request, key=2, versions="1-11", flexible="6+"):
     timeout_ms: Int32 = field("10+", default=0, ignorable=True)
 ```
 
-The annotation is the wire type; `| None` says that null is allowed. A plain default means that the field exists in
-every version in which its struct does. A list or struct default is made fresh for each instance.
+The annotation is the wire type; with `| None` null is allowed. A field with a plain default exists in every version
+that its struct has. A list or struct default is created anew for each instance.
 
-Classes are slotted and cheap to define, because a node imports hundreds of them before it serves: the metaclass only
-moves defaults out of the way of the slots. `__init__` is generated when a class is first instantiated, the schema
-when it is first encoded or decoded.
+Classes are slotted and cheap to define, because a node imports hundreds of them before it serves. The metaclass only
+removes the defaults from the class body, where they would conflict with the slots. `__init__` is generated when a class
+is first instantiated, the schema when it is first encoded or decoded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Int64: TypeAlias = int
 Float64: TypeAlias = float
 String: TypeAlias = str
 LegacyString: TypeAlias = str
-"""A string with an int16 length in every version: the client id, which old brokers must find in any header."""
+"""A string with an int16 length in every version: the client id, which a broker of any age must be able to decode."""
 Bytes: TypeAlias = Buffer
 """Decoded to `bytes`; any buffer is encoded."""
 Records: TypeAlias = Buffer | list[Buffer]
@@ -70,7 +70,7 @@ __all__ = [
 
 
 class FieldSpec:
-    """What `field(...)` said; read by `kalda.protocol.schema`."""
+    """The arguments of `field(...)`; read by `kalda.protocol.schema`."""
 
     __slots__ = ("default", "ignorable", "nullable", "tag", "tagged", "versions")
 
@@ -94,11 +94,11 @@ def field(
     tagged: str | None = None,
     ignorable: bool = False,
 ) -> Any:
-    """A field that is not in every version, or not everywhere the same.
+    """A field that some versions lack, or that differs between versions.
 
-    `versions` are those that have it (`"7+"`, `"3"`, `"4-12"`); `nullable` those that may hold null, where that is
-    not all of them; `tag` its number in the tagged section, in the versions `tagged`. A value other than the default
-    is dropped in a version without the field when `ignorable`, and refused otherwise.
+    `versions` are those that have it (`"7+"`, `"3"`, `"4-12"`); `nullable` those in which it may be null, where that is
+    not all of them; `tag` its number in the tagged section, in the versions `tagged`. In a version without the field a
+    value other than the default is dropped when `ignorable`, and refused otherwise.
     """
     return FieldSpec(versions, default, nullable, tag, tagged, ignorable)
 
@@ -140,7 +140,7 @@ class Struct(metaclass=StructMeta):
 
 
 class Message(Struct):
-    """A struct that travels or is stored on its own, in one of its `versions`.
+    """A struct that is sent or stored on its own, in one of its `versions`.
 
     `flexible` (`"9+"`) are the versions with compact lengths and tagged fields (KIP-482).
     """
@@ -175,7 +175,7 @@ class Response(Message):
 
 
 class RecordBody(Message):
-    """A record of an internal topic, or its key, of the record type `id`."""
+    """The value or the key of a record of an internal topic, of the record type `id`."""
 
     RECORD_TYPE: ClassVar[int] = -1
 
@@ -185,16 +185,17 @@ class RecordBody(Message):
 
 
 def default_of(cls: type[Struct], name: str) -> object:
-    """The declared default of a field; for lists and structs, the shared one that is not to be changed."""
+    """The declared default of a field. A list or struct is shared by all callers: it must not be changed."""
     value = cls.declared[name]
     return value.default if isinstance(value, FieldSpec) else value
 
 
 def maker(cls: type[S], *given: str) -> Callable[..., S]:
-    """A function that makes a `cls` of the values of the fields `given`, in that order; the others have their defaults.
+    """A function that makes a `cls` of the values of the fields `given`, in that order; other fields have their
+    defaults.
 
-    It does what `cls(...)` does, without what Python does to call a class by keywords, which is more than half of it:
-    for what the data path makes for each request.
+    The result is that of `cls(...)`, without the cost of calling a class with keywords, which is more than half of the
+    whole. The data path uses it for structs that it makes for each request.
     """
     assert cls.declared.keys() >= set(given), f"{cls.__name__} has not all of {given}"
     names: dict[str, Any] = {"_new": object.__new__}
@@ -235,8 +236,8 @@ def _compile_init(cls: type[Struct]) -> Any:
 def _fresh_struct(
     target: str, cls: type[Struct], names: dict[str, Any], body: list[str], given: tuple[str, ...] = ()
 ) -> None:
-    """Make a struct without a call, of the locals `given` and of defaults: an answer of the data path has three structs
-    that it never fills."""
+    """Append lines to `body` that make a struct without a call, from the locals `given` and from defaults. A response
+    of the data path has three structs that keep their defaults."""
     names[f"{target}_c"] = cls
     body.append(f"  {target} = _new({target}_c)")
     for name in cls.declared:

@@ -1,7 +1,7 @@
-"""How records of internal topics wrap their messages.
+"""The framing of messages inside the records of internal topics.
 
-- Metadata records (`__cluster_metadata`, `__remote_log_metadata`): unsigned varints frame version 1, record type,
-  version, then the body, all in the record's value.
+- Metadata records (`__cluster_metadata`, `__remote_log_metadata`): the record's value is three unsigned varints (frame
+  version 1, record type, version), then the body.
 - Coordinator records (`__consumer_offsets`, `__transaction_state`, `__share_group_state`): the key is an int16
   record type and the key's body, the value an int16 version and the value's body; no value is a tombstone.
 """
@@ -27,23 +27,24 @@ _new_tuple = tuple.__new__
 
 
 class VersionedRecord(NamedTuple):
-    """A metadata record and the version in which it is, or is to be, written."""
+    """A metadata record, and the version in which it was read or is to be written."""
 
     record: RecordBody
     version: int
 
 
 _record_decoders: dict[tuple[str, bytes], tuple[int, Callable[[Buffer, int], tuple[RecordBody, int]]]] = {}
-"""Version and decoder by module and the frame's three bytes, one for each number. A node that starts reads tens of
-thousands of records of some ten kinds."""
+"""Version and decoder by module and frame, where each of the frame's numbers is one byte. At its start a node reads
+tens of thousands of records of some ten types."""
 
 
 _record_encoders: dict[tuple[type[RecordBody], int], tuple[bytes, Encoder]] = {}
-"""Frame and encoder by class and version. A snapshot of a large cluster is a million records."""
+"""Frame and encoder by class and version. A snapshot of a large cluster has a million records."""
 
 
 class UnknownRecordType(InvalidRequest):
-    """A record type that this release does not know. Whoever reads must decide: a controller stops, a group skips."""
+    """A record type or version that this release does not have. A reader of the metadata log stops; a coordinator skips
+    the record."""
 
 
 @cache
@@ -71,22 +72,23 @@ def _by_type(names: dict[str, object], suffix: str) -> dict[int, type[RecordBody
 
 def encode_metadata_record(record: RecordBody, version: int) -> bytes:
     """The value of a metadata record."""
-    known = _record_encoders.get((type(record), version))
-    if known is None:
+    cached = _record_encoders.get((type(record), version))
+    if cached is None:
         frame = encode_unsigned(_FRAME_VERSION) + encode_unsigned(record.RECORD_TYPE) + encode_unsigned(version)
-        known = _record_encoders[type(record), version] = (frame, encoder(type(record), version))
-    frame, encode_body = known
+        cached = _record_encoders[type(record), version] = (frame, encoder(type(record), version))
+    frame, encode_body = cached
     return b"".join(encode_body(record, bytearray(frame)))
 
 
 def decode_metadata_record(value: Buffer, module: str = "metadata_records") -> VersionedRecord:
-    """The inverse, for records of `metadata_records` or `remote_log_records`.
+    """The record and its version, of the value of a metadata record. `module` is `metadata_records` or
+    `remote_log_records`.
 
-    Raises `UnknownRecordType` for a type of a later release, `InvalidRequest` for other nonsense.
+    Raises `UnknownRecordType` for a type or version of a later release, `InvalidRequest` for malformed bytes.
     """
-    known = _record_decoders.get((module, bytes(value[:3])))
-    if known is not None:
-        version, decode_body = known
+    cached = _record_decoders.get((module, bytes(value[:3])))
+    if cached is not None:
+        version, decode_body = cached
         return _new_tuple(VersionedRecord, (decode_body(value, 3)[0], version))
     frame_version, pos = decode_unsigned(value, 0)
     if frame_version != _FRAME_VERSION:
@@ -104,14 +106,14 @@ def decode_metadata_record(value: Buffer, module: str = "metadata_records") -> V
 
 
 def encode_coordinator_key(key: RecordBody) -> bytes:
-    """A coordinator record's key. Keys have one version, 0, which is not written: the record type stands there."""
+    """A coordinator record's key. Its int16 is the record type: all keys have version 0, which is not written."""
     return _INT16.pack(key.RECORD_TYPE) + encode(key, 0)
 
 
 def encode_coordinator_record(
     key: RecordBody, value: RecordBody | None, value_version: int = 0
 ) -> tuple[bytes, bytes | None]:
-    """Key and value of a coordinator record; no value writes a tombstone."""
+    """Key and value of a coordinator record; without a value, those of a tombstone."""
     body = None if value is None else _INT16.pack(value_version) + encode(value, value_version)
     return encode_coordinator_key(key), body
 
@@ -126,7 +128,7 @@ def decode_coordinator_key(module: str, key: Buffer) -> RecordBody:
 
 
 def decode_coordinator_value(module: str, record_type: int, value: Buffer) -> VersionedRecord:
-    """The value's message and its version. Raises `UnknownRecordType` for a version of a later release."""
+    """The value's message and its version. Raises `UnknownRecordType` for a type or version of a later release."""
     version = _read_int16(value)
     cls = coordinator_classes(module)[1].get(record_type)
     if cls is None:

@@ -1,4 +1,4 @@
-"""What a declaration says about one version: the fields that are on the wire, in order, and how they are written."""
+"""The layout of a message in one version: the fields that are on the wire, in order, and how they are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALWAYS = range(1 << 15)
 
 
 class WireField(NamedTuple):
-    """One field as one version has it."""
+    """One field in one version."""
 
     name: str
     kind: str
@@ -25,11 +25,11 @@ class WireField(NamedTuple):
     nullable: bool
     default: object
     tag: int | None
-    """Its number in the tagged section; None for a field in its place."""
+    """Its number in the tagged section; None for an ordinary field."""
 
 
 class WireStruct(NamedTuple):
-    """One struct as one version has it: fields in place, tagged fields by tag, and what is not on the wire at all."""
+    """One struct in one version: ordinary fields, tagged fields in the order of their tags, absent fields."""
 
     cls: type[Struct]
     flexible: bool
@@ -96,7 +96,7 @@ _FIXED = {"Bool": 1, "Int8": 1, "Int16": 2, "UInt16": 2, "Int32": 4, "UInt32": 4
 
 
 def smallest_size(struct: WireStruct, version: int) -> int:
-    """The fewest bytes that one such struct takes on the wire: what bounds an array's count before it is believed."""
+    """The fewest bytes that one such struct takes on the wire, at least 1. It bounds the count of an array."""
     size = 1 if struct.flexible else 0
     for field in struct.fields:
         if field.is_list:

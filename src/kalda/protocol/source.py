@@ -1,8 +1,8 @@
-"""What the generated encoders and decoders have in common: lines of Python, the names that they use, formats.
+"""The common part of the generators of encoders and decoders: lines of Python, the names that they use, formats.
 
-The generated source is what a person would write by hand for that one version of one message: straight-line, nested
-structs inline, and everything of a fixed size that stands side by side in one `struct` call. For this, fixed-size
-reads and writes are held back in `pending` until something of variable size, or a branch, comes after them.
+The generated source is what a person would write by hand for one version of one message: straight-line, nested structs
+inline, and adjacent fields of fixed size in one `struct` call. For this, reads and writes of fixed size are collected
+in `pending` until a field of variable size, or a branch, follows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FORMATS = {
     "Float64": "d", "Uuid": "16s",
 }  # fmt: skip
 MAX_STRING = 32767
-"""Kafka's bound on a string of any encoding: what an int16 length can say."""
+"""Kafka's bound on the bytes of a string, with lengths of either kind: the largest int16."""
 TABLE_SIZE = 64
-"""Lists shorter than this are packed and unpacked by a method made beforehand."""
+"""Lists shorter than this are packed and unpacked by a `struct` method from a table."""
 
 
 class Source:
@@ -37,7 +37,7 @@ class Source:
         self.indent = 0
         self.names: dict[str, Any] = {"InvalidRequest": InvalidRequest}
         self.pending: list[tuple[str, str]] = []
-        """Fixed-size reads or writes to come: an expression and its format."""
+        """Reads or writes of fixed size that are not emitted yet: an expression and its format."""
         self._counter = 0
 
     def line(self, text: str) -> None:
@@ -49,9 +49,9 @@ class Source:
 
     def name(self, prefix: str, value: object) -> str:
         """A global name for `value`; the same one for the same value."""
-        for known, other in self.names.items():
+        for name, other in self.names.items():
             if other is value:
-                return known
+                return name
         name = self.fresh(prefix)
         self.names[name] = value
         return name

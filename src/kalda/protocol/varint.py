@@ -1,7 +1,7 @@
 """Kafka's variable-length integers: seven bits a byte, low bits first, the eighth bit set on all but the last.
 
-These are the readable forms, for headers and framing; the generated codecs and the record codec carry their own, the
-latter also of signed ones.
+These readable functions serve headers and framing. The generated codecs and the record codec have faster ones of their
+own, the record codec also for signed integers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def encode_unsigned(value: int) -> bytes:
 
 
 def decode_unsigned(buffer: Buffer, pos: int, max_bytes: int = 5) -> tuple[int, int]:
-    """The value and the position after it. Raises `InvalidRequest` when it is cut short or longer than `max_bytes`."""
+    """The value and the position after it. Raises `InvalidRequest` for a varint that is cut short or longer than
+    `max_bytes`."""
     value = shift = 0
     end = min(len(buffer), pos + max_bytes)
     while pos < end:

@@ -1,7 +1,7 @@
 """Batches of the metadata log: records in, bytes out, and back.
 
-A batch of the metadata log is an ordinary v2 batch: uncompressed, with the leader's epoch in it, its timestamps the
-time of the append. Control batches hold KRaft's own records; the state machines never see those.
+A batch of the metadata log is an ordinary v2 batch: uncompressed, with the leader's epoch, its timestamps the time of
+the append. Control batches hold KRaft's own records, which the state machines do not receive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CommittedBatch(NamedTuple):
 
 
 def encode_batch(records: Sequence[VersionedRecord], base_offset: int, epoch: int, now_ms: int) -> bytearray:
-    """One batch. Raises `ApiError` where it would be larger than a batch may be."""
+    """One batch. Raises `ApiError` where it would be larger than `MAX_BATCH_BYTES`."""
     batch = build_batch(
         [(now_ms, None, encode_metadata_record(record, version), ()) for record, version in records],
         base_offset=base_offset,
@@ -48,7 +48,7 @@ def encode_batch(records: Sequence[VersionedRecord], base_offset: int, epoch: in
 
 
 def decode_batch(buf: Buffer, pos: int, header: BatchHeader) -> CommittedBatch:
-    """The batch at `pos`, its checksum verified. Raises `CorruptRecord`, also for a record that cannot be read: the
+    """The batch at `pos`, its checksum verified. Raises `CorruptRecord`, also for a record that cannot be decoded: the
     state would be wrong without it."""
     check_crc(buf, pos, header)
     records: list[VersionedRecord] = []
@@ -69,7 +69,7 @@ def decode_batch(buf: Buffer, pos: int, header: BatchHeader) -> CommittedBatch:
 
 
 def iter_whole(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Positions and headers of the whole batches in `buf`; a batch that is cut off at the end is left out."""
+    """Positions and headers of the whole batches in `buf`; an incomplete batch at the end is left out."""
     pos, end = 0, len(buf)
     while end - pos >= LOG_OVERHEAD:
         length = int.from_bytes(buf[pos + 8 : pos + LOG_OVERHEAD], "big", signed=True)
@@ -86,8 +86,8 @@ def decode_all(buf: Buffer) -> Iterator[CommittedBatch]:
 
 
 def inspect_fetched(buf: Buffer) -> tuple[FetchedBatch, ...]:
-    """What the machine must know of fetched batches, each verified: control records only are decoded. Ends at the
-    first batch that is not sound: the rest is fetched again."""
+    """The bounds of fetched batches, each verified; only control records are decoded. Ends before the first batch that
+    is damaged: the rest is fetched again."""
     batches: list[FetchedBatch] = []
     try:
         for pos, header in iter_whole(buf):

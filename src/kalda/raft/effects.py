@@ -1,4 +1,4 @@
-"""What the machine wants done, in order. Nothing may be carried out before what stands before it."""
+"""Effects: what the driver has to do for the machine, in order. None is carried out before the one before it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Hashable
 from typing import NamedTuple, TypeAlias
 
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.rpc import Answer, Ask
+from kalda.raft.rpc import Call, Reply
 from kalda.raft.values import Destination, OffsetAndEpoch
 
 
 class Persist(NamedTuple):
-    """Write and sync `quorum-state` before going on."""
+    """Write and sync `quorum-state` before the next effect."""
 
     state: ElectionState
     voter_ids: tuple[int, ...]
@@ -35,8 +35,8 @@ class AppendPayload(NamedTuple):
 
 
 class AppendFetched(NamedTuple):
-    """Append batches from the leader as they are: the records of `first_offset` up to `end_offset`, exclusive. What
-    the buffer holds after that is not wanted."""
+    """Append fetched batches unchanged: those of `records` from `first_offset` up to `end_offset`, exclusive. What
+    follows in the buffer is left out."""
 
     first_offset: int
     end_offset: int
@@ -44,49 +44,51 @@ class AppendFetched(NamedTuple):
 
 
 class TruncateLog(NamedTuple):
-    """Cut the log so that it ends at `offset`."""
+    """Truncate the log so that it ends at `offset`."""
 
     offset: int
 
 
 class FlushLog(NamedTuple):
-    """Make everything before `offset` durable, then say `Flushed` with both values."""
+    """Sync everything before `offset`, then step `Flushed` with both values."""
 
     offset: int
     generation: int
 
 
-class Send(NamedTuple):
+class SendCall(NamedTuple):
+    """Send `call`, then step `ReplyReceived` or `CallFailed` with the same correlation."""
+
     correlation: int
     destination: Destination
-    ask: Ask
+    call: Call
     timeout_ms: int
 
 
-class Reply(NamedTuple):
-    """Answer a request. Where the answer has a `read_from`, read the records into it; where it is a snapshot answer
-    without data, read that."""
+class SendReply(NamedTuple):
+    """Reply to the call that was received with `token`. A `FetchReply` with a `read_from` gets its records, and a
+    `SnapshotReply` without an error its data, from the driver."""
 
     token: Hashable
-    answer: Answer
+    reply: Reply
 
 
 class SetHighWatermark(NamedTuple):
-    """Everything before `offset` is committed: deliver it."""
+    """Everything before `offset` is committed: deliver it to the state machines."""
 
     offset: int
 
 
 class LeaderChanged(NamedTuple):
-    """Tell the listeners. The leader itself is told once its own first records are committed and delivered: then it
-    has seen everything that was committed before it."""
+    """Report the leader to the state machines. This replica is reported as the leader once the first records of its
+    epoch are committed; they are delivered first, and with them everything that was committed before."""
 
     leader_id: int | None
     epoch: int
 
 
 class SaveSnapshotChunk(NamedTuple):
-    """Part of a snapshot that is being fetched. At position 0 a new file begins."""
+    """Write part of the snapshot that is being fetched. Position 0 begins a new file."""
 
     snapshot: OffsetAndEpoch
     position: int
@@ -94,8 +96,8 @@ class SaveSnapshotChunk(NamedTuple):
 
 
 class InstallSnapshot(NamedTuple):
-    """The snapshot has arrived: verify, sync and rename it, start the log anew at its end, say `SnapshotInstalled`; or
-    `SnapshotDamaged`, where it is not what its leader wrote."""
+    """The fetched snapshot is complete: verify, sync and rename its file, begin the log anew at its end, then step
+    `SnapshotInstalled`; where the file is no whole snapshot, remove it and step `SnapshotDamaged`."""
 
     snapshot: OffsetAndEpoch
 
@@ -107,8 +109,8 @@ Effect: TypeAlias = (
     | AppendFetched
     | TruncateLog
     | FlushLog
-    | Send
-    | Reply
+    | SendCall
+    | SendReply
     | SetHighWatermark
     | LeaderChanged
     | SaveSnapshotChunk

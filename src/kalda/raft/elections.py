@@ -1,316 +1,276 @@
-"""Elections: pre-votes and votes (KIP-595, KIP-996), and the requests by which a leader begins and ends its epoch."""
+"""Elections: pre-votes and votes (KIP-595, KIP-996), and the calls by which a leader begins and ends its epoch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID
-from kalda.protocol.messages.control_records import (
-    KRaftVersionRecord,
-    LeaderChangeMessage,
-    LeaderChangeMessageVoter,
-)
 from kalda.raft import rpc
 from kalda.raft.leader import LeaderRole
+from kalda.raft.replica import Replica
 from kalda.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
 from kalda.raft.values import Destination, ReplicaKey
 
-if TYPE_CHECKING:
-    from kalda.raft.machine import RaftMachine
-
 RETRY_BACKOFF_BASE_MS = 100
-GONE_TURN_MS = 50
-"""Time for a pre-vote and a vote, each synced by two replicas."""
-GONE_RETRY_MS = 100
-"""An observer that was told again of a leader that is gone asks around no more often than this."""
+EARLY_ELECTION_STAGGER_MS = 50
+"""Between two followers that stand because the leader refuses connections: time for a pre-vote and a vote, each synced
+by two replicas."""
+LEADER_DISCOVERY_BACKOFF_MS = 100
+"""How often an observer looks for another leader, where the one that it finds refuses connections."""
 
 
 # Standing for election.
 
 
-def drive_unattached(machine: RaftMachine, role: Unattached, now: int) -> None:
-    """Wait for a leader, and ask around for it; a voter stands when nobody appears."""
-    if machine.is_voter and role.deadline <= now:
-        machine.become_prospective(now)
+def drive_unattached(replica: Replica, role: Unattached, now: int) -> None:
+    """A voter stands for election at the deadline. Until then, and without end for an observer, fetches are sent to
+    bootstrap servers: their replies name the leader."""
+    if replica.is_voter and role.deadline <= now:
+        replica.become_prospective(now)
         return
-    servers = machine.bootstrap_destinations()
-    if servers and not any(not machine.outbox.ready(server, now) for server in servers):
-        machine.send(servers[machine.below(len(servers))], fetch_ask(machine), now, machine.config.fetch_max_wait_ms)
+    servers = replica.bootstrap_destinations()
+    if servers and all(replica.outbox.ready(server, now) for server in servers):
+        replica.send_fetch(servers[replica.random_below(len(servers))], now)
     if role.deadline <= now:
-        role.deadline = now + machine.config.fetch_timeout_ms
+        role.deadline = now + replica.config.fetch_timeout_ms
 
 
-def fetch_ask(machine: RaftMachine) -> rpc.FetchAsk:
-    config = machine.config
-    return rpc.FetchAsk(
-        config.cluster_id,
-        machine.epoch,
-        machine.local,
-        machine.log.end,
-        config.fetch_max_wait_ms,
-        config.fetch_max_bytes,
-        machine.high_watermark,
-    )
-
-
-def drive_prospective(machine: RaftMachine, role: Prospective, now: int) -> None:
-    if role.ballot.won and machine.is_voter:
-        machine.become_candidate(now, role.retries)
-    elif role.ballot.lost or role.deadline <= now or not machine.is_voter:
-        _give_up(machine, role, now)
+def drive_prospective(replica: Replica, role: Prospective, now: int) -> None:
+    if role.ballot.won and replica.is_voter:
+        replica.become_candidate(now, role.retries)
+    elif role.ballot.lost or role.deadline <= now or not replica.is_voter:
+        _return_from_prospective(replica, role, now)
     else:
-        _ask_for_votes(machine, role.ballot.unrecorded, role.epoch, True, now)
+        _send_votes(replica, role.ballot.unrecorded, role.epoch, True, now)
 
 
-def _give_up(machine: RaftMachine, role: Prospective, now: int) -> None:
-    """Not electable now: back to the leader that we knew, or to waiting."""
-    if role.leader_id is not None and role.leader_id != machine.local.id:
-        leader = machine.destination_of(role.leader_id, role.leader_endpoints)
+def _return_from_prospective(replica: Replica, role: Prospective, now: int) -> None:
+    """No majority of pre-votes: back to the leader of before, where there is one."""
+    if role.leader_id is not None and role.leader_id != replica.local.id:
+        leader = replica.destination_of(role.leader_id, role.leader_endpoints)
         if leader is not None:
-            machine.become_follower(role.epoch, role.leader_id, role.leader_endpoints, leader, now)
+            replica.become_follower(role.epoch, role.leader_id, role.leader_endpoints, leader, now)
             return
-    machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
+    replica.become_unattached(role.epoch, now, role.leader_id, role.voted)
 
 
-def drive_candidate(machine: RaftMachine, role: Candidate, now: int) -> None:
+def drive_candidate(replica: Replica, role: Candidate, now: int) -> None:
     if role.ballot.won:
-        machine.become_leader(role, now)
+        replica.become_leader(role, now)
         return
     if role.ballot.lost and role.backoff_until is None:
-        base = RETRY_BACKOFF_BASE_MS * machine.below(2 << min(20, role.retries - 1))
-        role.backoff_until = now + min(base, machine.config.election_backoff_max_ms)
+        backoff_ms = RETRY_BACKOFF_BASE_MS * replica.random_below(2 << min(20, role.retries - 1))
+        role.backoff_until = now + min(backoff_ms, replica.config.election_backoff_max_ms)
     if role.deadline <= now or (role.backoff_until is not None and role.backoff_until <= now):
-        machine.become_prospective(now, role.retries + 1)
+        replica.become_prospective(now, role.retries + 1)
         return
-    _ask_for_votes(machine, role.ballot.unrecorded, role.epoch, False, now)
+    _send_votes(replica, role.ballot.unrecorded, role.epoch, False, now)
 
 
-def _ask_for_votes(machine: RaftMachine, node_ids: tuple[int, ...], epoch: int, pre_vote: bool, now: int) -> None:
+def _send_votes(replica: Replica, node_ids: tuple[int, ...], epoch: int, pre_vote: bool, now: int) -> None:
     for node_id in node_ids:
-        destination = machine.voters.destination(node_id, machine.config.listener)
-        voter = machine.voters.get(node_id)
-        if destination is not None and voter is not None and machine.outbox.ready(destination, now):
-            ask = rpc.VoteAsk(machine.config.cluster_id, epoch, machine.local, voter.key, machine.log.end, pre_vote)
-            machine.send(destination, ask, now)
+        destination = replica.voters.destination(node_id, replica.config.listener)
+        voter = replica.voters.get(node_id)
+        if destination is not None and voter is not None and replica.outbox.ready(destination, now):
+            call = rpc.VoteCall(replica.config.cluster_id, epoch, replica.local, voter.key, replica.log.end, pre_vote)
+            replica.send(destination, call, now)
 
 
-def vote_answered(machine: RaftMachine, answer: rpc.VoteAnswer, ask: rpc.VoteAsk, voter: int) -> bool:
-    role = machine.role
-    if isinstance(role, Prospective if ask.pre_vote else Candidate) and role.epoch == ask.epoch:
-        role.ballot.record(voter, answer.granted)
-    return True
+def on_vote_reply(replica: Replica, reply: rpc.VoteReply, call: rpc.VoteCall, voter: int) -> None:
+    role = replica.role
+    if isinstance(role, Prospective if call.pre_vote else Candidate) and role.epoch == call.epoch:
+        role.ballot.record(voter, reply.granted)
 
 
-def start_of_epoch_records(machine: RaftMachine, role: LeaderRole) -> tuple[object, ...]:
-    """The batch that a leader's epoch begins with. Voters that are only in the bootstrap snapshot, which is not
-    replicated, go into the log with it."""
-    records: list[object] = [
-        LeaderChangeMessage(
-            leader_id=role.leader_id,
-            voters=[LeaderChangeMessageVoter(voter_id=node_id) for node_id in machine.voters.ids],
-            granting_voters=[LeaderChangeMessageVoter(voter_id=node_id) for node_id in role.granting],
-        )
-    ]
-    if machine.history.dynamic and machine.history.voters_offset == -1:
-        records.append(KRaftVersionRecord(kraft_version=machine.history.kraft_version))
-        records.append(machine.voters.to_record())
-    return tuple(records)
+def on_connection_refused(replica: Replica, destination: Destination, now: int) -> None:
+    """No process listens at that address. Where it is the leader's, the fetch timeout is not waited for.
 
-
-def replica_gone(machine: RaftMachine, destination: Destination, now: int) -> None:
-    """No process is left at that address. If it was the leader's, it is not waited for until the fetch timeout.
-
-    It is only the wait that is cut short: elections go as ever, pre-votes first. So this replica may well be mistaken,
-    when a firewall refuses in the leader's place: others, who fetch from that leader, deny it their pre-vote. Then it
-    does not ask again before it has waited for as long as it would have without.
+    Only the wait is shorter; the election is as any other, with pre-votes first. A firewall may refuse connections in
+    the place of a leader that works: then the voters that fetch from that leader deny their pre-votes, and this replica
+    does not stand early again before a whole fetch timeout has passed.
     """
-    role = machine.role
+    role = replica.role
     if isinstance(role, Prospective | Candidate):
-        # Its vote will not come; to wait for it would be to wait out the election.
+        # No vote will come from there, and the other votes may decide without it.
         role.ballot.record(destination.node_id, False)
     if not isinstance(role, Follower) or role.leader != destination:
         return
-    role.has_fetched = False  # nobody needs protecting it
-    if now < machine.hasty_from:
+    role.has_fetched = False  # pre-votes against this leader may be granted
+    if now < replica.next_early_election:
         return
-    if machine.is_voter:
-        machine.hasty_from = now + machine.config.fetch_timeout_ms
-        role.deadline = min(role.deadline, now + _turn_to_stand(machine, role))
+    if replica.is_voter:
+        replica.next_early_election = now + replica.config.fetch_timeout_ms
+        role.deadline = min(role.deadline, now + _early_election_delay_ms(replica, role))
     else:
-        machine.hasty_from = now + GONE_RETRY_MS
+        replica.next_early_election = now + LEADER_DISCOVERY_BACKOFF_MS
         role.deadline = now
 
 
-def _turn_to_stand(machine: RaftMachine, role: Follower) -> int:
-    """All followers learn it at the same moment. They stand one after another, in the order of their ids, with some
-    chance in it, so that they do not take the votes from each other."""
-    left = sorted(node_id for node_id in machine.voters.ids if node_id != role.leader_id)
-    turn = left.index(machine.local.id) if machine.local.id in left else len(left)
-    return min(turn * GONE_TURN_MS, machine.config.election_timeout_ms) + machine.below(GONE_TURN_MS // 2)
+def _early_election_delay_ms(replica: Replica, role: Follower) -> int:
+    """All followers are refused at the same moment. They stand one after another, by id and with some chance, so that
+    they do not split the vote."""
+    others = sorted(node_id for node_id in replica.voters.ids if node_id != role.leader_id)
+    turn = others.index(replica.local.id) if replica.local.id in others else len(others)
+    delay_ms = min(turn * EARLY_ELECTION_STAGGER_MS, replica.config.election_timeout_ms)
+    return delay_ms + replica.random_below(EARLY_ELECTION_STAGGER_MS // 2)
 
 
-# Being asked.
+# Calls of other replicas.
 
 
-def answer_vote(machine: RaftMachine, ask: rpc.VoteAsk, now: int) -> rpc.VoteAnswer:
-    error = _refusal(machine, ask.cluster_id, ask.candidate.id, ask.epoch)
+def handle_vote(replica: Replica, call: rpc.VoteCall, now: int) -> rpc.VoteReply:
+    error = _refusal(replica, call.cluster_id, call.candidate.id, call.epoch)
     if error is None:
-        end = ask.log_end
-        newest_possible = ask.epoch if ask.pre_vote else ask.epoch - 1
-        if end.offset < 0 or not 0 <= end.epoch <= newest_possible:
+        end = call.log_end
+        max_last_epoch = call.epoch if call.pre_vote else call.epoch - 1
+        if end.offset < 0 or not 0 <= end.epoch <= max_last_epoch:
             error = ErrorCode.INVALID_REQUEST
     if error is None:
-        if ask.epoch > machine.epoch:
-            machine.become_unattached(ask.epoch, now)
-        if not _is_us(machine, ask.voter):
+        if call.epoch > replica.epoch:
+            replica.become_unattached(call.epoch, now)
+        if not _is_addressed_to(replica, call.voter):
             error = ErrorCode.INVALID_VOTER_KEY
     if error is not None:
-        return rpc.VoteAnswer(machine.standing(error))
-    granted = _grants(machine, ask)
-    if granted and ask.pre_vote and isinstance(machine.role, Prospective) and now < machine.hasty_from:
-        _let_stand(machine, machine.role, ask.candidate, now)
-    if granted and not ask.pre_vote and isinstance(machine.role, Unattached | Prospective):
-        if machine.role.voted is None:
-            machine.vote_in_place(ask.candidate)
-        if isinstance(machine.role, Unattached):
-            # The candidate is given the time to win.
-            machine.role.deadline = (
-                now + machine.config.election_timeout_ms + machine.below(max(1, machine.config.election_timeout_ms))
-            )
-    return rpc.VoteAnswer(machine.standing(), granted)
+        return rpc.VoteReply(replica.reply_header(error))
+    granted = _grants(replica, call)
+    if granted and call.pre_vote and isinstance(replica.role, Prospective) and now < replica.next_early_election:
+        _yield_to_lower_id(replica, replica.role, call.candidate, now)
+    if granted and not call.pre_vote and isinstance(replica.role, Unattached | Prospective):
+        if replica.role.voted is None:
+            replica.grant_vote(call.candidate)
+        if isinstance(replica.role, Unattached):
+            # Time for the candidate to win.
+            replica.role.deadline = now + replica.random_election_timeout_ms()
+    return rpc.VoteReply(replica.reply_header(), granted)
 
 
-def _grants(machine: RaftMachine, ask: rpc.VoteAsk) -> bool:
-    """The rules by role. A log that ends before ours may lack what is committed: never a vote for it."""
-    up_to_date = ask.log_end.is_up_to_date(machine.log.end)
-    match machine.role:
+def _grants(replica: Replica, call: rpc.VoteCall) -> bool:
+    """The rules by role. A log that ends before this one may lack committed records: it never gets a vote."""
+    up_to_date = call.log_end.is_up_to_date(replica.log.end)
+    match replica.role:
         case Unattached(voted=voted, leader_id=leader_id) | Prospective(voted=voted, leader_id=leader_id):
-            if ask.pre_vote:
+            if call.pre_vote:
                 return up_to_date
             if voted is not None:
-                return _same_candidate(voted, ask.candidate)
+                return _same_candidate(voted, call.candidate)
             return leader_id is None and up_to_date
         case Follower(voted=voted, has_fetched=has_fetched):
-            if ask.pre_vote:
-                # A leader that we fetched from works: who cannot see it must not unseat it.
+            if call.pre_vote:
+                # A leader that answers this replica's fetches works. A candidate that cannot reach it must not win.
                 return up_to_date and not has_fetched
-            return voted is not None and _same_candidate(voted, ask.candidate)
+            return voted is not None and _same_candidate(voted, call.candidate)
         case Candidate() | Resigned():
-            return ask.pre_vote and up_to_date
+            return call.pre_vote and up_to_date
         case LeaderRole():
             return False
 
 
-def _let_stand(machine: RaftMachine, role: Prospective, candidate: ReplicaKey, now: int) -> None:
-    """Of two that stand because the leader is gone, the one whose turn is later makes way for the other, lest each
-    win a pre-vote, vote for itself, and neither be elected."""
-    if candidate.id < machine.local.id:
-        machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
+def _yield_to_lower_id(replica: Replica, role: Prospective, candidate: ReplicaKey, now: int) -> None:
+    """Two followers of a leader that refuses connections may both be Prospective. The one with the higher id steps
+    back: otherwise each could win its pre-vote and vote for itself, and neither would be elected."""
+    if candidate.id < replica.local.id:
+        replica.become_unattached(role.epoch, now, role.leader_id, role.voted)
 
 
 def _same_candidate(voted: ReplicaKey, candidate: ReplicaKey) -> bool:
     return voted.id == candidate.id and voted.directory_id in (ZERO_UUID, candidate.directory_id)
 
 
-def answer_begin(machine: RaftMachine, ask: rpc.BeginAsk, now: int) -> rpc.BeginAnswer:
-    error = _refusal(machine, ask.cluster_id, ask.leader_id, ask.epoch)
+def handle_begin_epoch(replica: Replica, call: rpc.BeginEpochCall, now: int) -> rpc.BeginEpochReply:
+    error = _refusal(replica, call.cluster_id, call.leader_id, call.epoch)
     if error is None:
-        machine.maybe_follow(ask.leader_id, ask.epoch, ask.leader_endpoints, now)
-        if not _is_us(machine, ask.voter):
+        replica.maybe_follow(call.leader_id, call.epoch, call.leader_endpoints, now)
+        if not _is_addressed_to(replica, call.voter):
             error = ErrorCode.INVALID_VOTER_KEY
-    return rpc.BeginAnswer(machine.standing(error or ErrorCode.NONE))
+    return rpc.BeginEpochReply(replica.reply_header(error or ErrorCode.NONE))
 
 
-def answer_end(machine: RaftMachine, ask: rpc.EndAsk, now: int) -> rpc.EndAnswer:
-    error = _refusal(machine, ask.cluster_id, ask.leader_id, ask.epoch)
+def handle_end_epoch(replica: Replica, call: rpc.EndEpochCall, now: int) -> rpc.EndEpochReply:
+    error = _refusal(replica, call.cluster_id, call.leader_id, call.epoch)
     if error is not None:
-        return rpc.EndAnswer(machine.standing(error))
-    machine.maybe_follow(ask.leader_id, ask.epoch, ask.leader_endpoints, now)
-    role = machine.role
-    if isinstance(role, Follower) and role.leader_id == ask.leader_id:
-        role.deadline = now + _successor_backoff(machine, ask.successors)
-        role.has_fetched = False  # the leader itself says that it is gone: nobody needs protecting it
-    return rpc.EndAnswer(machine.standing())
+        return rpc.EndEpochReply(replica.reply_header(error))
+    replica.maybe_follow(call.leader_id, call.epoch, call.leader_endpoints, now)
+    role = replica.role
+    if isinstance(role, Follower) and role.leader_id == call.leader_id:
+        role.deadline = now + _successor_delay_ms(replica, call.successors)
+        role.has_fetched = False  # pre-votes against a leader that has resigned may be granted
+    return rpc.EndEpochReply(replica.reply_header())
 
 
-def _successor_backoff(machine: RaftMachine, successors: tuple[ReplicaKey, ...]) -> int:
-    """The first of the preferred stands at once, each later one waits longer, the others longest."""
-    longest = machine.config.election_backoff_max_ms
+def _successor_delay_ms(replica: Replica, successors: tuple[ReplicaKey, ...]) -> int:
+    """The first of the preferred candidates stands at once, each later one waits longer, other voters longest."""
+    longest_ms = replica.config.election_backoff_max_ms
     for position, key in enumerate(successors):
-        if key.id == machine.local.id and key.directory_id in (ZERO_UUID, machine.local.directory_id):
+        if key.id == replica.local.id and key.directory_id in (ZERO_UUID, replica.local.directory_id):
             if position == 0:
                 return 0
-            base = longest >> (len(successors) - 1)
-            return min(longest, base << (position - 1))
-    return longest
+            base_ms = longest_ms >> (len(successors) - 1)
+            return min(longest_ms, base_ms << (position - 1))
+    return longest_ms
 
 
-def _refusal(machine: RaftMachine, cluster_id: str | None, node_id: int, epoch: int) -> ErrorCode | None:
-    if machine.wrong_cluster(cluster_id):
+def _refusal(replica: Replica, cluster_id: str | None, node_id: int, epoch: int) -> ErrorCode | None:
+    if replica.is_wrong_cluster(cluster_id):
         return ErrorCode.INCONSISTENT_CLUSTER_ID
-    if epoch < machine.epoch:
+    if epoch < replica.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     if node_id < 0:
         return ErrorCode.INVALID_REQUEST
     return None
 
 
-def _is_us(machine: RaftMachine, voter: ReplicaKey | None) -> bool:
-    """Whether a request that names whom it is for means this replica."""
+def _is_addressed_to(replica: Replica, voter: ReplicaKey | None) -> bool:
+    """A call may leave the voter out that it is for."""
     if voter is None:
         return True
-    return voter.id == machine.local.id and voter.directory_id in (ZERO_UUID, machine.local.directory_id)
+    return voter.id == replica.local.id and voter.directory_id in (ZERO_UUID, replica.local.directory_id)
 
 
 # Beginning and ending an epoch.
 
 
-def begin_answered(machine: RaftMachine, voter: int) -> bool:
-    role = machine.role
+def on_begin_epoch_reply(replica: Replica, voter: int) -> None:
+    role = replica.role
     if isinstance(role, LeaderRole) and voter in role.voters:
-        role.voters[voter].acknowledged = True
-    return True
+        role.voters[voter].has_acknowledged = True
 
 
-def send_begin_epoch(machine: RaftMachine, role: LeaderRole, now: int) -> None:
-    """At once to voters that have not acknowledged this leader; and to all of them now and then, for one that follows
-    somebody else without knowing it."""
-    everyone = role.begin_at <= now
-    if everyone:
-        role.begin_at = now + machine.config.fetch_timeout_ms // 2
+def send_begin_epoch(replica: Replica, role: LeaderRole, now: int) -> None:
+    """At once to voters that have not acknowledged this leader. Every half fetch timeout to all that have not fetched
+    within one: they may follow another leader, or none."""
+    is_due_to_all = role.next_begin_epoch <= now
+    if is_due_to_all:
+        role.next_begin_epoch = now + replica.config.fetch_timeout_ms // 2
     for node_id, progress in role.voters.items():
-        if node_id == machine.local.id or (progress.acknowledged and not everyone):
+        if node_id == replica.local.id or (progress.has_acknowledged and not is_due_to_all):
             continue
-        if progress.fetched_ms >= 0 and progress.fetched_ms > now - machine.config.fetch_timeout_ms // 2:
-            continue  # it fetches, so it knows
-        voter = machine.voters.get(node_id)
-        destination = machine.voters.destination(node_id, machine.config.listener)
-        if voter is not None and destination is not None and machine.outbox.ready(destination, now):
-            config = machine.config
-            ask = rpc.BeginAsk(config.cluster_id, role.epoch, role.leader_id, voter.key, config.endpoints)
-            machine.send(destination, ask, now)
+        if progress.last_fetch_ms >= 0 and progress.last_fetch_ms > now - replica.config.fetch_timeout_ms // 2:
+            continue
+        voter = replica.voters.get(node_id)
+        destination = replica.voters.destination(node_id, replica.config.listener)
+        if voter is not None and destination is not None and replica.outbox.ready(destination, now):
+            config = replica.config
+            call = rpc.BeginEpochCall(config.cluster_id, role.epoch, role.leader_id, voter.key, config.endpoints)
+            replica.send(destination, call, now)
 
 
-def drive_resigned(machine: RaftMachine, role: Resigned, now: int) -> None:
+def drive_resigned(replica: Replica, role: Resigned, now: int) -> None:
     if role.deadline <= now:
-        # Its own epoch's leader cannot follow anyone in it, nor vote: it goes on in the next.
-        machine.become_unattached(role.epoch + 1, now)
+        # It can neither follow nor vote in the epoch that it has led.
+        replica.become_unattached(role.epoch + 1, now)
         return
-    send_end_epoch(machine, now)
+    send_end_epoch(replica, now)
 
 
-def send_end_epoch(machine: RaftMachine, now: int) -> None:
-    role, config = machine.role, machine.config
+def send_end_epoch(replica: Replica, now: int) -> None:
+    role, config = replica.role, replica.config
     assert isinstance(role, Resigned)
     for node_id in role.unacknowledged:
-        destination = machine.voters.destination(node_id, config.listener)
-        if destination is not None and machine.outbox.ready(destination, now):
-            ask = rpc.EndAsk(config.cluster_id, role.epoch, role.leader_id, role.successors, config.endpoints)
-            machine.send(destination, ask, now)
+        destination = replica.voters.destination(node_id, config.listener)
+        if destination is not None and replica.outbox.ready(destination, now):
+            call = rpc.EndEpochCall(config.cluster_id, role.epoch, role.leader_id, role.successors, config.endpoints)
+            replica.send(destination, call, now)
 
 
-def end_answered(machine: RaftMachine, voter: int) -> bool:
-    if isinstance(machine.role, Resigned):
-        machine.role.unacknowledged.pop(voter, None)
-    return True
+def on_end_epoch_reply(replica: Replica, voter: int) -> None:
+    if isinstance(replica.role, Resigned):
+        replica.role.unacknowledged.pop(voter, None)

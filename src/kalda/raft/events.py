@@ -1,24 +1,24 @@
-"""What happens to the machine."""
+"""Events: what the driver feeds into the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import NamedTuple, TypeAlias
 
-from kalda.raft.rpc import Answer, Ask, Control
+from kalda.raft.rpc import Call, Control, Reply
 from kalda.raft.values import OffsetAndEpoch
 
 
 class Start(NamedTuple):
-    """The driver is ready to carry out effects. First, and once."""
+    """The first event, once. Every event before it is ignored."""
 
 
 class Tick(NamedTuple):
-    """Time has passed: the machine's `deadline` was reached."""
+    """The machine's `deadline` has passed."""
 
 
 class Append(NamedTuple):
-    """The leader's state machine wants `count` records appended as one batch."""
+    """Append `records_count` records of the leader's state machine as one batch."""
 
     epoch: int
     records_count: int
@@ -26,75 +26,75 @@ class Append(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """All records before `offset` that `FlushLog` asked for at `generation` are durable."""
+    """The `FlushLog` with these values is done: the records before `offset` are durable."""
 
     offset: int
     generation: int
 
 
-class Asked(NamedTuple):
-    """A request came; its answer goes out with the same token."""
+class CallReceived(NamedTuple):
+    """Another replica, a client or an administrator calls. The reply has the same token."""
 
     token: Hashable
-    ask: Ask
+    call: Call
 
 
-class Answered(NamedTuple):
-    """The answer to the request of that correlation."""
-
-    correlation: int
-    answer: Answer
-
-
-class Failed(NamedTuple):
-    """No answer will come to that request: the connection broke, or could not be made. `gone`: connections to that
-    replica are refused, so that no process is there."""
+class ReplyReceived(NamedTuple):
+    """The reply to the call that was sent with `correlation`."""
 
     correlation: int
-    gone: bool = False
+    reply: Reply
+
+
+class CallFailed(NamedTuple):
+    """The call that was sent with `correlation` gets no reply: the connection broke, or could not be made.
+    `connection_refused`: no process listens at the destination."""
+
+    correlation: int
+    connection_refused: bool = False
 
 
 class SnapshotInstalled(NamedTuple):
-    """The fetched snapshot is complete on disk, and the log was replaced by it."""
+    """The fetched snapshot is durable, and the log begins at its end. `controls` are its control records."""
 
     snapshot: OffsetAndEpoch
     controls: tuple[Control, ...]
 
 
 class SnapshotDamaged(NamedTuple):
-    """What was fetched is not a whole snapshot; it was thrown away, and the log is what it was."""
+    """The fetched file was no whole snapshot and is removed; the log is unchanged."""
 
     snapshot: OffsetAndEpoch
 
 
 class SnapshotTaken(NamedTuple):
-    """The state machine wrote a snapshot of its own."""
+    """A snapshot of this replica's own state was written."""
 
     snapshot: OffsetAndEpoch
 
 
 class PrefixDeleted(NamedTuple):
-    """Retention dropped snapshots, and the log before `start_offset`."""
+    """Retention has deleted the snapshots `dropped`, and the log before `start_offset`."""
 
     start_offset: int
     dropped: tuple[OffsetAndEpoch, ...]
 
 
 class UpgradeKraftVersion(NamedTuple):
-    """The leader of `epoch` is to finalize this kraft.version; `reconfiguration.upgrade_refusal` found no objection."""
+    """As the leader of `epoch`, finalize this kraft.version. `reconfiguration.upgrade_refusal` has returned None."""
 
     epoch: int
     version: int
 
 
 class Resign(NamedTuple):
-    """The state machine gives up the leadership of `epoch`."""
+    """Give up the leadership of `epoch`, where this replica has it."""
 
     epoch: int
 
 
 class Shutdown(NamedTuple):
-    """The node stops; a leader tells the others."""
+    """The last event: a leader resigns and sends EndQuorumEpoch."""
 
 
 Event: TypeAlias = (
@@ -102,9 +102,9 @@ Event: TypeAlias = (
     | Tick
     | Append
     | Flushed
-    | Asked
-    | Answered
-    | Failed
+    | CallReceived
+    | ReplyReceived
+    | CallFailed
     | SnapshotInstalled
     | SnapshotDamaged
     | SnapshotTaken

@@ -1,12 +1,12 @@
-"""What only a leader knows.
+"""The leader's role: how far each replica has fetched, the high watermark, check-quorum.
 
 A voter has the records before the offset that it fetches from: a fetch is an acknowledgement. The high watermark is the
-largest offset that a majority of the voters has durably, the leader's own flush counting as its fetch; it moves only
-once it passes the start of the leader's own epoch (Raft, section 5.4.2: an older epoch's record is not committed by
-counting replicas), and it never goes back.
+highest offset up to which a majority of the voters has the log durably; the leader's own flush counts as its fetch. It
+moves only once it passes the start of the leader's own epoch (Raft, section 5.4.2: a record of an older epoch is not
+committed by counting replicas), and it never decreases.
 
-A leader that a majority has not fetched from for one and a half fetch timeouts steps down (check-quorum): the others
-may have elected someone else behind a broken network.
+A leader resigns where no majority of the voters has fetched from it for one and a half fetch timeouts (check-quorum):
+they may have elected another leader on the other side of a network partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from kalda.raft.rpc import FetchAsk, ReplicaProgress
+from kalda.raft.rpc import FetchCall, ReplicaProgress
 from kalda.raft.values import ReplicaKey
 from kalda.raft.voters import VoterSet
 
@@ -23,42 +23,47 @@ MAX_OBSERVERS = 10_000
 
 
 class Progress:
-    """How far one replica has come, and when it was last heard of."""
+    """How far one replica has fetched, and when. Times are the machine's clock; -1 before the first fetch."""
 
-    __slots__ = ("acknowledged", "caught_up_ms", "end_offset", "fetched_ms", "key", "leader_end_then")
+    __slots__ = ("end_offset", "has_acknowledged", "key", "last_caught_up_ms", "last_fetch_ms", "leader_end_offset")
 
-    def __init__(self, key: ReplicaKey, acknowledged: bool = False) -> None:
+    def __init__(self, key: ReplicaKey, has_acknowledged: bool = False) -> None:
         self.key = key
         self.end_offset = -1
-        self.fetched_ms = -1
-        self.caught_up_ms = -1
-        self.leader_end_then = -1
-        self.acknowledged = acknowledged
+        """Where the replica's log ends: the offset of its last fetch. For the leader itself, what it has flushed."""
+        self.last_fetch_ms = -1
+        self.last_caught_up_ms = -1
+        """The last time at which it had all that the leader had."""
+        self.leader_end_offset = -1
+        """Where the leader's log ended at that last fetch."""
+        self.has_acknowledged = has_acknowledged
+        """Whether it has replied to this leader's BeginQuorumEpoch, or fetched."""
 
-    def fetched(self, offset: int, leader_end: int, now: int) -> None:
-        """It asked for what is at `offset`. It was caught up at the time of its last fetch, if it now has all that the
-        leader had then."""
-        if offset >= leader_end:
-            self.caught_up_ms = now
-        elif self.leader_end_then >= 0 and offset >= self.leader_end_then:
-            self.caught_up_ms = max(self.caught_up_ms, self.fetched_ms)
+    def on_fetch(self, offset: int, leader_end_offset: int, now: int) -> None:
+        """A fetch from `offset`. Where it has all that the leader had at its previous fetch, it was caught up then."""
+        if offset >= leader_end_offset:
+            self.last_caught_up_ms = now
+        elif self.leader_end_offset >= 0 and offset >= self.leader_end_offset:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, self.last_fetch_ms)
         self.end_offset = offset
-        self.fetched_ms = now
-        self.leader_end_then = leader_end
-        self.acknowledged = True
+        self.last_fetch_ms = now
+        self.leader_end_offset = leader_end_offset
+        self.has_acknowledged = True
 
     def report(self) -> ReplicaProgress:
-        return ReplicaProgress(self.key, self.end_offset, self.fetched_ms, self.caught_up_ms)
+        return ReplicaProgress(self.key, self.end_offset, self.last_fetch_ms, self.last_caught_up_ms)
 
 
 class ParkedFetch(NamedTuple):
+    """A fetch that is answered when there are records or a new high watermark for it, at `deadline` at the latest."""
+
     token: Hashable
-    ask: FetchAsk
+    call: FetchCall
     deadline: int
 
 
 class VoterChange(NamedTuple):
-    """A change of the voters that is appended and not yet committed. `token` is None where nobody waits."""
+    """A change of the voters that is appended and not yet committed. `token` is None where no reply is due."""
 
     offset: int
     token: Hashable | None
@@ -66,19 +71,21 @@ class VoterChange(NamedTuple):
 
 
 class LeaderRole:
+    """Leads `epoch`. Nothing of it survives the role."""
+
     __slots__ = (
-        "begin_at",
-        "change",
+        "check_quorum_deadline",
         "epoch",
-        "fetched_by",
-        "granting",
+        "epoch_start_offset",
+        "fetched_voters",
+        "granting_voters",
         "high_watermark",
         "leader_id",
+        "next_begin_epoch",
         "observers",
-        "parked",
-        "quorum_deadline",
-        "start_offset",
-        "told",
+        "parked_fetches",
+        "pending_change",
+        "reported_voters",
         "voted",
         "voters",
     )
@@ -88,47 +95,54 @@ class LeaderRole:
         epoch: int,
         local: ReplicaKey,
         voters: VoterSet,
-        granting: tuple[int, ...],
-        start_offset: int,
+        granting_voters: tuple[int, ...],
+        epoch_start_offset: int,
         now: int,
-        quorum_timeout_ms: int,
+        check_quorum_timeout_ms: int,
     ) -> None:
         self.epoch = epoch
         self.leader_id = local.id
         self.voted: ReplicaKey | None = None
-        self.granting = granting
-        self.start_offset = start_offset
-        """Where the LeaderChangeMessage of this epoch stands."""
+        self.granting_voters = granting_voters
+        self.epoch_start_offset = epoch_start_offset
+        """The offset of the LeaderChangeMessage with which this epoch begins."""
         self.high_watermark: int | None = None
-        """None until a majority has something of this epoch."""
+        """None until a record of this epoch is committed; above `epoch_start_offset` then."""
         self.voters: dict[int, Progress] = {}
+        """The voter set that is in force, the leader among them unless it has removed itself."""
         self.observers: dict[ReplicaKey, Progress] = {}
-        self.parked: list[ParkedFetch] = []
-        self.fetched_by: dict[int, None] = {}
-        self.quorum_deadline = now + quorum_timeout_ms
-        self.begin_at = now
-        self.change: VoterChange | None = None
-        self.told: VoterSet | None = None
-        """Static voters with what they told of themselves: their directories, endpoints and kraft.versions. Kept in
-        memory only; it becomes the first VotersRecord when kraft.version is raised to 1."""
+        """Other replicas that have fetched within `OBSERVER_SESSION_MS`; disjoint from `voters`."""
+        self.parked_fetches: list[ParkedFetch] = []
+        self.fetched_voters: dict[int, None] = {}
+        """Voters that have fetched since `check_quorum_deadline` was last moved."""
+        self.check_quorum_deadline = now + check_quorum_timeout_ms
+        """When to resign, unless a majority has fetched before."""
+        self.next_begin_epoch = now
+        """When to send BeginQuorumEpoch to all voters that have not fetched lately."""
+        self.pending_change: VoterChange | None = None
+        """At most one change of the voters is uncommitted."""
+        self.reported_voters: VoterSet | None = None
+        """In a static quorum (kraft.version 0): the voters with the directory ids, endpoints and kraft.versions that
+        they have reported by UpdateRaftVoter. In memory only. It is the first VotersRecord where kraft.version is
+        raised to 1. None in a dynamic quorum."""
         self.set_voters(voters, local)
 
     def set_voters(self, voters: VoterSet, local: ReplicaKey) -> None:
-        """A new voter set counts as soon as its record is in the log."""
+        """A new voter set is in force as soon as its record is in the log. Progress is kept across the change."""
         old, self.voters = self.voters, {}
         for voter in voters.voters:
             key = local if voter.key.id == local.id else voter.key
-            known = old.get(key.id) or self.observers.pop(key, None)
-            if known is None:
-                known = Progress(key, acknowledged=key.id == local.id)
-            known.key = key
-            self.voters[key.id] = known
+            progress = old.get(key.id) or self.observers.pop(key, None)
+            if progress is None:
+                progress = Progress(key, has_acknowledged=key.id == local.id)
+            progress.key = key
+            self.voters[key.id] = progress
         for node_id, progress in old.items():
             if node_id not in self.voters and node_id != local.id:
                 self.observers[progress.key] = progress
 
     def progress_of(self, key: ReplicaKey, voters: VoterSet) -> Progress | None:
-        """None where there are too many observers to follow one more."""
+        """None where there are `MAX_OBSERVERS` already."""
         if voters.is_voter(key):
             return self.voters.get(key.id)
         progress = self.observers.get(key)
@@ -136,35 +150,34 @@ class LeaderRole:
             progress = self.observers[key] = Progress(key)
         return progress
 
-    def fetched_from(self, key: ReplicaKey, majority: int, now: int, quorum_timeout_ms: int) -> None:
-        """Check-quorum: a voter was heard of. The leader counts as one of the majority where it is a voter."""
+    def on_voter_fetch(self, key: ReplicaKey, majority: int, now: int, check_quorum_timeout_ms: int) -> None:
+        """Check-quorum. The leader counts as one of the majority where it is a voter."""
         if key.id not in self.voters or key.id == self.leader_id:
             return
-        self.fetched_by[key.id] = None
+        self.fetched_voters[key.id] = None
         needed = majority - (1 if self.leader_id in self.voters else 0)
-        if len(self.fetched_by) >= needed:
-            self.fetched_by.clear()
-            self.quorum_deadline = now + quorum_timeout_ms
+        if len(self.fetched_voters) >= needed:
+            self.fetched_voters.clear()
+            self.check_quorum_deadline = now + check_quorum_timeout_ms
 
     @property
-    def alone(self) -> bool:
-        """No other voter's silence could matter."""
+    def is_only_voter(self) -> bool:
         return list(self.voters) == [self.leader_id]
 
     def committed_offset(self) -> int | None:
-        """What a majority has, where that moves the high watermark."""
+        """The offset that a majority has reached, where it moves the high watermark."""
         offsets = sorted((progress.end_offset for progress in self.voters.values()), reverse=True)
         if not offsets:
             return None
         offset = offsets[len(offsets) // 2]
-        if offset <= self.start_offset or (self.high_watermark is not None and offset <= self.high_watermark):
+        if offset <= self.epoch_start_offset or (self.high_watermark is not None and offset <= self.high_watermark):
             return None
         return offset
 
     @property
-    def established(self) -> bool:
-        """Something of this epoch is committed, and with it everything before."""
-        return self.high_watermark is not None and self.high_watermark > self.start_offset
+    def has_committed_in_epoch(self) -> bool:
+        """Then everything before this epoch is committed too."""
+        return self.high_watermark is not None and self.high_watermark > self.epoch_start_offset
 
     def successors(self) -> tuple[ReplicaKey, ...]:
         """Voters other than this one, the most advanced first."""
@@ -172,5 +185,5 @@ class LeaderRole:
         return tuple(p.key for p in sorted(others, key=lambda p: (-p.end_offset, p.key.id)))
 
     def expire_observers(self, now: int) -> None:
-        for key in [k for k, p in self.observers.items() if p.fetched_ms + OBSERVER_SESSION_MS <= now]:
+        for key in [k for k, p in self.observers.items() if p.last_fetch_ms + OBSERVER_SESSION_MS <= now]:
             del self.observers[key]

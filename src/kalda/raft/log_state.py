@@ -1,15 +1,43 @@
-"""Where the log stands, as far as the machine must know: its ends, the start of each epoch, its snapshots.
+"""The bounds of the metadata log: its start and end, the start of each epoch, its snapshots. No records.
 
-The records are elsewhere. The machine keeps this beside them, changes it as it orders appends and truncations, and so
-can compare logs without reading any. Invariants: epochs and their starts rise together; the newest snapshot ends at or
-before the end of the log; the log starts at 0 or at the end of some snapshot.
+The machine changes this as it emits appends and truncations, and compares logs by it without reading any. Invariants:
+
+- `start_offset <= flushed_offset <= end_offset`;
+- epochs and their start offsets rise together;
+- the newest snapshot ends at or before the end of the log;
+- the log starts at 0 or at the end of a snapshot.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from kalda.raft.values import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """The follower's log is a prefix of this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diverging:
+    """The follower's log differs from this one. It truncates to `end` or before: the largest epoch of this log that is
+    not after the follower's last one, and the offset where that epoch ends here."""
+
+    end: OffsetAndEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequired:
+    """This log begins after the point up to which the two agree: the follower fetches `snapshot` first."""
+
+    snapshot: OffsetAndEpoch
+
+
+FetchValidation: TypeAlias = Valid | Diverging | SnapshotRequired
 
 
 class LogState:
@@ -23,12 +51,16 @@ class LogState:
         epochs: list[tuple[int, int]] | None = None,
         snapshots: list[OffsetAndEpoch] | None = None,
     ) -> None:
-        """`epochs`: (epoch, start offset) rising; `snapshots`: ids rising. All of the log is taken as flushed."""
+        """`epochs`: (epoch, start offset) rising; `snapshots`: ids rising. All of the log must be synced."""
         self.start_offset = start_offset
         self.end_offset = end_offset
+        """Exclusive."""
         self.flushed_offset = end_offset
+        """Everything before it survives a loss of power."""
         self.epochs = list(epochs or [])
+        """(epoch, offset of its first record), rising."""
         self.snapshots = list(snapshots or [])
+        """Rising. The newest is always among them."""
 
     @property
     def last_epoch(self) -> int:
@@ -75,24 +107,23 @@ class LogState:
             self.epochs.pop()
 
     def truncation_point(self, diverging: OffsetAndEpoch) -> int:
-        """How far to cut, given where the leader says that our last epoch (or the largest before it that the leader
-        has) ends: to the end of what both logs hold of that epoch, or, where we have nothing of it, to the end of the
-        largest epoch before it here."""
-        ours = self.end_offset_for(diverging.epoch)
-        if ours.epoch == diverging.epoch:
-            return min(ours.offset, diverging.offset, self.end_offset)
-        return min(ours.offset, self.end_offset)
+        """The offset to truncate to. `diverging` is the leader's `Diverging.end`: an epoch, and where it ends there. Of
+        that epoch what both logs hold stays; where this log has nothing of it, what is before it stays."""
+        local = self.end_offset_for(diverging.epoch)
+        if local.epoch == diverging.epoch:
+            return min(local.offset, diverging.offset, self.end_offset)
+        return min(local.offset, self.end_offset)
 
-    def is_known_snapshot(self, snapshot: OffsetAndEpoch) -> bool:
+    def has_snapshot(self, snapshot: OffsetAndEpoch) -> bool:
         return snapshot in self.snapshots
 
     def continues(self, snapshot: OffsetAndEpoch) -> bool:
-        """Whether this log goes on from the state that `snapshot` holds: it begins there, or the record before is the
-        one that the snapshot ends with."""
+        """Whether this log continues the state of `snapshot`: it begins at its end, or the record before its end is of
+        the snapshot's epoch."""
         if not self.start_offset < snapshot.offset <= self.end_offset:
             return self.start_offset == snapshot.offset
         before = bisect_left(self.epochs, snapshot.offset, key=lambda entry: entry[1])
-        # Where no epoch is known of it, nothing tells that it is another.
+        # Without an epoch for that record, nothing speaks against it.
         return before == 0 or self.epochs[before - 1][0] == snapshot.epoch
 
     def add_snapshot(self, snapshot: OffsetAndEpoch) -> None:
@@ -107,7 +138,7 @@ class LogState:
         self.start_offset = self.end_offset = self.flushed_offset = snapshot.offset
 
     def advance_start(self, offset: int, dropped: list[OffsetAndEpoch]) -> None:
-        """The prefix before `offset`, which a snapshot covers, and older snapshots were deleted."""
+        """The records before `offset`, which a snapshot covers, and the snapshots `dropped` were deleted."""
         assert self.start_offset <= offset <= self.end_offset
         self.snapshots = [snapshot for snapshot in self.snapshots if snapshot not in dropped]
         self.start_offset = offset
@@ -116,14 +147,11 @@ class LogState:
         if self.epochs and self.epochs[0][1] < offset:
             self.epochs[0] = (self.epochs[0][0], offset)
 
-    def check_fetch(self, offset: int, last_epoch: int) -> OffsetAndEpoch | bool | None:
-        """How a follower that ends at `offset` with a last record of `last_epoch` relates to this log.
-
-        None: it is a prefix of this log. True: it must load the latest snapshot, since the log no longer reaches back
-        to where they part. An end: it diverges, and this is the largest epoch not after its own, and where that
-        ends here."""
+    def validate_fetch(self, fetch_from: OffsetAndEpoch) -> FetchValidation:
+        """Compare a follower's log, which ends at `fetch_from`, with this one."""
+        offset, last_epoch = fetch_from
         if self.start_offset == 0 and offset == 0 and last_epoch == 0:
-            return None
+            return Valid()
         earliest = next((s for s in self.snapshots if s != BOOTSTRAP_SNAPSHOT), None)
         if earliest is not None and (
             offset < self.start_offset
@@ -134,8 +162,8 @@ class LogState:
             )
             or (self.start_offset != 0 and last_epoch < earliest.epoch)
         ):
-            return True
+            return SnapshotRequired(self.snapshots[-1])
         end = self.end_offset_for(last_epoch)
         if end.epoch != last_epoch or end.offset < offset:
-            return end
-        return None
+            return Diverging(end)
+        return Valid()

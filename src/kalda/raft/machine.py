@@ -1,67 +1,41 @@
-"""The KRaft machine: what a replica of the metadata log decides.
+"""The KRaft machine: one event in, ordered effects out.
 
-`step(event, now)` dispatches an event, then lets the present role do what is due, and returns the effects of both in
-order. `deadline` says when the next `Tick` is wanted. Nothing else happens between steps, so between two steps these
-hold:
+`step(event, now)` applies an event, then does what is due in the present role, and returns the effects of both in
+order. `deadline` is when the next `Tick` is due. Nothing changes between steps; `replica` lists what holds then.
 
-- the role's epoch is the newest ever heard of, never lower than the log's last one, and persisted;
-- one vote an epoch at most, persisted before it is sent;
-- `high_watermark` never goes back, and the log is never truncated below it;
-- only a Leader appends, only with its own epoch.
-
-The rest of the behaviour is in the modules beside this one, as functions on the machine: `elections`, `replication`,
-`reconfiguration`.
+Here is only the dispatch. The state and its transitions are in `replica`, what a call, a reply or a deadline does to it
+is in `elections`, `replication`, `snapshot_transfer` and `reconfiguration`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from enum import Enum
 
 from kalda.base.errors import ErrorCode
-from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
 from kalda.raft import effects as fx
-from kalda.raft import elections, events, reconfiguration, replication, rpc
+from kalda.raft import elections, events, reconfiguration, replication, rpc, snapshot_transfer
+from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
 from kalda.raft.log_state import LogState
-from kalda.raft.outbox import Outbox
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.roles import Ballot, Candidate, Follower, Prospective, Resigned, Role, Unattached
-from kalda.raft.values import Destination, Endpoint, ReplicaKey
-from kalda.raft.voters import Voter, VoterHistory, VoterSet
+from kalda.raft.replica import Replica
+from kalda.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
+from kalda.raft.voters import VoterHistory
 
 MAX_TRANSITIONS_PER_STEP = 16
 
 
-class RaftConfig(NamedTuple):
-    """What does not change while the node runs. Defaults are Kafka's `controller.quorum.*`."""
+class HeaderOutcome(Enum):
+    """What the header of a reply leaves to do with the rest of it."""
 
-    local: ReplicaKey
-    cluster_id: str | None
-    listener: str = "CONTROLLER"
-    """The controller listener by which replicas reach one another."""
-    endpoints: tuple[Endpoint, ...] = ()
-    bootstrap_servers: tuple[tuple[str, int], ...] = ()
-    can_be_voter: bool = True
-    auto_join: bool = False
-    election_timeout_ms: int = 1000
-    election_backoff_max_ms: int = 1000
-    fetch_timeout_ms: int = 2000
-    request_timeout_ms: int = 2000
-    retry_backoff_ms: int = 20
-    fetch_max_wait_ms: int = 500
-    fetch_max_bytes: int = 1 << 20
-    fetch_snapshot_max_bytes: int = 1 << 20
-    max_kraft_version: int = 1
-
-    @property
-    def quorum_timeout_ms(self) -> int:
-        """How long a leader goes without a majority (check-quorum)."""
-        return self.fetch_timeout_ms * 3 // 2
+    READ_BODY = "the reply is of this epoch, and without an error"
+    DONE = "the header was all that counts"
+    BACK_OFF = "the call failed, and is not repeated at once"
 
 
-class RaftMachine:
-    """One replica. `below(n)` gives a random integer from 0 to n - 1."""
+class RaftMachine(Replica):
+    """A replica that is driven by events."""
 
     def __init__(
         self,
@@ -69,99 +43,55 @@ class RaftMachine:
         log: LogState,
         history: VoterHistory,
         election: ElectionState,
-        below: Callable[[int], int],
+        random_below: Callable[[int], int],
     ) -> None:
-        self.config = config
-        self.local = config.local
-        self.log = log
-        self.history = history
-        self.below = below
-        self.outbox = Outbox(config.request_timeout_ms, config.retry_backoff_ms)
-        self.role: Role = Unattached(election.epoch, election.leader_id, election.voted, 0)
-        snapshot = log.latest_snapshot
-        self.high_watermark = snapshot.offset if snapshot is not None else 0
-        self.committed_end: int | None = None
-        """How far the log is committed, as a leader that this replica heard of said; here that may be yet to come."""
-        self.flush_generation = 0
-        self.installing = False
-        self.hasty_from = 0
-        """From when on this replica may give up a leader that is gone before its fetch timeout."""
-        self._persisted = (election, history.kraft_version)
-        self._announced: tuple[int | None, int] = (None, 0)
-        self._effects: list[fx.Effect] = []
-        self._started = False
-        self._stopped = False
-
-    # What others may know.
-
-    @property
-    def epoch(self) -> int:
-        return self.role.epoch
-
-    @property
-    def leader_id(self) -> int | None:
-        return self.role.leader_id if not isinstance(self.role, Resigned) else None
-
-    @property
-    def voters(self) -> VoterSet:
-        return self.history.voters
-
-    @property
-    def is_voter(self) -> bool:
-        return self.config.can_be_voter and self.history.voters.is_voter(self.local)
-
-    @property
-    def is_leader(self) -> bool:
-        return isinstance(self.role, LeaderRole)
+        super().__init__(config, log, history, election, random_below)
+        self._is_started = False
+        self._is_stopped = False
 
     @property
     def deadline(self) -> int | None:
-        """When the next `Tick` is due."""
-        if not self._started or self._stopped:
+        """When the next `Tick` is due; None for never."""
+        if not self._is_started or self._is_stopped:
             return None
         times = [time for time in (self._role_deadline(), self.outbox.deadline) if time is not None]
         return min(times, default=None)
 
-    # Stepping.
-
     def step(self, event: events.Event, now: int) -> list[fx.Effect]:
+        """`now` is in milliseconds of a clock that never goes back."""
         if isinstance(event, events.Start):
             self._start(now)
-        elif self._started:
+        elif self._is_started:
             self._dispatch(event, now)
-        if self._started and not self._stopped:
+        if self._is_started and not self._is_stopped:
             self.outbox.expire(now)
             self._drive(now)
-        effects, self._effects = self._effects, []
-        return effects
-
-    def emit(self, effect: fx.Effect) -> None:
-        self._effects.append(effect)
+        return self.take_effects()
 
     def _dispatch(self, event: events.Event, now: int) -> None:
         match event:
             case events.Tick():
                 pass
             case events.Append(epoch, count, payload):
-                self._append(epoch, count, payload)
+                replication.append(self, epoch, count, payload)
             case events.Flushed(offset, generation):
-                self._flushed(offset, generation, now)
-            case events.Asked(token, ask):
-                self._asked(token, ask, now)
-            case events.Answered(correlation, answer):
-                self._answered(correlation, answer, now)
-            case events.Failed(correlation, gone):
+                replication.on_flushed(self, offset, generation, now)
+            case events.CallReceived(token, call):
+                self._handle(token, call, now)
+            case events.ReplyReceived(correlation, reply):
+                self._on_reply(correlation, reply, now)
+            case events.CallFailed(correlation, connection_refused):
                 request = self.outbox.close(correlation)
                 if request is not None:
                     self.outbox.back_off(request.destination, now)
-                    if gone:
-                        elections.replica_gone(self, request.destination, now)
+                    if connection_refused:
+                        elections.on_connection_refused(self, request.destination, now)
             case events.SnapshotInstalled(snapshot, controls):
-                replication.snapshot_installed(self, snapshot, controls, now)
+                snapshot_transfer.on_snapshot_installed(self, snapshot, controls, now)
             case events.SnapshotDamaged(snapshot):
-                replication.snapshot_damaged(self, snapshot, now)
+                snapshot_transfer.on_snapshot_damaged(self, snapshot, now)
             case events.SnapshotTaken(snapshot):
-                assert snapshot.offset <= self.high_watermark, "only committed records go into a snapshot"
+                assert snapshot.offset <= self.high_watermark, "a snapshot holds committed records only"
                 self.log.add_snapshot(snapshot)
             case events.PrefixDeleted(start_offset, dropped):
                 self.log.advance_start(start_offset, list(dropped))
@@ -176,18 +106,17 @@ class RaftMachine:
                 self._shutdown(now)
 
     def _start(self, now: int) -> None:
-        """Take up the role that `quorum-state` implies. A former leader may not lead its epoch again: it cannot know
-        what it promised after the last fsync."""
-        assert not self._started
-        self._started = True
-        election, _ = self._persisted
+        """Take the role that `quorum-state` implies."""
+        assert not self._is_started
+        self._is_started = True
+        election, _ = self.persisted
         epoch, leader_id, voted = election
         if epoch < self.log.last_epoch:
             epoch, leader_id, voted = self.log.last_epoch, None, None
         if leader_id == self.local.id:
-            self._set_role(Resigned(epoch, self.local.id, (), (), now + self._election_timeout()))
+            self.resume_resigned(epoch, now)
         else:
-            self._set_role(Unattached(epoch, leader_id, voted, now + self._election_timeout()))
+            self.become_unattached(epoch, now, leader_id, voted)
             if leader_id is not None:
                 self.maybe_follow(leader_id, epoch, (), now)
         if self.high_watermark:
@@ -199,300 +128,110 @@ class RaftMachine:
         if isinstance(self.role, LeaderRole):
             self.become_resigned(now)
             elections.send_end_epoch(self, now)
-        self._stopped = True
+        self._is_stopped = True
 
-    def _append(self, epoch: int, count: int, payload: object) -> None:
-        assert isinstance(self.role, LeaderRole), "only a leader appends"
-        assert self.role.epoch == epoch, "a leader appends in its own epoch"
-        first = self.log.append(epoch, count)
-        self.emit(fx.AppendPayload(first, epoch, payload))
-        self.flush()
-        replication.answer_parked(self)
+    # Calls and replies.
 
-    def append_controls(self, *records: object) -> int:
-        """Append a control batch as the leader, and take what it says into account at once. Returns its first
-        offset."""
-        role = self.role
-        assert isinstance(role, LeaderRole)
-        first = self.log.append(role.epoch, len(records))
-        self.emit(fx.AppendControls(first, role.epoch, records))
-        for at, record in enumerate(records):
-            self.learn_control(first + at, record)
-        self.flush()
-        return first
-
-    def learn_control(self, offset: int, record: object) -> None:
-        """A voters or version record is in the log: it counts from now on, committed or not."""
-        if isinstance(record, VotersRecord):
-            self.history.set_voters(offset, VoterSet.from_record(record))
-            if isinstance(self.role, LeaderRole):
-                self.role.set_voters(self.voters, self.local)
-        elif isinstance(record, KRaftVersionRecord):
-            self.history.set_kraft_version(offset, record.kraft_version)
-            self._persist()
-
-    def flush(self) -> None:
-        self.emit(fx.FlushLog(self.log.end_offset, self.flush_generation))
-
-    def _flushed(self, offset: int, generation: int, now: int) -> None:
-        if generation != self.flush_generation:
-            return  # what was flushed has been cut off since
-        self.log.flushed_offset = max(self.log.flushed_offset, min(offset, self.log.end_offset))
-        if isinstance(self.role, LeaderRole):
-            replication.leader_flushed(self, self.role, now)
-
-    def _asked(self, token: Hashable, ask: rpc.Ask, now: int) -> None:
-        answer: rpc.Answer | None
-        match ask:
-            case rpc.VoteAsk():
-                answer = elections.answer_vote(self, ask, now)
-            case rpc.BeginAsk():
-                answer = elections.answer_begin(self, ask, now)
-            case rpc.EndAsk():
-                answer = elections.answer_end(self, ask, now)
-            case rpc.FetchAsk():
-                answer = replication.answer_fetch(self, token, ask, now)
-            case rpc.SnapshotAsk():
-                answer = replication.answer_snapshot(self, ask, now)
-            case rpc.DescribeAsk():
-                answer = replication.answer_describe(self)
+    def _handle(self, token: Hashable, call: rpc.Call, now: int) -> None:
+        reply: rpc.Reply | None
+        match call:
+            case rpc.VoteCall():
+                reply = elections.handle_vote(self, call, now)
+            case rpc.BeginEpochCall():
+                reply = elections.handle_begin_epoch(self, call, now)
+            case rpc.EndEpochCall():
+                reply = elections.handle_end_epoch(self, call, now)
+            case rpc.FetchCall():
+                reply = replication.handle_fetch(self, token, call, now)
+            case rpc.SnapshotCall():
+                reply = snapshot_transfer.handle_snapshot(self, call, now)
+            case rpc.DescribeCall():
+                reply = replication.handle_describe(self)
             case _:
-                answer = reconfiguration.answer_change(self, token, ask, now)
-        if answer is not None:
-            self.emit(fx.Reply(token, answer))
+                reply = reconfiguration.handle_voter_change(self, token, call, now)
+        if reply is not None:
+            self.emit(fx.SendReply(token, reply))
 
-    def _answered(self, correlation: int, answer: rpc.Answer, now: int) -> None:
+    def _on_reply(self, correlation: int, reply: rpc.Reply, now: int) -> None:
         request = self.outbox.close(correlation)
         if request is None:
             return
-        unsupported = answer.standing.error is ErrorCode.UNSUPPORTED_VERSION
-        if unsupported and isinstance(request.ask, rpc.VoteAsk) and request.ask.pre_vote:
-            # A replica from before KIP-996 has no say in pre-votes, and must not hold one up.
-            answer = rpc.VoteAnswer(rpc.Standing(ErrorCode.NONE, self.epoch), True)
-        done = self._learn_standing(answer.standing, now)
-        if done is None:
-            match answer, request.ask:
-                case rpc.VoteAnswer(), rpc.VoteAsk() as vote_ask:
-                    done = elections.vote_answered(self, answer, vote_ask, request.destination.node_id)
-                case rpc.BeginAnswer(), rpc.BeginAsk():
-                    done = elections.begin_answered(self, request.destination.node_id)
-                case rpc.EndAnswer(), rpc.EndAsk():
-                    done = elections.end_answered(self, request.destination.node_id)
-                case rpc.FetchAnswer(), rpc.FetchAsk() as fetch_ask:
-                    done = replication.fetch_answered(self, answer, fetch_ask, now)
-                case rpc.SnapshotAnswer(), rpc.SnapshotAsk() as snapshot_ask:
-                    done = replication.snapshot_answered(self, answer, snapshot_ask, now)
-                case rpc.VoterChangeAnswer(), _:
-                    done = reconfiguration.change_answered(self, request.ask)
-                case _:
-                    done = False
-        elif isinstance(answer, rpc.SnapshotAnswer):
-            replication.snapshot_refused(self, answer.standing.error)
-        if not done:
+        call, error = request.call, reply.header.error
+        if error is ErrorCode.UNSUPPORTED_VERSION and isinstance(call, rpc.VoteCall) and call.pre_vote:
+            # A replica from before KIP-996 cannot grant pre-votes, and must not hold one up.
+            reply = rpc.VoteReply(rpc.ReplyHeader(ErrorCode.NONE, self.epoch), True)
+        outcome = self._on_reply_header(reply.header, now)
+        if outcome is HeaderOutcome.READ_BODY:
+            is_usable = self._on_reply_body(call, reply, request.destination.node_id, now)
+            outcome = HeaderOutcome.DONE if is_usable else HeaderOutcome.BACK_OFF
+        elif isinstance(reply, rpc.SnapshotReply):
+            snapshot_transfer.on_snapshot_refused(self, error)
+        if outcome is HeaderOutcome.BACK_OFF:
             self.outbox.back_off(request.destination, now)
 
-    def _learn_standing(self, standing: rpc.Standing, now: int) -> bool | None:
-        """What every answer says: the epoch and the leader. None where the body is worth reading, else whether the
-        request counts as well answered."""
-        error, epoch, leader_id, endpoints = standing
-        looking = self.leader_id is None or isinstance(self.role, Unattached)
-        if epoch > self.epoch or (epoch == self.epoch and leader_id is not None and looking):
+    def _on_reply_header(self, header: rpc.ReplyHeader, now: int) -> HeaderOutcome:
+        """Every reply has the epoch and the leader of the replica that sent it."""
+        error, epoch, leader_id, endpoints = header
+        has_no_leader = self.leader_id is None or isinstance(self.role, Unattached)
+        if epoch > self.epoch or (epoch == self.epoch and leader_id is not None and has_no_leader):
             self.maybe_follow(leader_id, epoch, endpoints, now)
-            return error is ErrorCode.NONE
-        if epoch < self.epoch and error is ErrorCode.NONE:
-            return True  # from an epoch that is over
-        return None if error is ErrorCode.NONE else False
+            return HeaderOutcome.DONE if error is ErrorCode.NONE else HeaderOutcome.BACK_OFF
+        if error is not ErrorCode.NONE:
+            return HeaderOutcome.BACK_OFF
+        return HeaderOutcome.DONE if epoch < self.epoch else HeaderOutcome.READ_BODY
 
-    # Transitions.
-
-    def maybe_follow(self, leader_id: int | None, epoch: int, endpoints: tuple[Endpoint, ...], now: int) -> None:
-        """Somebody says who leads `epoch`. A newer epoch is taken up in any case; in our own epoch only a leader that
-        we did not know matters."""
-        role = self.role
-        if epoch < role.epoch:
-            return
-        if leader_id is None or leader_id == self.local.id:
-            if epoch > role.epoch:
-                self.become_unattached(epoch, now)
-            return
-        if not endpoints:
-            voter = self.voters.get(leader_id)
-            endpoints = voter.endpoints if voter is not None else ()
-        destination = self.destination_of(leader_id, endpoints)
-        if epoch == role.epoch and isinstance(role, LeaderRole | Follower | Resigned):
-            if isinstance(role, Follower) and role.leader_id == leader_id and destination not in (None, role.leader):
-                assert destination is not None
-                role.leader, role.leader_endpoints = destination, endpoints
-            return
-        if destination is not None:
-            self.become_follower(epoch, leader_id, endpoints, destination, now)
-        elif epoch > role.epoch:
-            self.become_unattached(epoch, now, leader_id)
-
-    def destination_of(self, node_id: int, endpoints: tuple[Endpoint, ...]) -> Destination | None:
-        return Voter(ReplicaKey(node_id), endpoints).destination(self.config.listener)
-
-    def become_unattached(
-        self, epoch: int, now: int, leader_id: int | None = None, voted: ReplicaKey | None = None
-    ) -> None:
-        self._set_role(Unattached(epoch, leader_id, voted, now + self._election_timeout()))
-
-    def become_follower(
-        self, epoch: int, leader_id: int, endpoints: tuple[Endpoint, ...], leader: Destination, now: int
-    ) -> None:
-        voted = self.role.voted if self.role.epoch == epoch else None
-        deadline = now + self.config.fetch_timeout_ms
-        self._set_role(Follower(epoch, leader_id, endpoints, leader, voted, deadline))
-
-    def become_prospective(self, now: int, retries: int = 1) -> None:
-        role = self.role
-        endpoints = role.leader_endpoints if isinstance(role, Follower | Prospective) else ()
-        ballot = Ballot(self.voters.ids)
-        ballot.record(self.local.id, True)
-        leader_id = None if isinstance(role, Candidate) else role.leader_id
-        deadline = now + self._election_timeout()
-        self._set_role(Prospective(role.epoch, leader_id, endpoints, role.voted, ballot, deadline, retries))
-
-    def become_candidate(self, now: int, retries: int) -> None:
-        assert self.is_voter, "only a voter stands for election"
-        ballot = Ballot(self.voters.ids)
-        ballot.record(self.local.id, True)
-        epoch = self.role.epoch + 1
-        self._set_role(Candidate(epoch, self.local, ballot, now + self._election_timeout(), retries))
-
-    def become_leader(self, role: Candidate, now: int) -> None:
-        assert role.ballot.won
-        start = self.log.end_offset
-        leader = LeaderRole(
-            role.epoch,
-            self.local,
-            self.voters,
-            role.ballot.granting,
-            start,
-            now,
-            self.config.quorum_timeout_ms,
-        )
-        if not self.history.dynamic:
-            leader.told = reconfiguration.told_by_itself(self)
-        self._set_role(leader)
-        self.append_controls(*elections.start_of_epoch_records(self, leader))
-
-    def become_resigned(self, now: int) -> None:
-        role = self.role
-        assert isinstance(role, LeaderRole)
-        others = [node_id for node_id in self.voters.ids if node_id != self.local.id]
-        deadline = now + self._election_timeout()
-        self._set_role(Resigned(role.epoch, self.local.id, others, role.successors(), deadline))
-
-    def _set_role(self, role: Role) -> None:
-        old = self.role
-        assert role.epoch >= old.epoch, f"epoch {role.epoch} after {old.epoch}"
-        self.outbox.forget_all()
-        self.role = role
-        self._persist()
-        if isinstance(old, LeaderRole):
-            replication.refuse_parked(self, old)
-        self.announce_leader()
-
-    def vote_in_place(self, candidate: ReplicaKey) -> None:
-        """Give this epoch's vote, staying what we are."""
-        role = self.role
-        assert isinstance(role, Unattached | Prospective)
-        assert role.voted is None
-        role.voted = candidate
-        self._persist()
-
-    def _persist(self) -> None:
-        role = self.role
-        state = ElectionState(role.epoch, role.leader_id, role.voted)
-        if (state, self.history.kraft_version) != self._persisted:
-            self._persisted = (state, self.history.kraft_version)
-            self.emit(fx.Persist(state, self.voters.ids, self.history.kraft_version))
-
-    def announce_leader(self) -> None:
-        """Tell the listeners who leads, when that changed; of oneself, only once everything before is committed."""
-        role = self.role
-        if isinstance(role, LeaderRole) and not role.established:
-            return
-        now_leads = (self.leader_id, role.epoch)
-        if now_leads != self._announced:
-            self._announced = now_leads
-            self.emit(fx.LeaderChanged(*now_leads))
+    def _on_reply_body(self, call: rpc.Call, reply: rpc.Reply, node_id: int, now: int) -> bool:
+        """Whether the reply could be used. Otherwise the call is repeated only after the back-off."""
+        match reply, call:
+            case rpc.VoteReply(), rpc.VoteCall():
+                elections.on_vote_reply(self, reply, call, node_id)
+                return True
+            case rpc.BeginEpochReply(), rpc.BeginEpochCall():
+                elections.on_begin_epoch_reply(self, node_id)
+                return True
+            case rpc.EndEpochReply(), rpc.EndEpochCall():
+                elections.on_end_epoch_reply(self, node_id)
+                return True
+            case rpc.FetchReply(), rpc.FetchCall():
+                return replication.on_fetch_reply(self, reply, call, now)
+            case rpc.SnapshotReply(), rpc.SnapshotCall():
+                return snapshot_transfer.on_snapshot_reply(self, reply, call, now)
+            case rpc.VoterChangeReply(), _:
+                reconfiguration.on_voter_change_reply(self, call)
+                return True
+            case _:
+                return False
 
     # What is due.
 
     def _drive(self, now: int) -> None:
         for _ in range(MAX_TRANSITIONS_PER_STEP):
             before = self.role
-            match self.role:
+            match before:
                 case Unattached():
-                    elections.drive_unattached(self, self.role, now)
+                    elections.drive_unattached(self, before, now)
                 case Prospective():
-                    elections.drive_prospective(self, self.role, now)
+                    elections.drive_prospective(self, before, now)
                 case Candidate():
-                    elections.drive_candidate(self, self.role, now)
+                    elections.drive_candidate(self, before, now)
                 case LeaderRole():
-                    replication.drive_leader(self, self.role, now)
+                    replication.drive_leader(self, before, now)
                 case Follower():
-                    replication.drive_follower(self, self.role, now)
+                    replication.drive_follower(self, before, now)
                 case Resigned():
-                    elections.drive_resigned(self, self.role, now)
+                    elections.drive_resigned(self, before, now)
             if self.role is before:
                 return
-        raise AssertionError("the role does not settle")
+        raise AssertionError(f"more than {MAX_TRANSITIONS_PER_STEP} transitions in one step")
 
     def _role_deadline(self) -> int | None:
-        match self.role:
-            case LeaderRole():
-                return replication.leader_deadline(self.role)
-            case Candidate(backoff_until=until) if until is not None:
-                return min(until, self.role.deadline)
-            case Unattached() | Follower() if not self.is_voter and not self._may_look_for_leader():
-                return None
-            case role:
-                return role.deadline
-
-    def _may_look_for_leader(self) -> bool:
-        return isinstance(self.role, Follower) or bool(self.bootstrap_destinations())
-
-    def bootstrap_destinations(self) -> tuple[Destination, ...]:
-        """Whom to ask who leads, when nobody said so."""
-        if self.config.bootstrap_servers:
-            return tuple(
-                Destination(-2 - at, host, port) for at, (host, port) in enumerate(self.config.bootstrap_servers)
-            )
-        others = (self.voters.destination(i, self.config.listener) for i in self.voters.ids if i != self.local.id)
-        return tuple(destination for destination in others if destination is not None)
-
-    def send(self, destination: Destination, ask: rpc.Ask, now: int, extra_ms: int = 0) -> None:
-        correlation = self.outbox.send(destination, ask, now, extra_ms)
-        self.emit(fx.Send(correlation, destination, ask, self.config.request_timeout_ms + extra_ms))
-
-    def _election_timeout(self) -> int:
-        return self.config.election_timeout_ms + self.below(max(1, self.config.election_timeout_ms))
-
-    # What every answer carries.
-
-    def standing(self, error: ErrorCode = ErrorCode.NONE) -> rpc.Standing:
         role = self.role
-        endpoints: tuple[Endpoint, ...] = ()
-        if isinstance(role, LeaderRole):
-            endpoints = self.config.endpoints
-        elif isinstance(role, Follower | Prospective):
-            endpoints = role.leader_endpoints
-        return rpc.Standing(error, role.epoch, self.leader_id, endpoints if self.leader_id is not None else ())
-
-    def wrong_cluster(self, cluster_id: str | None) -> bool:
-        """A request need not name its cluster; where it does, it must be ours."""
-        return cluster_id is not None and self.config.cluster_id is not None and cluster_id != self.config.cluster_id
-
-    def learn_committed(self, offset: int) -> None:
-        """A leader's high watermark."""
-        if offset >= 0:
-            self.committed_end = max(offset, self.committed_end or 0)
-
-    def advance_high_watermark(self, offset: int) -> None:
-        if offset > self.high_watermark:
-            assert offset <= self.log.end_offset, "nothing is committed that is not in the log"
-            self.high_watermark = offset
-            self.emit(fx.SetHighWatermark(offset))
+        match role:
+            case LeaderRole():
+                return replication.leader_deadline(role)
+            case Candidate(backoff_until=until) if until is not None:
+                return min(until, role.deadline)
+            case Unattached() if not self.is_voter and not self.bootstrap_destinations():
+                return None
+            case _:
+                return role.deadline

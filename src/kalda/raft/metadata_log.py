@@ -1,7 +1,7 @@
 """The metadata partition on disk: log, snapshots and `quorum-state` in one directory, as Kafka lays them out.
 
-A synchronous store over a `Disk`. What may wait for the device for long (syncing the log, writing a snapshot) comes as
-a job whose first half may run on another thread; everything else is the page cache's, or rare.
+A synchronous store over a `Disk`. What may wait long for the device (syncing the log, writing a snapshot) is returned
+as a job for another thread. The rest is in the page cache, or rare.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from kalda.storage.checkpoints import replace_file
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
+from kalda.storage.retention import delete_old_segments
+from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import FetchInfo
 
 METADATA_PARTITION = TopicPartition(METADATA_TOPIC_NAME, 0)
 READ_BYTES = 1 << 20
@@ -73,12 +76,13 @@ class MetadataLog:
         self.config = config
         self.log = log
         self.snapshots: list[OffsetAndEpoch] = []
+        """Complete on disk, oldest first; none ends before the log start offset."""
 
     @classmethod
     def open(cls, disk: Disk, directory: str, config: MetadataLogConfig, *, now_ms: int) -> MetadataLog:
-        """`directory` is the partition's own. Unfinished snapshots are removed, and a log that does not go on from the
-        newest snapshot is started anew at its end: it ends before or begins after it, or holds what was never committed
-        where the snapshot ends, which was fetched in its place."""
+        """`directory` is the partition's own. Incomplete snapshots are removed. A log that does not continue the newest
+        snapshot begins anew at its end: it ends before the snapshot's end or begins after it, or has another epoch
+        there, because the snapshot was fetched in the place of records that were never committed."""
         disk.make_dirs(directory)
         snapshots: list[OffsetAndEpoch] = []
         for name in disk.list_dir(directory):
@@ -98,20 +102,22 @@ class MetadataLog:
             now_ms=now_ms,
             clean=False,
         )
-        # What is left of an unclean stop may be in the page cache only, and a vote or a fetch vouches for all of it.
+        # After an unclean stop the end of the log may be in the page cache only, and the next vote or fetch claims that
+        # all of it is durable.
         log.flush()
         metadata_log = cls(disk, directory, config, log)
         metadata_log.snapshots = sorted(snapshots)
-        metadata_log._begin_where_epochs_do()
+        metadata_log._advance_start_to_epochs()
         latest = metadata_log.latest_snapshot
         if latest is not None and not metadata_log.state().continues(latest):
-            log.truncate_fully_and_start_at(latest.offset)
+            truncate_fully_and_start_at(log, latest.offset)
         metadata_log._drop_snapshots([old for old in metadata_log.snapshots if old.offset < log.log_start_offset])
         return metadata_log
 
-    def _begin_where_epochs_do(self) -> None:
-        """What `clean` has cut off comes back with the segment that it ends in, but not its epochs: of such records
-        nobody can be told whether their log agrees. Whoever lacks them takes the snapshot."""
+    def _advance_start_to_epochs(self) -> None:
+        """The log start offset that `clean` has advanced is in no file: the log starts at a segment again, before the
+        first epoch of the checkpoint. Without their epochs the records in between cannot be compared with another log,
+        so the log start offset is advanced past them. A follower that lacks them fetches the snapshot."""
         log, epochs, latest = self.log, self.log.leader_epochs.entries, self.latest_snapshot
         first = epochs[0][1] if epochs else log.log_end_offset
         if latest is not None and log.log_start_offset < first <= latest.offset:
@@ -152,22 +158,22 @@ class MetadataLog:
     # Reading.
 
     def history(self, static_voters: VoterSet) -> VoterHistory:
-        """Voters and kraft versions, as the newest snapshot and the log after it tell them."""
+        """Voters and kraft.versions of the newest snapshot and of the log after it."""
         history = VoterHistory(static_voters)
         latest = self.latest_snapshot
         if latest is not None:
             for control in self.snapshot_controls(latest):
-                learn(history, control.offset, control.record)
+                apply_control(history, control.offset, control.record)
         start = max(self.log.log_start_offset, latest.offset if latest is not None else 0)
         for buf in self._read_pieces(start, self.log.log_end_offset):
             for pos, header in iter_whole(buf):
                 if header.is_control and header.last_offset >= start:
                     for found in read_control_batch(buf, pos, header):
-                        learn(history, found.offset, found.message)
+                        apply_control(history, found.offset, found.message)
         return history
 
     def snapshot_controls(self, snapshot: OffsetAndEpoch) -> tuple[Control, ...]:
-        """The control records at the beginning of a snapshot; they count as standing at its last offset."""
+        """The control records at the beginning of a snapshot; their offset is its last one."""
         for batch in self.reader(snapshot):
             return tuple(Control(snapshot.offset - 1, found.message) for found in batch.control_records)
         return ()
@@ -189,19 +195,24 @@ class MetadataLog:
             yield from decode_all(buf)
 
     def read_for_fetch(self, offset: int, max_bytes: int) -> Buffer | Callable[[], Buffer]:
-        """What a replica gets, committed or not, one batch at least; or the reading of it, for another thread, where
-        the page cache does not have it."""
+        """Batches for a replica, committed or not, at least one; a job that reads them where the page cache does not
+        have them."""
         end = self.log.log_end_offset
         found = self.log.read_nowait(offset, max_bytes, end, True)
-        if found is not None:
+        if isinstance(found, FetchInfo):
             return found.records
-        cold = self.log.cold_read(offset)
-        return lambda: cold(offset, max_bytes, end, True).records
+        cold = found
+
+        def read() -> Buffer:
+            cold.run()
+            return cold.result().records
+
+        return read
 
     # Changing.
 
     def append(self, batch: bytearray, epoch: int) -> None:
-        """A batch of this node's own, complete with its offset and epoch."""
+        """A batch that this node has made as the leader, with its offset and epoch."""
         self.log.append_as_follower(batch, epoch)
 
     def append_fetched(self, records: Buffer, end_offset: int, epoch: int) -> None:
@@ -210,11 +221,11 @@ class MetadataLog:
         for pos, header in iter_whole(records):
             size = pos + header.size_bytes
             if header.next_offset >= end_offset:
-                break  # what comes next may not even be a batch
+                break  # what follows may be damaged
         self.log.append_as_follower(memoryview(records)[:size], epoch)
 
     def truncate(self, offset: int) -> None:
-        self.log.truncate_to(offset)
+        truncate_to(self.log, offset)
 
     # Snapshots.
 
@@ -227,8 +238,8 @@ class MetadataLog:
         last_contained_timestamp_ms: int,
         now_ms: int,
     ) -> Callable[[], int]:
-        """The writing of a snapshot, for another thread; `records` are drawn there. Its size in bytes comes out; tell
-        `add_snapshot` then."""
+        """A job that writes a snapshot and returns its size in bytes; `add_snapshot` then. It draws `records` on the
+        thread that runs it."""
         version = history.kraft_version_at(snapshot.offset - 1)
         voters = history.voters_at(snapshot.offset - 1)
         disk, directory = self.disk, self.directory
@@ -253,8 +264,8 @@ class MetadataLog:
             self.snapshots.sort()
 
     def read_chunk(self, snapshot: OffsetAndEpoch, position: int, max_bytes: int) -> tuple[int, Buffer] | None:
-        """The file's size, and bytes from `position`, none where that is not within; None where the file is gone,
-        which it may be any time: this is for another thread."""
+        """The file's size, and bytes from `position`; no bytes where that is at or past the end. None where there is no
+        such file: it may be removed any time, since this runs on another thread."""
         try:
             file = self.disk.open(f"{self.directory}/{snapshot_name(snapshot)}", writable=False)
         except FileNotFoundError:
@@ -275,8 +286,8 @@ class MetadataLog:
             file.close()
 
     def publish_job(self, snapshot: OffsetAndEpoch) -> Callable[[], None]:
-        """Verify, sync and rename a fetched snapshot, on another thread; then `restart_at` it. What is damaged is
-        removed, and the job raises `CorruptRecord`."""
+        """A job that verifies, syncs and renames a fetched snapshot; `restart_at` it then. It removes a file that is
+        damaged, and raises `CorruptRecord`."""
         disk, directory = self.disk, self.directory
         partial = f"{directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}"
 
@@ -296,8 +307,8 @@ class MetadataLog:
         return publish
 
     def restart_at(self, snapshot: OffsetAndEpoch) -> None:
-        """The log begins anew at the end of `snapshot`, which replaces all others."""
-        self.log.truncate_fully_and_start_at(snapshot.offset)
+        """Empty the log, and begin it at the end of `snapshot`, which replaces all other snapshots."""
+        truncate_fully_and_start_at(self.log, snapshot.offset)
         self._drop_snapshots([old for old in self.snapshots if old != snapshot])
         self.snapshots = [snapshot]
 
@@ -307,8 +318,8 @@ class MetadataLog:
             self.snapshots.remove(old)
 
     def clean(self, now_ms: int) -> tuple[int, tuple[OffsetAndEpoch, ...]] | None:
-        """Drop the oldest snapshots, and the log before the next one's end, as far as size or age demand it; the newest
-        always stays. The new start of the log and what was dropped; None for nothing."""
+        """Delete the oldest snapshots, and the log before the oldest one that is kept, as far as size or age demand.
+        The newest is always kept. The new log start offset and the deleted snapshots; None where none was deleted."""
         dropped: list[OffsetAndEpoch] = []
         kept = list(self.snapshots)
         while len(kept) > 1 and (self._too_large(kept) or self._too_old(kept[0], now_ms)):
@@ -318,7 +329,7 @@ class MetadataLog:
         start = max(self.log.log_start_offset, kept[0].offset)
         self.log.advance_log_start_offset(start)
         self._drop_snapshots(dropped)
-        self.log.delete_old_segments(now_ms)
+        delete_old_segments(self.log, now_ms)
         return start, tuple(dropped)
 
     def _too_large(self, snapshots: list[OffsetAndEpoch]) -> bool:
@@ -336,14 +347,14 @@ class MetadataLog:
         return limit >= 0 and self.reader(snapshot).last_contained_timestamp_ms() + limit < now_ms
 
     def flush_job(self, offset: int) -> Job[None]:
-        """Sync everything before `offset`: the records alone, since `open` never trusts an index."""
+        """Sync everything before `offset`. Indexes are not synced: `open` rebuilds them."""
         return self.log.flush_job(offset, indexes=False)
 
     def close(self) -> None:
         self.log.close(True)
 
 
-def learn(history: VoterHistory, offset: int, record: object) -> None:
+def apply_control(history: VoterHistory, offset: int, record: object) -> None:
     if isinstance(record, VotersRecord):
         history.set_voters(offset, VoterSet.from_record(record))
     elif isinstance(record, KRaftVersionRecord):

@@ -1,48 +1,52 @@
-"""Requests under way: one a destination, answered, timed out or backing off.
+"""Calls under way: at most one for each destination, and the back-off after one that failed.
 
-One request a destination is enough for a protocol in which the next thing to say depends on the last answer, and it
-bounds everything. A change of role forgets all of them: an answer to a forgotten request is not for us any more.
+One for each destination is enough, since the next call depends on the last reply; and it bounds all queues. A change of
+role drops all of them: a reply to a call of an earlier role is ignored.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from kalda.raft.rpc import Ask
+from kalda.raft.rpc import Call
 from kalda.raft.values import Destination
 
 
 class InFlight(NamedTuple):
     destination: Destination
-    ask: Ask
+    call: Call
     deadline: int
 
 
 class Outbox:
+    """Invariant: a destination is either free, busy with one call in flight, or backing off."""
+
     __slots__ = ("_backoff_ms", "_backoff_until", "_busy", "_in_flight", "_next_correlation", "_timeout_ms")
 
     def __init__(self, timeout_ms: int, backoff_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._backoff_ms = backoff_ms
         self._in_flight: dict[int, InFlight] = {}
+        """By correlation."""
         self._busy: dict[Destination, int] = {}
+        """The correlation of the call in flight to each destination; the same calls as `_in_flight`."""
         self._backoff_until: dict[Destination, int] = {}
         self._next_correlation = 0
 
     def ready(self, destination: Destination, now: int) -> bool:
         return destination not in self._busy and self._backoff_until.get(destination, now) <= now
 
-    def send(self, destination: Destination, ask: Ask, now: int, extra_ms: int = 0) -> int:
-        """Count `ask` as under way; returns its correlation. `extra_ms` is how long the other side may hold it."""
+    def send(self, destination: Destination, call: Call, now: int, extra_ms: int = 0) -> int:
+        """Record `call` as under way; returns its correlation. `extra_ms` is how long the receiver may park it."""
         assert destination not in self._busy
         correlation, self._next_correlation = self._next_correlation, self._next_correlation + 1
-        self._in_flight[correlation] = InFlight(destination, ask, now + self._timeout_ms + extra_ms)
+        self._in_flight[correlation] = InFlight(destination, call, now + self._timeout_ms + extra_ms)
         self._busy[destination] = correlation
         self._backoff_until.pop(destination, None)
         return correlation
 
     def close(self, correlation: int) -> InFlight | None:
-        """The request is over. None where it was forgotten before."""
+        """The call is over. None where it was dropped before."""
         request = self._in_flight.pop(correlation, None)
         if request is not None:
             del self._busy[request.destination]
@@ -52,7 +56,7 @@ class Outbox:
         self._backoff_until[destination] = now + max(self._backoff_ms, at_least_ms)
 
     def expire(self, now: int) -> None:
-        """Give up requests whose time is over."""
+        """End calls that have timed out, and back-offs that are over."""
         for correlation in [c for c, request in self._in_flight.items() if request.deadline <= now]:
             request = self.close(correlation)
             assert request is not None
@@ -60,7 +64,7 @@ class Outbox:
         for destination in [d for d, until in self._backoff_until.items() if until <= now]:
             del self._backoff_until[destination]
 
-    def forget_all(self) -> None:
+    def drop_all(self) -> None:
         self._in_flight.clear()
         self._busy.clear()
         self._backoff_until.clear()

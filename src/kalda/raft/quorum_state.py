@@ -1,10 +1,10 @@
 """The election state of a replica, and `quorum-state`, the file that keeps it.
 
-What a replica has promised must survive it: the epoch, its vote in that epoch, the leader that it knows. Two votes in
-one epoch would elect two leaders, so the file is written and synced before the promise is sent.
+What a replica has promised must survive a crash: the epoch, its vote in that epoch, the leader of that epoch. Two votes
+in one epoch could elect two leaders, so the file is written and synced before the promise is sent.
 
-The file is one JSON object of schema QuorumStateData, with `data_version` last: version 0 for a static quorum (it
-names the voters), 1 for a dynamic one (it names the directory of who was voted for).
+The file is one JSON object of schema QuorumStateData, with `data_version` last: version 0 in a static quorum (it has
+the voters), 1 in a dynamic one (it has the directory id of the candidate that got the vote).
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ MAX_FILE_BYTES = 1 << 20
 class ElectionState(NamedTuple):
     epoch: int = 0
     leader_id: int | None = None
+    """The leader of `epoch`; None where none is known."""
     voted: ReplicaKey | None = None
+    """The candidate that got this replica's vote in `epoch`; None for no vote."""
 
 
 def encode_quorum_state(state: ElectionState, voter_ids: tuple[int, ...], kraft_version: int) -> bytes:
-    """The file's bytes, as Kafka writes them."""
+    """The file's bytes, byte for byte as Kafka writes them."""
     leader = -1 if state.leader_id is None else state.leader_id
     voted = state.voted or ReplicaKey(-1)
     if kraft_version >= 1:
@@ -51,7 +53,7 @@ def encode_quorum_state(state: ElectionState, voter_ids: tuple[int, ...], kraft_
 
 
 def decode_quorum_state(data: bytes) -> ElectionState:
-    """Raises `ValueError` on anything that is not such a file: a replica that forgot its vote must not start."""
+    """Raises `ValueError` where it is not such a file: a replica that has lost its vote must not start."""
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"{FILE_NAME} of {len(data)} bytes is too large")
     try:
@@ -62,7 +64,7 @@ def decode_quorum_state(data: bytes) -> ElectionState:
         raise ValueError(f"{FILE_NAME} holds no object")
     version = fields.get("data_version")
     if version not in (0, 1):
-        raise ValueError(f"{FILE_NAME} has data_version {version!r}; 0 and 1 are known")
+        raise ValueError(f"{FILE_NAME} has data_version {version!r}; 0 and 1 are supported")
     leader, epoch, voted = (_integer(fields, name) for name in ("leaderId", "leaderEpoch", "votedId"))
     directory = ZERO_UUID
     if version == 1 and fields.get("votedDirectoryId") is not None:

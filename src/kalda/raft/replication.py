@@ -1,27 +1,25 @@
-"""Replication by fetching: what a follower does with an answer, and a leader with a request.
+"""Replication by Fetch, on both sides: the leader's log, high watermark and check-quorum; the follower's log.
 
-A follower that is a voter, or may become one, fetches again only when it has flushed what it got: its next fetch offset
-tells the leader that it has everything before durably, and what an observer has told counts once it is added. Where the
-logs differ, the leader says up to where they may agree and the follower truncates; where the leader no longer has what
-the follower lacks, the follower fetches a snapshot first (KIP-630).
+A follower that is a voter, or may become one, fetches again only once it has flushed what it received: its fetch offset
+is the end of what it holds durably, and counts as soon as it is a voter. Where the logs differ, the leader replies
+with the largest offset and epoch up to which they may agree, and the follower truncates. Where the leader no longer has
+the records that a follower lacks, the follower fetches a snapshot first (`snapshot_transfer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import assert_never
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID
-from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
 from kalda.raft import effects as fx
-from kalda.raft import elections, reconfiguration, rpc
+from kalda.raft import elections, reconfiguration, rpc, snapshot_transfer
 from kalda.raft.leader import LeaderRole, ParkedFetch
-from kalda.raft.roles import Candidate, Follower, Prospective
+from kalda.raft.log_state import Diverging, SnapshotRequired, Valid
+from kalda.raft.replica import Replica
+from kalda.raft.roles import Follower
 from kalda.raft.values import OffsetAndEpoch
-
-if TYPE_CHECKING:
-    from kalda.raft.machine import RaftMachine
 
 MAX_PARKED_FETCHES = 10_000
 
@@ -29,333 +27,244 @@ MAX_PARKED_FETCHES = 10_000
 # The leader's side.
 
 
-def drive_leader(machine: RaftMachine, role: LeaderRole, now: int) -> None:
-    if not role.alone and role.quorum_deadline <= now:
-        machine.become_resigned(now)
+def append(replica: Replica, epoch: int, count: int, payload: object) -> None:
+    """Append one batch of the state machine's."""
+    assert isinstance(replica.role, LeaderRole), "only a leader appends"
+    assert replica.role.epoch == epoch, "a leader appends in its own epoch"
+    first = replica.log.append(epoch, count)
+    replica.emit(fx.AppendPayload(first, epoch, payload))
+    replica.flush()
+    _answer_parked(replica)
+
+
+def on_flushed(replica: Replica, offset: int, generation: int, now: int) -> None:
+    """The leader's own flush counts as its fetch, where it is a voter."""
+    if generation != replica.flush_generation:
+        return  # the log was truncated since
+    log, role = replica.log, replica.role
+    log.flushed_offset = max(log.flushed_offset, min(offset, log.end_offset))
+    if isinstance(role, LeaderRole):
+        own = role.voters.get(replica.local.id)
+        if own is not None:
+            own.on_fetch(log.flushed_offset, log.end_offset, now)
+            _advance(replica, role, now)
+
+
+def drive_leader(replica: Replica, role: LeaderRole, now: int) -> None:
+    if not role.is_only_voter and role.check_quorum_deadline <= now:
+        replica.become_resigned(now)
         return
-    _expire_parked(machine, role, now)
+    _expire_parked(replica, role, now)
     role.expire_observers(now)
-    reconfiguration.drive_change(machine, role, now)
-    if not role.alone:
-        elections.send_begin_epoch(machine, role, now)
+    reconfiguration.drive_change(replica, role, now)
+    if not role.is_only_voter:
+        elections.send_begin_epoch(replica, role, now)
 
 
 def leader_deadline(role: LeaderRole) -> int | None:
-    times = [fetch.deadline for fetch in role.parked]
-    if role.change is not None and role.change.token is not None:
-        times.append(role.change.deadline)
-    if not role.alone:
-        times += [role.quorum_deadline, role.begin_at]
+    times = [fetch.deadline for fetch in role.parked_fetches]
+    if role.pending_change is not None and role.pending_change.token is not None:
+        times.append(role.pending_change.deadline)
+    if not role.is_only_voter:
+        times += [role.check_quorum_deadline, role.next_begin_epoch]
     return min(times, default=None)
 
 
-def leader_flushed(machine: RaftMachine, role: LeaderRole, now: int) -> None:
-    """The leader acknowledges to itself what it has flushed, where it is a voter."""
-    own = role.voters.get(machine.local.id)
-    if own is not None:
-        own.fetched(machine.log.flushed_offset, machine.log.end_offset, now)
-        advance(machine, role, now)
-
-
-def advance(machine: RaftMachine, role: LeaderRole, now: int) -> None:
-    """See whether a majority moved on; commit, and tell whoever waits for it."""
+def _advance(replica: Replica, role: LeaderRole, now: int) -> None:
+    """Commit what a majority has, and answer the fetches that waited for it. May end the role."""
     offset = role.committed_offset()
     if offset is None:
         return
     role.high_watermark = offset
-    machine.learn_committed(offset)
-    machine.advance_high_watermark(offset)
-    machine.announce_leader()
-    answer_parked(machine)
-    reconfiguration.committed(machine, role, now)
+    replica.raise_leader_high_watermark(offset)
+    replica.advance_high_watermark(offset)
+    replica.announce_leader()
+    _answer_parked(replica)
+    reconfiguration.on_commit(replica, role, now)
 
 
-def _leader_refusal(machine: RaftMachine, cluster_id: str | None, epoch: int) -> ErrorCode | None:
-    """The checks of every request that only a leader answers."""
-    if machine.wrong_cluster(cluster_id):
-        return ErrorCode.INCONSISTENT_CLUSTER_ID
-    if epoch < machine.epoch:
-        return ErrorCode.FENCED_LEADER_EPOCH
-    if epoch > machine.epoch:
-        return ErrorCode.UNKNOWN_LEADER_EPOCH
-    if not isinstance(machine.role, LeaderRole):
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    return None
-
-
-def answer_fetch(machine: RaftMachine, token: Hashable, ask: rpc.FetchAsk, now: int) -> rpc.FetchAnswer | None:
-    """None where the fetch is parked until there is something to tell."""
-    error = _leader_refusal(machine, ask.cluster_id, ask.epoch)
-    if error is None and (ask.fetch_from.offset < 0 or not 0 <= ask.fetch_from.epoch <= ask.epoch):
+def handle_fetch(replica: Replica, token: Hashable, call: rpc.FetchCall, now: int) -> rpc.FetchReply | None:
+    """None where the fetch is parked until there are records or a new high watermark for it."""
+    error = replica.leader_refusal(call.cluster_id, call.epoch)
+    if error is None and (call.fetch_from.offset < 0 or not 0 <= call.fetch_from.epoch <= call.epoch):
         error = ErrorCode.INVALID_REQUEST
     if error is not None:
-        return rpc.FetchAnswer(machine.standing(error))
-    role = machine.role
+        return rpc.FetchReply(replica.reply_header(error))
+    role = replica.role
     assert isinstance(role, LeaderRole)
-    offset, last_epoch = ask.fetch_from
-    relation = machine.log.check_fetch(offset, last_epoch)
-    if relation is True:
-        return _fetch_answer(machine, role, ask)._replace(snapshot=machine.log.latest_snapshot)
-    if isinstance(relation, OffsetAndEpoch):
-        return _fetch_answer(machine, role, ask)._replace(diverging=relation)
-    _note_fetch(machine, role, ask, now)
-    if machine.role is not role:  # this fetch committed the leader's own removal
-        return rpc.FetchAnswer(machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-    if _has_news(machine, role, ask) or ask.max_wait_ms <= 0 or len(role.parked) >= MAX_PARKED_FETCHES:
-        return _fetch_answer(machine, role, ask)
-    role.parked.append(ParkedFetch(token, ask, now + ask.max_wait_ms))
+    match replica.log.validate_fetch(call.fetch_from):
+        case SnapshotRequired(snapshot):
+            return _fetch_reply(replica, role, call)._replace(snapshot=snapshot)
+        case Diverging(end):
+            return _fetch_reply(replica, role, call)._replace(diverging=end)
+        case Valid():
+            pass
+        case other:
+            assert_never(other)
+    _record_fetch(replica, role, call, now)
+    if replica.role is not role:  # this fetch has committed the leader's removal of itself
+        return rpc.FetchReply(replica.reply_header(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    if _has_news(replica, role, call) or call.max_wait_ms <= 0 or len(role.parked_fetches) >= MAX_PARKED_FETCHES:
+        return _fetch_reply(replica, role, call)
+    role.parked_fetches.append(ParkedFetch(token, call, now + call.max_wait_ms))
     return None
 
 
-def _note_fetch(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk, now: int) -> None:
-    key = ask.replica
-    if key.id < 0 or key.id == machine.local.id:
+def _record_fetch(replica: Replica, role: LeaderRole, call: rpc.FetchCall, now: int) -> None:
+    key = call.replica
+    if key.id < 0 or key.id == replica.local.id:
         return
-    progress = role.progress_of(key, machine.voters)
+    progress = role.progress_of(key, replica.voters)
     if progress is None:
         return
-    progress.fetched(ask.fetch_from.offset, machine.log.end_offset, now)
-    if machine.voters.is_voter(key):
+    progress.on_fetch(call.fetch_from.offset, replica.log.end_offset, now)
+    if replica.voters.is_voter(key):
         if progress.key.directory_id == ZERO_UUID:
             progress.key = key
-        role.fetched_from(key, machine.voters.majority, now, machine.config.quorum_timeout_ms)
-        advance(machine, role, now)
+        role.on_voter_fetch(key, replica.voters.majority, now, replica.config.check_quorum_timeout_ms)
+        _advance(replica, role, now)
 
 
-def _has_news(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk) -> bool:
-    return ask.fetch_from.offset < machine.log.end_offset or (
-        role.high_watermark is not None and ask.high_watermark < role.high_watermark
+def _has_news(replica: Replica, role: LeaderRole, call: rpc.FetchCall) -> bool:
+    return call.fetch_from.offset < replica.log.end_offset or (
+        role.high_watermark is not None and call.high_watermark < role.high_watermark
     )
 
 
-def _fetch_answer(machine: RaftMachine, role: LeaderRole, ask: rpc.FetchAsk) -> rpc.FetchAnswer:
-    offset = ask.fetch_from.offset
-    return rpc.FetchAnswer(
-        machine.standing(),
+def _fetch_reply(replica: Replica, role: LeaderRole, call: rpc.FetchCall) -> rpc.FetchReply:
+    offset = call.fetch_from.offset
+    return rpc.FetchReply(
+        replica.reply_header(),
         -1 if role.high_watermark is None else role.high_watermark,
-        machine.log.start_offset,
-        read_from=offset if machine.log.start_offset <= offset < machine.log.end_offset else None,
-        max_bytes=ask.max_bytes,
+        replica.log.start_offset,
+        read_from=offset if replica.log.start_offset <= offset < replica.log.end_offset else None,
+        max_bytes=call.max_bytes,
     )
 
 
-def answer_parked(machine: RaftMachine) -> None:
-    """The log grew or the high watermark moved: answer the fetches that waited for that."""
-    role = machine.role
+def _answer_parked(replica: Replica) -> None:
+    """The log has grown, or the high watermark has advanced."""
+    role = replica.role
     assert isinstance(role, LeaderRole)
-    waiting, role.parked = role.parked, []
-    for fetch in waiting:
-        if _has_news(machine, role, fetch.ask):
-            machine.emit(fx.Reply(fetch.token, _fetch_answer(machine, role, fetch.ask)))
+    parked, role.parked_fetches = role.parked_fetches, []
+    for fetch in parked:
+        if _has_news(replica, role, fetch.call):
+            replica.emit(fx.SendReply(fetch.token, _fetch_reply(replica, role, fetch.call)))
         else:
-            role.parked.append(fetch)
+            role.parked_fetches.append(fetch)
 
 
-def _expire_parked(machine: RaftMachine, role: LeaderRole, now: int) -> None:
-    if not any(fetch.deadline <= now for fetch in role.parked):
+def _expire_parked(replica: Replica, role: LeaderRole, now: int) -> None:
+    if not any(fetch.deadline <= now for fetch in role.parked_fetches):
         return
-    waiting, role.parked = role.parked, []
-    for fetch in waiting:
+    parked, role.parked_fetches = role.parked_fetches, []
+    for fetch in parked:
         if fetch.deadline <= now:
-            machine.emit(fx.Reply(fetch.token, _fetch_answer(machine, role, fetch.ask)))
+            replica.emit(fx.SendReply(fetch.token, _fetch_reply(replica, role, fetch.call)))
         else:
-            role.parked.append(fetch)
+            role.parked_fetches.append(fetch)
 
 
-def refuse_parked(machine: RaftMachine, role: LeaderRole) -> None:
-    """This role is over: whoever waits on it must ask the new leader."""
-    standing = machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    for fetch in role.parked:
-        machine.emit(fx.Reply(fetch.token, rpc.FetchAnswer(standing)))
-    role.parked = []
-    if role.change is not None and role.change.token is not None:
-        machine.emit(fx.Reply(role.change.token, rpc.VoterChangeAnswer(standing, "the leader resigned")))
-    role.change = None
-
-
-def answer_snapshot(machine: RaftMachine, ask: rpc.SnapshotAsk, now: int) -> rpc.SnapshotAnswer:
-    error = _leader_refusal(machine, ask.cluster_id, ask.epoch)
-    if error is None and not machine.log.is_known_snapshot(ask.snapshot):
-        error = ErrorCode.SNAPSHOT_NOT_FOUND
-    if error is None and ask.position < 0:
-        error = ErrorCode.POSITION_OUT_OF_RANGE
-    if error is None:
-        role = machine.role
-        assert isinstance(role, LeaderRole)
-        if machine.voters.is_voter(ask.replica):
-            role.fetched_from(ask.replica, machine.voters.majority, now, machine.config.quorum_timeout_ms)
-    return rpc.SnapshotAnswer(machine.standing(error or ErrorCode.NONE), ask.snapshot, ask.position)
-
-
-def answer_describe(machine: RaftMachine) -> rpc.DescribeAnswer:
-    role = machine.role
+def handle_describe(replica: Replica) -> rpc.DescribeReply:
+    role = replica.role
     if not isinstance(role, LeaderRole):
-        return rpc.DescribeAnswer(machine.standing(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        return rpc.DescribeReply(replica.reply_header(ErrorCode.NOT_LEADER_OR_FOLLOWER))
     voters = []
     for progress in role.voters.values():
         report = progress.report()
-        if progress.key.id == machine.local.id:
-            report = report._replace(log_end_offset=machine.log.end_offset, last_fetch_ms=0, last_caught_up_ms=0)
+        if progress.key.id == replica.local.id:
+            report = report._replace(log_end_offset=replica.log.end_offset, last_fetch_ms=0, last_caught_up_ms=0)
         voters.append(report)
     observers = [progress.report() for progress in role.observers.values()]
-    nodes = tuple((voter.key.id, voter.endpoints) for voter in machine.voters.voters)
+    nodes = tuple((voter.key.id, voter.endpoints) for voter in replica.voters.voters)
     high_watermark = -1 if role.high_watermark is None else role.high_watermark
-    return rpc.DescribeAnswer(machine.standing(), high_watermark, tuple(voters), tuple(observers), nodes)
+    return rpc.DescribeReply(replica.reply_header(), high_watermark, tuple(voters), tuple(observers), nodes)
 
 
 # The follower's side.
 
 
-def drive_follower(machine: RaftMachine, role: Follower, now: int) -> None:
+def drive_follower(replica: Replica, role: Follower, now: int) -> None:
+    """Send the leader the next call: a fetch of the snapshot or of the log, or a change of the voters."""
     if role.deadline <= now:
-        if machine.is_voter:
-            machine.become_prospective(now)
+        if replica.is_voter:
+            replica.become_prospective(now)
         else:
-            machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
+            replica.become_unattached(role.epoch, now, role.leader_id, role.voted)
         return
-    if not machine.outbox.ready(role.leader, now) or machine.installing:
+    if not replica.outbox.ready(role.leader, now) or replica.is_installing_snapshot:
         return
     if role.snapshot is not None:
-        config = machine.config
-        ask = rpc.SnapshotAsk(
-            config.cluster_id,
-            role.epoch,
-            machine.local,
-            role.snapshot,
-            role.snapshot_position,
-            config.fetch_snapshot_max_bytes,
-        )
-        machine.send(role.leader, ask, now)
+        snapshot_transfer.send_fetch_snapshot(replica, role, role.snapshot, now)
         return
-    if machine.config.can_be_voter and machine.log.flushed_offset < machine.log.end_offset:
+    if replica.config.can_be_voter and replica.log.flushed_offset < replica.log.end_offset:
         return
-    if machine.high_watermark == machine.log.end_offset:
-        # Not sooner: the next fetch may be what a new leader's first commit waits for.
-        change = reconfiguration.own_change(machine, role, now)
+    if replica.high_watermark == replica.log.end_offset:
+        # Not before: the first commit of a new leader may depend on this replica's next fetch.
+        change = reconfiguration.own_voter_change(replica, role, now)
         if change is not None:
-            machine.send(role.leader, change, now)
+            replica.send(role.leader, change, now)
             return
-    machine.send(role.leader, elections.fetch_ask(machine), now, machine.config.fetch_max_wait_ms)
+    replica.send_fetch(role.leader, now)
 
 
-def fetch_answered(machine: RaftMachine, answer: rpc.FetchAnswer, ask: rpc.FetchAsk, now: int) -> bool:
-    role = machine.role
+def on_fetch_reply(replica: Replica, reply: rpc.FetchReply, call: rpc.FetchCall, now: int) -> bool:
+    """Whether the reply could be used; otherwise the next fetch waits for the back-off."""
+    role = replica.role
     if not isinstance(role, Follower):
-        return True  # it told us where the leader is, or that nobody knows
-    role.deadline = now + machine.config.fetch_timeout_ms
+        return True  # it was sent to find the leader, and the header has named it or not
+    role.deadline = now + replica.config.fetch_timeout_ms
     role.has_fetched = True
-    machine.learn_committed(answer.high_watermark)
-    if ask.fetch_from != machine.log.end:
-        return True  # a second fetch, to another address of the leader, was answered before: our log is another now
-    if answer.diverging is not None:
-        _truncate(machine, answer.diverging)
+    replica.raise_leader_high_watermark(reply.high_watermark)
+    if call.fetch_from != replica.log.end:
+        # Another fetch, sent to the leader's other address, was answered first and has changed the log.
         return True
-    if answer.snapshot is not None:
-        if answer.snapshot.offset < machine.high_watermark or answer.snapshot.epoch < 0:
-            return False  # it would undo what is committed
-        role.snapshot, role.snapshot_position = answer.snapshot, 0
+    if reply.diverging is not None:
+        _truncate(replica, reply.diverging)
         return True
-    if not _append_fetched(machine, role, answer):
+    if reply.snapshot is not None:
+        if reply.snapshot.offset < replica.high_watermark or reply.snapshot.epoch < 0:
+            return False  # installing it would undo what is committed
+        role.snapshot, role.snapshot_position = reply.snapshot, 0
+        return True
+    if not _append_fetched(replica, role, reply):
         return False
-    machine.advance_high_watermark(min(answer.high_watermark, machine.log.end_offset))
+    replica.advance_high_watermark(min(reply.high_watermark, replica.log.end_offset))
     return True
 
 
-def _truncate(machine: RaftMachine, diverging: OffsetAndEpoch) -> None:
-    offset = machine.log.truncation_point(diverging)
-    assert offset >= machine.high_watermark, f"truncating to {offset} would undo what is committed"
-    if offset < machine.log.end_offset:
-        machine.flush_generation += 1
-        machine.log.truncate_to(offset)
-        machine.history.truncate_to(offset)
-        machine.emit(fx.TruncateLog(offset))
+def _truncate(replica: Replica, diverging: OffsetAndEpoch) -> None:
+    offset = replica.log.truncation_point(diverging)
+    assert offset >= replica.high_watermark, f"truncating to {offset} would undo what is committed"
+    if offset < replica.log.end_offset:
+        replica.flush_generation += 1
+        replica.log.truncate_to(offset)
+        replica.history.truncate_to(offset)
+        replica.emit(fx.TruncateLog(offset))
 
 
-def _append_fetched(machine: RaftMachine, role: Follower, answer: rpc.FetchAnswer) -> bool:
-    """Append what continues our log; False where something in it does not fit, which is not appended."""
-    first = machine.log.end_offset
-    fits = True
+def _append_fetched(replica: Replica, role: Follower, reply: rpc.FetchReply) -> bool:
+    """Append the batches that continue the log, up to the first that does not. False where there is such a one."""
+    first = replica.log.end_offset
+    all_fit = True
     controls: list[rpc.Control] = []
-    for batch in answer.batches:
+    for batch in reply.batches:
         count = batch.last_offset - batch.base_offset + 1
         if (
-            batch.base_offset != machine.log.end_offset
+            batch.base_offset != replica.log.end_offset
             or count <= 0
-            or not (machine.log.last_epoch <= batch.epoch <= role.epoch)
+            or not (replica.log.last_epoch <= batch.epoch <= role.epoch)
         ):
-            fits = False
+            all_fit = False
             break
-        machine.log.append(batch.epoch, count)
+        replica.log.append(batch.epoch, count)
         controls += batch.controls
-    if machine.log.end_offset > first:
-        machine.emit(fx.AppendFetched(first, machine.log.end_offset, answer.records))
+    if replica.log.end_offset > first:
+        replica.emit(fx.AppendFetched(first, replica.log.end_offset, reply.records))
         for control in controls:
-            machine.learn_control(control.offset, control.record)
-        if machine.config.can_be_voter:
-            machine.flush()
+            replica.apply_control(control.offset, control.record)
+        if replica.config.can_be_voter:
+            replica.flush()
         else:
-            machine.log.flushed_offset = machine.log.end_offset
-    return fits
-
-
-def snapshot_answered(machine: RaftMachine, answer: rpc.SnapshotAnswer, ask: rpc.SnapshotAsk, now: int) -> bool:
-    role = machine.role
-    if not isinstance(role, Follower) or role.snapshot != ask.snapshot:
-        return True
-    data = answer.data
-    size = len(data) if isinstance(data, bytes | bytearray | memoryview) else 0
-    if (
-        answer.snapshot != ask.snapshot
-        or answer.position != role.snapshot_position
-        or (size == 0 and role.snapshot_position < answer.size)
-    ):
-        role.snapshot, role.snapshot_position = None, 0  # start over with a fetch
-        return False
-    role.deadline = now + machine.config.fetch_timeout_ms
-    role.has_fetched = True
-    machine.emit(fx.SaveSnapshotChunk(ask.snapshot, role.snapshot_position, data))
-    role.snapshot_position += size
-    if role.snapshot_position >= answer.size:
-        # Whoever leads meanwhile: what was fetched and acknowledged now would be lost when the log begins anew.
-        machine.installing = True
-        machine.emit(fx.InstallSnapshot(ask.snapshot))
-    return True
-
-
-def snapshot_refused(machine: RaftMachine, error: ErrorCode) -> None:
-    """Where the leader has dropped that snapshot, a fetch tells of the one to load instead."""
-    role = machine.role
-    if isinstance(role, Follower) and error in (ErrorCode.SNAPSHOT_NOT_FOUND, ErrorCode.POSITION_OUT_OF_RANGE):
-        role.snapshot, role.snapshot_position = None, 0
-
-
-def snapshot_installed(
-    machine: RaftMachine, snapshot: OffsetAndEpoch, controls: tuple[rpc.Control, ...], now: int
-) -> None:
-    """The log is the snapshot now, and goes on from there, whoever leads by this time."""
-    machine.installing = False
-    machine.flush_generation += 1
-    machine.log.restart_at(snapshot)
-    machine.history.reset()
-    for control in controls:
-        if isinstance(control.record, VotersRecord | KRaftVersionRecord):
-            machine.learn_control(snapshot.offset - 1, control.record)
-    machine.advance_high_watermark(snapshot.offset)
-    role = machine.role
-    if isinstance(role, Follower):
-        role.snapshot, role.snapshot_position = None, 0
-        role.deadline = now + machine.config.fetch_timeout_ms
-    elif isinstance(role, Prospective | Candidate):
-        # It stands among the voters of before. Their votes for what its log is now may be no majority any more.
-        machine.become_unattached(role.epoch, now, role.leader_id, role.voted)
-
-
-def snapshot_damaged(machine: RaftMachine, snapshot: OffsetAndEpoch, now: int) -> None:
-    """Fetch again: what it is then is for the leader to say. Not at once, since it may be the leader's disk that has it
-    so, and that many bytes for nothing would be asked for again and again."""
-    machine.installing = False
-    role = machine.role
-    if isinstance(role, Follower) and role.snapshot == snapshot:
-        role.snapshot, role.snapshot_position = None, 0
-        role.deadline = now + machine.config.fetch_timeout_ms
-        machine.outbox.back_off(role.leader, now, machine.config.fetch_timeout_ms // 2)
+            replica.log.flushed_offset = replica.log.end_offset
+    return all_fit

@@ -1,13 +1,17 @@
-"""What a replica is, and what it remembers as long as it is that.
+"""The roles of a replica, and the state that lives as long as the role does.
 
     Unattached ──election timeout──▶ Prospective ──majority of pre-votes──▶ Candidate ──majority of votes──▶ Leader
         ▲ │                            ▲ ▲  │                                  │                              │
-        │ └─leader heard of─▶ Follower─┘ └──┼──────lost, or time is over───────┘                              │
+        │ └──leader found──▶ Follower──┘ └──┼──────lost, or timed out──────────┘                              │
         │                        ▲          └─leader known: back to it                                        │
-        └─── a newer epoch is heard of: from any role ◀──────────────────────── Resigned ◀──steps down────────┘
+        └──── a newer epoch is received: from any role ◀─────────────────────── Resigned ◀──steps down────────┘
 
-An observer is an Unattached or a Follower that may not vote for itself: it looks for the leader and fetches.
-Prospective asks whether it could win before it disturbs an epoch that works (KIP-996).
+An observer is an Unattached or a Follower: it finds the leader and fetches, and never stands for election. A
+Prospective asks for pre-votes first, so that it does not disturb an epoch that works (KIP-996).
+
+Every role has `epoch`, `leader_id` (None while no leader is known, or there is none yet) and `voted` (the candidate
+that got this replica's vote in the epoch): `quorum-state` holds these three. `deadline` is when the role ends, unless
+what it waits for happens before.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from kalda.raft.values import Destination, Endpoint, OffsetAndEpoch, ReplicaKey
 
 
 class Ballot:
-    """Votes of one election, by voter."""
+    """The votes of one election by voter; None until a voter has replied."""
 
     __slots__ = ("_votes",)
 
@@ -28,7 +32,7 @@ class Ballot:
         self._votes: dict[int, bool | None] = dict.fromkeys(voters)
 
     def record(self, voter: int, granted: bool) -> None:
-        """A voter that granted its vote cannot take it back; others may change their answer."""
+        """A vote that was granted stays granted; one that was denied may be granted later."""
         if voter in self._votes and self._votes[voter] is not True:
             self._votes[voter] = granted
 
@@ -54,19 +58,20 @@ class Ballot:
 
 
 class Unattached:
-    """Knows the epoch; perhaps who leads it, but not where to find it; perhaps has voted in it."""
+    """Has an epoch, but no address of its leader; may have voted in it. At `deadline` a voter becomes Prospective."""
 
     __slots__ = ("deadline", "epoch", "leader_id", "voted")
 
     def __init__(self, epoch: int, leader_id: int | None, voted: ReplicaKey | None, deadline: int) -> None:
         self.epoch = epoch
         self.leader_id = leader_id
+        """A leader whose endpoints are unknown, or one that could not be reached any more."""
         self.voted = voted
         self.deadline = deadline
 
 
 class Prospective:
-    """Asks for pre-votes, in an epoch that is not its own making."""
+    """Sends pre-votes in the present epoch, which it does not raise."""
 
     __slots__ = ("ballot", "deadline", "epoch", "leader_endpoints", "leader_id", "retries", "voted")
 
@@ -83,14 +88,16 @@ class Prospective:
         self.epoch = epoch
         self.leader_id = leader_id
         self.leader_endpoints = leader_endpoints
+        """Of the leader that it followed before, which it follows again where the pre-votes are denied."""
         self.voted = voted
         self.ballot = ballot
         self.deadline = deadline
         self.retries = retries
+        """Elections in a row without a winner, this one included: the back-off of a Candidate grows with them."""
 
 
 class Candidate:
-    """Has voted for itself and asks for votes. `backoff_until` is set once it cannot win any more."""
+    """Has voted for itself in an epoch that it began, and sends votes."""
 
     __slots__ = ("backoff_until", "ballot", "deadline", "epoch", "retries", "voted")
 
@@ -103,22 +110,23 @@ class Candidate:
         self.deadline = deadline
         self.retries = retries
         self.backoff_until: int | None = None
+        """Set once the ballot is lost: when to stand again."""
 
 
 class Follower:
-    """Fetches from the leader of its epoch. `deadline`: when a voter gives the leader up."""
+    """Fetches from the leader of its epoch. `deadline` is a fetch timeout after the leader's last reply."""
 
     __slots__ = (
         "deadline",
         "epoch",
         "has_fetched",
-        "has_told",
+        "has_updated_leader",
         "leader",
         "leader_endpoints",
         "leader_id",
+        "next_voter_change",
         "snapshot",
         "snapshot_position",
-        "update_voter_at",
         "voted",
     )
 
@@ -135,18 +143,26 @@ class Follower:
         self.leader_id = leader_id
         self.leader_endpoints = leader_endpoints
         self.leader = leader
+        """The one of `leader_endpoints` to which this replica sends."""
         self.voted = voted
         self.deadline = deadline
         self.has_fetched = False
-        self.has_told = False
-        """This static voter's leader knows its directory, endpoints and kraft.versions."""
+        """Whether a fetch from this leader has succeeded: then a pre-vote against it is denied. False again once the
+        leader has resigned, or refuses connections."""
+        self.has_updated_leader = False
+        """Whether the leader of a static quorum has this voter's directory id, endpoints and supported kraft.versions
+        by an UpdateRaftVoter (Kafka's name)."""
         self.snapshot: OffsetAndEpoch | None = None
+        """The snapshot that is being fetched in the place of records."""
         self.snapshot_position = 0
-        self.update_voter_at = 0
+        """How many of its bytes have arrived."""
+        self.next_voter_change = 0
+        """When this replica may next send a change of the voters that concerns itself."""
 
 
 class Resigned:
-    """Led this epoch, leads no longer, and tells the others so until they know or time is over."""
+    """Has led this epoch and leads it no longer. Sends EndQuorumEpoch to the other voters until all have acknowledged
+    it, or until `deadline`; it never leads this epoch again."""
 
     __slots__ = ("deadline", "epoch", "leader_id", "successors", "unacknowledged", "voted")
 
@@ -162,7 +178,9 @@ class Resigned:
         self.leader_id = leader_id
         self.voted: ReplicaKey | None = None
         self.unacknowledged: dict[int, None] = dict.fromkeys(unacknowledged)
+        """Voters that have not acknowledged EndQuorumEpoch; in the order of the voter set."""
         self.successors = successors
+        """The preferred candidates, most advanced log first."""
         self.deadline = deadline
 
 

@@ -1,7 +1,7 @@
-"""What replicas say to one another, without the wire around it.
+"""Calls and replies: what replicas exchange, without its wire format.
 
-An ask names the epoch of its sender; an answer always tells the answering replica's epoch and the leader it knows, so
-that any exchange spreads the news of a new epoch.
+A call is a request and a reply its response. A call has the epoch of its sender; a reply has the epoch of the replica
+that sends it, and that replica's leader, so that every exchange spreads a newer epoch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from kalda.base.errors import ErrorCode
 from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
 
 
-class Standing(NamedTuple):
-    """The part that every answer shares."""
+class ReplyHeader(NamedTuple):
+    """What every reply begins with."""
 
     error: ErrorCode
     epoch: int
@@ -21,7 +21,7 @@ class Standing(NamedTuple):
     leader_endpoints: tuple[Endpoint, ...] = ()
 
 
-class VoteAsk(NamedTuple):
+class VoteCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     candidate: ReplicaKey
@@ -30,13 +30,13 @@ class VoteAsk(NamedTuple):
     pre_vote: bool = False
 
 
-class VoteAnswer(NamedTuple):
-    standing: Standing
+class VoteReply(NamedTuple):
+    header: ReplyHeader
     granted: bool = False
 
 
-class BeginAsk(NamedTuple):
-    """BeginQuorumEpoch: I lead this epoch."""
+class BeginEpochCall(NamedTuple):
+    """BeginQuorumEpoch: the sender leads `epoch`."""
 
     cluster_id: str | None
     epoch: int
@@ -45,12 +45,12 @@ class BeginAsk(NamedTuple):
     leader_endpoints: tuple[Endpoint, ...] = ()
 
 
-class BeginAnswer(NamedTuple):
-    standing: Standing
+class BeginEpochReply(NamedTuple):
+    header: ReplyHeader
 
 
-class EndAsk(NamedTuple):
-    """EndQuorumEpoch: I lead no longer; these should try next, in this order."""
+class EndEpochCall(NamedTuple):
+    """EndQuorumEpoch: the sender leads `epoch` no longer; `successors` should stand for election, in this order."""
 
     cluster_id: str | None
     epoch: int
@@ -59,11 +59,11 @@ class EndAsk(NamedTuple):
     leader_endpoints: tuple[Endpoint, ...] = ()
 
 
-class EndAnswer(NamedTuple):
-    standing: Standing
+class EndEpochReply(NamedTuple):
+    header: ReplyHeader
 
 
-class FetchAsk(NamedTuple):
+class FetchCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     replica: ReplicaKey
@@ -71,18 +71,18 @@ class FetchAsk(NamedTuple):
     max_wait_ms: int
     max_bytes: int
     high_watermark: int
-    """What the follower knows of it (KIP-1166); the largest int64 where it does not say."""
+    """The follower's own (KIP-1166); the largest int64 where its version of Fetch has none."""
 
 
 class Control(NamedTuple):
-    """A control record that the machine itself must understand, at its offset."""
+    """A control record of the log or of a snapshot, at its offset."""
 
     offset: int
     record: object
 
 
 class FetchedBatch(NamedTuple):
-    """What the machine must know of a batch that was fetched."""
+    """The bounds of a fetched batch, and its control records."""
 
     base_offset: int
     last_offset: int
@@ -90,11 +90,11 @@ class FetchedBatch(NamedTuple):
     controls: tuple[Control, ...] = ()
 
 
-class FetchAnswer(NamedTuple):
-    """`read_from` tells the driver of a leader what to read into the answer; `records` and `batches` are what a
-    follower's driver found in it."""
+class FetchReply(NamedTuple):
+    """The machine of a leader sets `read_from` and `max_bytes`, and its driver reads `records` from there. On the
+    follower `records` are as they arrived, and `batches` are the bounds of the sound ones among them."""
 
-    standing: Standing
+    header: ReplyHeader
     high_watermark: int = -1
     log_start_offset: int = -1
     diverging: OffsetAndEpoch | None = None
@@ -105,7 +105,7 @@ class FetchAnswer(NamedTuple):
     batches: tuple[FetchedBatch, ...] = ()
 
 
-class SnapshotAsk(NamedTuple):
+class SnapshotCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     replica: ReplicaKey
@@ -114,17 +114,17 @@ class SnapshotAsk(NamedTuple):
     max_bytes: int
 
 
-class SnapshotAnswer(NamedTuple):
-    """`data` is None where the driver of the answering leader is to read it, `size` too then."""
+class SnapshotReply(NamedTuple):
+    """The machine of a leader leaves out `size`, the size of the file, and `data`: its driver reads them."""
 
-    standing: Standing
+    header: ReplyHeader
     snapshot: OffsetAndEpoch
     position: int = 0
     size: int = 0
     data: Any = None
 
 
-class AddVoterAsk(NamedTuple):
+class AddVoterCall(NamedTuple):
     cluster_id: str | None
     voter: ReplicaKey
     endpoints: tuple[Endpoint, ...]
@@ -132,12 +132,12 @@ class AddVoterAsk(NamedTuple):
     ack_when_committed: bool = True
 
 
-class RemoveVoterAsk(NamedTuple):
+class RemoveVoterCall(NamedTuple):
     cluster_id: str | None
     voter: ReplicaKey
 
 
-class UpdateVoterAsk(NamedTuple):
+class UpdateVoterCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     voter: ReplicaKey
@@ -146,12 +146,12 @@ class UpdateVoterAsk(NamedTuple):
     max_kraft_version: int = 1
 
 
-class VoterChangeAnswer(NamedTuple):
-    standing: Standing
+class VoterChangeReply(NamedTuple):
+    header: ReplyHeader
     message: str = ""
 
 
-class DescribeAsk(NamedTuple):
+class DescribeCall(NamedTuple):
     pass
 
 
@@ -162,19 +162,27 @@ class ReplicaProgress(NamedTuple):
     last_caught_up_ms: int = -1
 
 
-class DescribeAnswer(NamedTuple):
-    """Times are on the machine's clock; -1 where unknown, 0 where it is the leader itself: now."""
+class DescribeReply(NamedTuple):
+    """Times are of the machine's clock: -1 is never, and 0 stands for the present, as in the leader's own."""
 
-    standing: Standing
+    header: ReplyHeader
     high_watermark: int = -1
     voters: tuple[ReplicaProgress, ...] = ()
     observers: tuple[ReplicaProgress, ...] = ()
     nodes: tuple[tuple[int, tuple[Endpoint, ...]], ...] = ()
 
 
-Ask: TypeAlias = (
-    VoteAsk | BeginAsk | EndAsk | FetchAsk | SnapshotAsk | AddVoterAsk | RemoveVoterAsk | UpdateVoterAsk | DescribeAsk
+Call: TypeAlias = (
+    VoteCall
+    | BeginEpochCall
+    | EndEpochCall
+    | FetchCall
+    | SnapshotCall
+    | AddVoterCall
+    | RemoveVoterCall
+    | UpdateVoterCall
+    | DescribeCall
 )
-Answer: TypeAlias = (
-    VoteAnswer | BeginAnswer | EndAnswer | FetchAnswer | SnapshotAnswer | VoterChangeAnswer | DescribeAnswer
+Reply: TypeAlias = (
+    VoteReply | BeginEpochReply | EndEpochReply | FetchReply | SnapshotReply | VoterChangeReply | DescribeReply
 )

@@ -1,10 +1,9 @@
 """Snapshot files: names, writing, reading.
 
-A snapshot holds the state that all records before its end offset make, as records. Its file is named for its end
-offset and epoch, and is a row of batches with offsets of their own, from 0: a control batch that begins with the
-header (and, in a dynamic quorum, tells the kraft version and the voters), batches of records, and a control batch with
-the footer, without which it is not complete. It is written as `.part`, synced and renamed, so what has the right name
-is whole.
+A snapshot holds the state that all records before its end offset make, as records. Its file is named by its end offset
+and epoch, and is a sequence of batches with offsets of their own, from 0: a control batch with the header (and, in a
+dynamic quorum, the kraft.version and the voters), batches of records, and a control batch with the footer, without
+which it is incomplete. It is written as `.part`, synced and renamed, so that a file with the final name is complete.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def snapshot_name(snapshot: OffsetAndEpoch, suffix: str = SUFFIX) -> str:
 
 
 def parse_snapshot_name(name: str) -> tuple[OffsetAndEpoch, str] | None:
-    """The id and the suffix; None for the name of anything else."""
+    """The snapshot and the suffix; None where it is not a snapshot's name."""
     stem, suffix = name[:31], name[31:]
     offset, dash, epoch = stem[:20], stem[20:21], stem[21:]
     if dash != "-" or suffix not in (SUFFIX, PARTIAL_SUFFIX, DELETED_SUFFIX):
@@ -64,7 +63,7 @@ def write_snapshot(
     voters: VoterSet,
     now_ms: int,
 ) -> int:
-    """Write the whole file; returns its size. Runs on any thread: it touches nothing but its arguments."""
+    """Write the whole file; returns its size. Runs on any thread: it uses nothing but its arguments."""
     partial = f"{directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}"
     file = disk.open(partial, create=True)
     try:
@@ -107,13 +106,13 @@ def _encode_chunk(chunk: list[VersionedRecord], offset: int, epoch: int, now_ms:
 
 
 def publish_snapshot(disk: Disk, directory: str, snapshot: OffsetAndEpoch) -> None:
-    """Give a complete and synced partial file its name."""
+    """Give a complete and synced partial file its final name."""
     disk.rename(f"{directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}", f"{directory}/{snapshot_name(snapshot)}")
     disk.sync_dir(directory)
 
 
 class SnapshotReader:
-    """The batches of a snapshot, in order. Iterating reads the file piece by piece, and may be done once more."""
+    """The batches of a snapshot, in order. Iteration reads the file piece by piece, and may be repeated."""
 
     def __init__(self, disk: Disk, directory: str, snapshot: OffsetAndEpoch, suffix: str = SUFFIX) -> None:
         self._disk = disk
@@ -122,7 +121,7 @@ class SnapshotReader:
 
     @property
     def offset(self) -> int:
-        """The end offset: the first one that is not contained."""
+        """The end offset, exclusive."""
         return self.snapshot.offset
 
     @property
@@ -145,29 +144,29 @@ class SnapshotReader:
         return self._each(decode_batch, lambda batch: batch.control_records)
 
     def verify(self) -> None:
-        """Read it all, without decoding what it says. Raises `CorruptRecord` where it is not a whole snapshot."""
+        """Read all of it without decoding metadata records. Raises `CorruptRecord` where it is not a whole snapshot."""
         for _ in self._each(_checked_controls, lambda controls: controls):
             pass
 
     def _each(
         self, read: Callable[[Buffer, int, BatchHeader], Read], controls: Callable[[Read], Sequence[ControlRecord]]
     ) -> Iterator[Read]:
-        """What `read` makes of every batch. `controls` finds in it what says where a snapshot begins and ends."""
+        """`read` of every batch. `controls` extracts the control records of the result: header and footer are there."""
         first, complete = True, False
         for buf, at, header in self._batches():
             try:
                 found = read(buf, at, header)
             except CorruptRecord as error:
                 raise CorruptRecord(f"{self._path} is damaged: {error.message}") from error
-            if first and not _is(controls(found), SnapshotHeaderRecord):
+            if first and not _has(controls(found), SnapshotHeaderRecord):
                 raise CorruptRecord(f"{self._path} does not begin with a snapshot header")
-            first, complete = False, _is(controls(found), SnapshotFooterRecord)
+            first, complete = False, _has(controls(found), SnapshotFooterRecord)
             yield found
         if not complete:
             raise CorruptRecord(f"{self._path} does not end with a snapshot footer")
 
     def _batches(self) -> Iterator[tuple[Buffer, int, BatchHeader]]:
-        """Where each is, its checksum not yet verified."""
+        """Buffer, position and header of each batch; checksums are not verified here."""
         file = self._disk.open(self._path, writable=False)
         try:
             size, position = file.size(), 0
@@ -193,5 +192,5 @@ def _checked_controls(buf: Buffer, at: int, header: BatchHeader) -> Sequence[Con
     return read_control_batch(buf, at, header) if header.is_control else ()
 
 
-def _is(controls: Sequence[ControlRecord], message: type) -> bool:
+def _has(controls: Sequence[ControlRecord], message: type) -> bool:
     return any(isinstance(control.message, message) for control in controls)

@@ -1,4 +1,4 @@
-"""Small values of the quorum: who a replica is, where a log ends, where a node listens."""
+"""Small values of the quorum: replicas, ends of logs, addresses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kalda.base.ids import ZERO_UUID, Uuid, uuid_to_text
 
 
 class ReplicaKey(NamedTuple):
-    """A replica: a node and the directory that holds its log. A node that lost its disk is not the voter that it was
-    (KIP-853). `ZERO_UUID`: the directory is not known, as in every static voter set."""
+    """A replica: a node and the directory that holds its log. After the loss of its disk a node is another replica, and
+    not the voter that it was (KIP-853). `ZERO_UUID`: the directory is unknown, as in every static voter set."""
 
     id: int
     directory_id: Uuid = ZERO_UUID
@@ -19,14 +19,14 @@ class ReplicaKey(NamedTuple):
 
 
 class OffsetAndEpoch(NamedTuple):
-    """The end of a log (exclusive) and the epoch of its last record; also the id of a snapshot, which holds all
+    """The end of a log (exclusive) and the epoch of its last record; also the id of a snapshot, which holds everything
     before `offset`. Logs compare by epoch first."""
 
     offset: int
     epoch: int
 
     def is_up_to_date(self, other: OffsetAndEpoch) -> bool:
-        """Whether a log that ends here holds whatever one that ends at `other` may have committed."""
+        """Whether a log that ends here has every committed record of a log that ends at `other`."""
         return (self.epoch, self.offset) >= (other.epoch, other.offset)
 
 
@@ -42,7 +42,7 @@ class Endpoint(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Whom a request goes to. `node_id` is negative for a bootstrap server, whose id is not known."""
+    """The receiver of a call. `node_id` is negative for a bootstrap server, whose id is unknown."""
 
     node_id: int
     host: str

@@ -2,8 +2,8 @@
 
 A static quorum (kraft.version 0) takes its voters from `controller.quorum.voters`, without directory ids, and never
 changes them. A dynamic one (kraft.version 1, KIP-853) keeps them in the log as VotersRecords: the newest in the log
-counts, committed or not, and a truncation brings an older one back. Voter sets change by one voter at a time, so that
-any majority of one shares a member with any majority of the next.
+is in force, committed or not, and a truncation brings an older one back. Voter sets change by one voter at a time, so
+that any majority of one shares a member with any majority of the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Voter(NamedTuple):
 
 
 class VoterSet:
-    """Voters by id, in order of id. Immutable."""
+    """Voters in order of their ids. Immutable."""
 
     __slots__ = ("_voters",)
 
@@ -57,7 +57,7 @@ class VoterSet:
 
     @classmethod
     def static(cls, listener: str, voters: Iterable[tuple[int, str, int]]) -> VoterSet:
-        """What `controller.quorum.voters` names, as (id, host, port), without directory ids."""
+        """The voters of `controller.quorum.voters` as (id, host, port), without directory ids."""
         return cls(Voter(ReplicaKey(node_id), (Endpoint(listener, host, port),)) for node_id, host, port in voters)
 
     @property
@@ -76,7 +76,7 @@ class VoterSet:
         return self._voters.get(node_id)
 
     def is_voter(self, key: ReplicaKey) -> bool:
-        """A voter whose directory is not recorded is known by its id alone."""
+        """A voter without a directory id in the set is identified by its node id alone."""
         voter = self._voters.get(key.id)
         return voter is not None and voter.key.directory_id in (ZERO_UUID, key.directory_id)
 
@@ -123,10 +123,10 @@ class VoterSet:
 
 
 class VoterHistory:
-    """Voter sets and kraft versions by the offset of the record that set them; the newest counts.
+    """Voter sets and kraft.versions by the offset of the record that set them; the newest is in force.
 
-    What a snapshot says stands at its last offset: -1 for the bootstrap snapshot, which is how a new leader knows that
-    the voters are in no log yet."""
+    Those of a snapshot have its last offset: -1 for the bootstrap snapshot, by which a new leader recognizes that its
+    voters are in no log yet."""
 
     __slots__ = ("_static", "_versions", "_voters")
 
@@ -141,7 +141,7 @@ class VoterHistory:
 
     @property
     def voters_offset(self) -> int | None:
-        """Where the newest VotersRecord stands, None in a static quorum."""
+        """The offset of the newest VotersRecord; None in a static quorum."""
         return self._voters[-1][0] if self._voters else None
 
     @property
@@ -168,20 +168,20 @@ class VoterHistory:
         self._versions.append((offset, version))
 
     def truncate_to(self, end_offset: int) -> None:
-        """Forget what records at `end_offset` and after said."""
+        """Drop what records at `end_offset` and after have set."""
         while self._voters and self._voters[-1][0] >= end_offset:
             self._voters.pop()
         while self._versions and self._versions[-1][0] >= end_offset:
             self._versions.pop()
 
     def trim_before(self, offset: int) -> None:
-        """Forget all but the newest of what stands before `offset`: no truncation goes back there."""
+        """Drop all but the newest of those at or before `offset`: no truncation reaches below it."""
         while len(self._voters) > 1 and self._voters[1][0] <= offset:
             del self._voters[0]
         while len(self._versions) > 1 and self._versions[1][0] <= offset:
             del self._versions[0]
 
     def reset(self) -> None:
-        """A snapshot replaces the log: forget everything but the configured voters."""
+        """A snapshot replaces the log: drop everything but the configured voters."""
         self._voters.clear()
         self._versions.clear()

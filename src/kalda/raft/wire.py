@@ -1,8 +1,8 @@
-"""Kafka's messages for what replicas say, and back.
+"""Calls and replies to and from Kafka's messages.
 
-A message names the metadata partition where the machine has nothing to name, and splits errors in two: those of the
-whole request (another cluster, another partition) and those of the partition. A leader's address travels in later
-versions only; a reader that gets none looks it up among the voters.
+A message names the metadata partition, which a call need not name. It has two places for an error: one for errors of
+the whole request (another cluster, another partition) and one for those of the partition. Only later versions have the
+leader's address; without it the receiver takes the address from its voter set.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
 MAX_INT64 = (1 << 63) - 1
 MAX_ENDPOINTS = 100
 MAX_FETCH_BYTES = MAX_BATCH_BYTES
-"""What is read for one fetch at most, whatever it asks for."""
+"""The limit of what is read for one fetch."""
 
 TOP_LEVEL = (ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.UNSUPPORTED_VERSION)
 
 
 class NotMetadata(Exception):
-    """The request is not about the metadata partition, alone and once."""
+    """The request is not for the metadata partition alone."""
 
 
 def _only_partition(topics: Any) -> Any:
@@ -51,14 +51,14 @@ def _key(node_id: int, directory_id: bytes) -> ReplicaKey:
     return ReplicaKey(node_id, Uuid(bytes(directory_id)))
 
 
-# Asks.
+# Calls.
 
 
-def request_of(ask: rpc.Ask) -> Request:
-    """The request that says it. The version is the sender's choice: what an old one cannot say is either ignorable, or
-    fails to encode (a pre-vote)."""
-    match ask:
-        case rpc.VoteAsk(cluster_id, epoch, candidate, voter, log_end, pre_vote):
+def request_of(call: rpc.Call) -> Request:
+    """The sender chooses the version. What an old version lacks may be left out, or makes the encoding fail (a
+    pre-vote)."""
+    match call:
+        case rpc.VoteCall(cluster_id, epoch, candidate, voter, log_end, pre_vote):
             vote = q.VoteRequestPartitionData(
                 replica_epoch=epoch,
                 replica_id=candidate.id,
@@ -73,7 +73,7 @@ def request_of(ask: rpc.Ask) -> Request:
                 voter_id=voter.id if voter else -1,
                 topics=[q.VoteRequestTopicData(topic_name=METADATA_TOPIC_NAME, partitions=[vote])],
             )
-        case rpc.BeginAsk(cluster_id, epoch, leader_id, voter, endpoints):
+        case rpc.BeginEpochCall(cluster_id, epoch, leader_id, voter, endpoints):
             begin = q.BeginQuorumEpochRequestPartitionData(
                 voter_directory_id=voter.directory_id if voter else ZERO_UUID, leader_id=leader_id, leader_epoch=epoch
             )
@@ -85,7 +85,7 @@ def request_of(ask: rpc.Ask) -> Request:
                     q.BeginQuorumEpochRequestLeaderEndpoint(name=e.name, host=e.host, port=e.port) for e in endpoints
                 ],
             )
-        case rpc.EndAsk(cluster_id, epoch, leader_id, successors, endpoints):
+        case rpc.EndEpochCall(cluster_id, epoch, leader_id, successors, endpoints):
             end = q.EndQuorumEpochRequestPartitionData(
                 leader_id=leader_id,
                 leader_epoch=epoch,
@@ -101,9 +101,9 @@ def request_of(ask: rpc.Ask) -> Request:
                     q.EndQuorumEpochRequestLeaderEndpoint(name=e.name, host=e.host, port=e.port) for e in endpoints
                 ],
             )
-        case rpc.FetchAsk():
-            return _fetch_request(ask)
-        case rpc.SnapshotAsk(cluster_id, epoch, replica, snapshot, position, max_bytes):
+        case rpc.FetchCall():
+            return _fetch_request(call)
+        case rpc.SnapshotCall(cluster_id, epoch, replica, snapshot, position, max_bytes):
             chunk = q.FetchSnapshotRequestPartitionSnapshot(
                 current_leader_epoch=epoch,
                 snapshot_id=q.FetchSnapshotRequestSnapshotId(end_offset=snapshot.offset, epoch=snapshot.epoch),
@@ -117,32 +117,32 @@ def request_of(ask: rpc.Ask) -> Request:
                 topics=[q.FetchSnapshotRequestTopicSnapshot(name=METADATA_TOPIC_NAME, partitions=[chunk])],
             )
         case _:
-            return _voter_request(ask)
+            return _voter_request(call)
 
 
-def _fetch_request(ask: rpc.FetchAsk) -> f.FetchRequest:
+def _fetch_request(call: rpc.FetchCall) -> f.FetchRequest:
     partition = f.FetchRequestFetchPartition(
-        current_leader_epoch=ask.epoch,
-        fetch_offset=ask.fetch_from.offset,
-        last_fetched_epoch=ask.fetch_from.epoch,
-        partition_max_bytes=ask.max_bytes,
-        replica_directory_id=ask.replica.directory_id,
-        high_watermark=ask.high_watermark,
+        current_leader_epoch=call.epoch,
+        fetch_offset=call.fetch_from.offset,
+        last_fetched_epoch=call.fetch_from.epoch,
+        partition_max_bytes=call.max_bytes,
+        replica_directory_id=call.replica.directory_id,
+        high_watermark=call.high_watermark,
     )
     return f.FetchRequest(
-        cluster_id=ask.cluster_id,
-        replica_state=f.FetchRequestReplicaState(replica_id=ask.replica.id),
-        max_wait_ms=ask.max_wait_ms,
-        max_bytes=ask.max_bytes,
+        cluster_id=call.cluster_id,
+        replica_state=f.FetchRequestReplicaState(replica_id=call.replica.id),
+        max_wait_ms=call.max_wait_ms,
+        max_bytes=call.max_bytes,
         topics=[
             f.FetchRequestFetchTopic(topic=METADATA_TOPIC_NAME, topic_id=METADATA_TOPIC_ID, partitions=[partition])
         ],
     )
 
 
-def _voter_request(ask: rpc.Ask) -> Request:
-    match ask:
-        case rpc.AddVoterAsk(cluster_id, voter, endpoints, timeout_ms, ack_when_committed):
+def _voter_request(call: rpc.Call) -> Request:
+    match call:
+        case rpc.AddVoterCall(cluster_id, voter, endpoints, timeout_ms, ack_when_committed):
             return q.AddRaftVoterRequest(
                 cluster_id=cluster_id,
                 timeout_ms=timeout_ms,
@@ -151,11 +151,11 @@ def _voter_request(ask: rpc.Ask) -> Request:
                 listeners=[q.AddRaftVoterRequestListener(name=e.name, host=e.host, port=e.port) for e in endpoints],
                 ack_when_committed=ack_when_committed,
             )
-        case rpc.RemoveVoterAsk(cluster_id, voter):
+        case rpc.RemoveVoterCall(cluster_id, voter):
             return q.RemoveRaftVoterRequest(
                 cluster_id=cluster_id, voter_id=voter.id, voter_directory_id=voter.directory_id
             )
-        case rpc.UpdateVoterAsk(cluster_id, epoch, voter, endpoints, lowest, highest):
+        case rpc.UpdateVoterCall(cluster_id, epoch, voter, endpoints, lowest, highest):
             return q.UpdateRaftVoterRequest(
                 cluster_id=cluster_id,
                 current_leader_epoch=epoch,
@@ -166,15 +166,15 @@ def _voter_request(ask: rpc.Ask) -> Request:
                     min_supported_version=lowest, max_supported_version=highest
                 ),
             )
-    raise AssertionError(f"{type(ask).__name__} is not sent")
+    raise AssertionError(f"{type(call).__name__} is not sent")
 
 
-def ask_of(request: Request) -> rpc.Ask:
-    """What a request says. Raises `NotMetadata` where it is about anything else."""
+def call_of(request: Request) -> rpc.Call:
+    """Raises `NotMetadata` where the request is not for the metadata partition alone."""
     match request:
         case q.VoteRequest():
             p = _only_partition(request.topics)
-            return rpc.VoteAsk(
+            return rpc.VoteCall(
                 request.cluster_id,
                 p.replica_epoch,
                 _key(p.replica_id, p.replica_directory_id),
@@ -186,17 +186,17 @@ def ask_of(request: Request) -> rpc.Ask:
             p = _only_partition(request.topics)
             voter = None if request.voter_id < 0 else _key(request.voter_id, p.voter_directory_id)
             endpoints = _endpoints(request.leader_endpoints)
-            return rpc.BeginAsk(request.cluster_id, p.leader_epoch, p.leader_id, voter, endpoints)
+            return rpc.BeginEpochCall(request.cluster_id, p.leader_epoch, p.leader_id, voter, endpoints)
         case q.EndQuorumEpochRequest():
             p = _only_partition(request.topics)
             keys = tuple(_key(r.candidate_id, r.candidate_directory_id) for r in p.preferred_candidates)
             keys = keys or tuple(ReplicaKey(node_id) for node_id in p.preferred_successors)
             endpoints = _endpoints(request.leader_endpoints)
-            return rpc.EndAsk(request.cluster_id, p.leader_epoch, p.leader_id, keys, endpoints)
+            return rpc.EndEpochCall(request.cluster_id, p.leader_epoch, p.leader_id, keys, endpoints)
         case f.FetchRequest():
             p = _only_partition(request.topics)
             node_id = max(request.replica_id, request.replica_state.replica_id)
-            return rpc.FetchAsk(
+            return rpc.FetchCall(
                 request.cluster_id,
                 p.current_leader_epoch,
                 _key(node_id, p.replica_directory_id),
@@ -207,7 +207,7 @@ def ask_of(request: Request) -> rpc.Ask:
             )
         case q.FetchSnapshotRequest():
             p = _only_partition(request.topics)
-            return rpc.SnapshotAsk(
+            return rpc.SnapshotCall(
                 request.cluster_id,
                 p.current_leader_epoch,
                 _key(request.replica_id, p.replica_directory_id),
@@ -217,18 +217,18 @@ def ask_of(request: Request) -> rpc.Ask:
             )
         case q.DescribeQuorumRequest():
             _only_partition(request.topics)
-            return rpc.DescribeAsk()
+            return rpc.DescribeCall()
         case q.AddRaftVoterRequest():
             key = _key(request.voter_id, request.voter_directory_id)
             endpoints = _endpoints(request.listeners)
-            return rpc.AddVoterAsk(
+            return rpc.AddVoterCall(
                 request.cluster_id, key, endpoints, max(0, request.timeout_ms), request.ack_when_committed
             )
         case q.RemoveRaftVoterRequest():
-            return rpc.RemoveVoterAsk(request.cluster_id, _key(request.voter_id, request.voter_directory_id))
+            return rpc.RemoveVoterCall(request.cluster_id, _key(request.voter_id, request.voter_directory_id))
         case q.UpdateRaftVoterRequest():
             feature = request.kraft_version_feature
-            return rpc.UpdateVoterAsk(
+            return rpc.UpdateVoterCall(
                 request.cluster_id,
                 request.current_leader_epoch,
                 _key(request.voter_id, request.voter_directory_id),
@@ -236,14 +236,14 @@ def ask_of(request: Request) -> rpc.Ask:
                 feature.min_supported_version,
                 feature.max_supported_version,
             )
-    raise AssertionError(f"{type(request).__name__} is no request of the quorum")
+    raise AssertionError(f"{type(request).__name__} is not a request of the quorum")
 
 
-# Answers.
+# Replies.
 
 
-def refusal_of(request: Request, error: ErrorCode) -> Response:
-    """The answer to a request that never reached the machine."""
+def error_response(request: Request, error: ErrorCode) -> Response:
+    """The response to a request that the machine does not receive."""
     if isinstance(request, f.FetchRequest):
         return f.FetchResponse(error_code=error)
     if isinstance(request, q.DescribeQuorumRequest):
@@ -263,10 +263,10 @@ def refusal_of(request: Request, error: ErrorCode) -> Response:
                 for topic in request.topics
             ]
         )
-    for asked, response in _RESPONSES:
-        if isinstance(request, asked):
+    for request_class, response in _RESPONSES:
+        if isinstance(request, request_class):
             return response(error_code=error)
-    raise AssertionError(f"{type(request).__name__} is no request of the quorum")
+    raise AssertionError(f"{type(request).__name__} is not a request of the quorum")
 
 
 _RESPONSES: tuple[tuple[type[Request], type[Response]], ...] = (
@@ -281,16 +281,16 @@ _RESPONSES: tuple[tuple[type[Request], type[Response]], ...] = (
 
 
 def response_of(
-    request: Request, answer: rpc.Answer, version: int, listener: str, wall_ms: Callable[[int], int]
+    request: Request, reply: rpc.Reply, version: int, listener: str, wall_ms: Callable[[int], int]
 ) -> Response:
-    """The response that says it. `wall_ms` turns a time of the machine into one of the clock on the wall."""
-    standing = answer.standing
-    error, epoch, leader = standing.error, standing.epoch, -1 if standing.leader_id is None else standing.leader_id
-    if error in TOP_LEVEL and not isinstance(answer, rpc.VoterChangeAnswer | rpc.DescribeAnswer):
-        return refusal_of(request, error)
-    address = next((e for e in standing.leader_endpoints if e.name == listener), None)
-    match answer:
-        case rpc.VoteAnswer(_, granted):
+    """`wall_ms` converts a time of the machine's clock to one of the wall clock."""
+    header = reply.header
+    error, epoch, leader = header.error, header.epoch, -1 if header.leader_id is None else header.leader_id
+    if error in TOP_LEVEL and not isinstance(reply, rpc.VoterChangeReply | rpc.DescribeReply):
+        return error_response(request, error)
+    address = next((e for e in header.leader_endpoints if e.name == listener), None)
+    match reply:
+        case rpc.VoteReply(_, granted):
             vote = q.VoteResponsePartitionData(
                 error_code=error, leader_id=leader, leader_epoch=epoch, vote_granted=granted
             )
@@ -298,30 +298,30 @@ def response_of(
                 topics=[q.VoteResponseTopicData(topic_name=METADATA_TOPIC_NAME, partitions=[vote])]
             )
             return _with_leader(response, q.VoteResponseNodeEndpoint, leader, address, version >= 1)
-        case rpc.BeginAnswer():
+        case rpc.BeginEpochReply():
             begin = q.BeginQuorumEpochResponsePartitionData(error_code=error, leader_id=leader, leader_epoch=epoch)
             response = q.BeginQuorumEpochResponse(
                 topics=[q.BeginQuorumEpochResponseTopicData(topic_name=METADATA_TOPIC_NAME, partitions=[begin])]
             )
             return _with_leader(response, q.BeginQuorumEpochResponseNodeEndpoint, leader, address, version >= 1)
-        case rpc.EndAnswer():
+        case rpc.EndEpochReply():
             end = q.EndQuorumEpochResponsePartitionData(error_code=error, leader_id=leader, leader_epoch=epoch)
             response = q.EndQuorumEpochResponse(
                 topics=[q.EndQuorumEpochResponseTopicData(topic_name=METADATA_TOPIC_NAME, partitions=[end])]
             )
             return _with_leader(response, q.EndQuorumEpochResponseNodeEndpoint, leader, address, version >= 1)
-        case rpc.FetchAnswer():
+        case rpc.FetchReply():
             response = f.FetchResponse(
                 responses=[
                     f.FetchableTopicResponse(
                         topic=METADATA_TOPIC_NAME,
                         topic_id=METADATA_TOPIC_ID,
-                        partitions=[_fetch_partition(answer, error, leader, epoch)],
+                        partitions=[_fetch_partition(reply, error, leader, epoch)],
                     )
                 ]
             )
             return _with_leader(response, f.FetchResponseNodeEndpoint, leader, address, version >= 16)
-        case rpc.SnapshotAnswer(_, snapshot, position, size, data):
+        case rpc.SnapshotReply(_, snapshot, position, size, data):
             chunk = q.FetchSnapshotResponsePartitionSnapshot(
                 error_code=error,
                 snapshot_id=q.FetchSnapshotResponseSnapshotId(end_offset=snapshot.offset, epoch=snapshot.epoch),
@@ -334,32 +334,32 @@ def response_of(
                 topics=[q.FetchSnapshotResponseTopicSnapshot(name=METADATA_TOPIC_NAME, partitions=[chunk])]
             )
             return _with_leader(response, q.FetchSnapshotResponseNodeEndpoint, leader, address, version >= 1)
-        case rpc.DescribeAnswer():
-            return _describe(answer, error, leader, epoch, version, wall_ms)
-        case rpc.VoterChangeAnswer(_, message):
+        case rpc.DescribeReply():
+            return _describe(reply, error, leader, epoch, version, wall_ms)
+        case rpc.VoterChangeReply(_, message):
             return _voter_response(request, error, message, leader, epoch, address)
 
 
-def _with_leader(response: Any, node: Any, leader: int, address: Endpoint | None, sayable: bool) -> Response:
-    if sayable and leader >= 0 and address is not None:
+def _with_leader(response: Any, node: Any, leader: int, address: Endpoint | None, has_endpoints: bool) -> Response:
+    if has_endpoints and leader >= 0 and address is not None:
         response.node_endpoints = [node(node_id=leader, host=address.host, port=address.port)]
     assert isinstance(response, Response)
     return response
 
 
-def _fetch_partition(answer: rpc.FetchAnswer, error: int, leader: int, epoch: int) -> f.FetchResponsePartitionData:
+def _fetch_partition(reply: rpc.FetchReply, error: int, leader: int, epoch: int) -> f.FetchResponsePartitionData:
     partition = f.FetchResponsePartitionData(
         error_code=error,
-        high_watermark=answer.high_watermark,
-        log_start_offset=answer.log_start_offset,
-        records=b"" if answer.records is None else answer.records,
+        high_watermark=reply.high_watermark,
+        log_start_offset=reply.log_start_offset,
+        records=b"" if reply.records is None else reply.records,
         current_leader=f.FetchResponseLeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch),
     )
-    if answer.diverging is not None:
-        end_offset, at_epoch = answer.diverging
+    if reply.diverging is not None:
+        end_offset, at_epoch = reply.diverging
         partition.diverging_epoch = f.FetchResponseEpochEndOffset(epoch=at_epoch, end_offset=end_offset)
-    if answer.snapshot is not None:
-        end_offset, at_epoch = answer.snapshot
+    if reply.snapshot is not None:
+        end_offset, at_epoch = reply.snapshot
         partition.snapshot_id = f.FetchResponseSnapshotId(end_offset=end_offset, epoch=at_epoch)
     return partition
 
@@ -386,7 +386,7 @@ def _describe_refusal(error: int, message: str) -> q.DescribeQuorumResponse:
 
 
 def _describe(
-    answer: rpc.DescribeAnswer, error: int, leader: int, epoch: int, version: int, wall_ms: Callable[[int], int]
+    reply: rpc.DescribeReply, error: int, leader: int, epoch: int, version: int, wall_ms: Callable[[int], int]
 ) -> q.DescribeQuorumResponse:
     if error:
         return _describe_refusal(error, "this node does not lead the quorum")
@@ -405,9 +405,9 @@ def _describe(
     partition = q.DescribeQuorumResponsePartitionData(
         leader_id=leader,
         leader_epoch=epoch,
-        high_watermark=answer.high_watermark,
-        current_voters=[state(progress) for progress in answer.voters],
-        observers=[state(progress) for progress in answer.observers],
+        high_watermark=reply.high_watermark,
+        current_voters=[state(progress) for progress in reply.voters],
+        observers=[state(progress) for progress in reply.observers],
     )
     response = q.DescribeQuorumResponse(
         topics=[q.DescribeQuorumResponseTopicData(topic_name=METADATA_TOPIC_NAME, partitions=[partition])]
@@ -418,81 +418,81 @@ def _describe(
                 node_id=node_id,
                 listeners=[q.DescribeQuorumResponseListener(name=e.name, host=e.host, port=e.port) for e in endpoints],
             )
-            for node_id, endpoints in answer.nodes
+            for node_id, endpoints in reply.nodes
         ]
     return response
 
 
-def answer_of(ask: rpc.Ask, response: Response, listener: str) -> rpc.Answer:
-    """What a response to `ask` says. One that is about something else reads as INVALID_REQUEST."""
+def reply_of(call: rpc.Call, response: Response, listener: str) -> rpc.Reply:
+    """The response to `call`. One that is not for the metadata partition alone becomes an INVALID_REQUEST."""
     try:
-        return _answer_of(ask, response, listener)
+        return _answer_of(call, response, listener)
     except (NotMetadata, ValueError):
-        return failed_answer(ask, ErrorCode.INVALID_REQUEST)
+        return failed_reply(call, ErrorCode.INVALID_REQUEST)
 
 
-def failed_answer(ask: rpc.Ask, error: ErrorCode) -> rpc.Answer:
-    """An answer that tells an error and no epoch."""
-    standing = rpc.Standing(error, -1)
-    match ask:
-        case rpc.VoteAsk():
-            return rpc.VoteAnswer(standing)
-        case rpc.BeginAsk():
-            return rpc.BeginAnswer(standing)
-        case rpc.EndAsk():
-            return rpc.EndAnswer(standing)
-        case rpc.FetchAsk():
-            return rpc.FetchAnswer(standing)
-        case rpc.SnapshotAsk():
-            return rpc.SnapshotAnswer(standing, ask.snapshot)
+def failed_reply(call: rpc.Call, error: ErrorCode) -> rpc.Reply:
+    """A reply with an error and without an epoch."""
+    header = rpc.ReplyHeader(error, -1)
+    match call:
+        case rpc.VoteCall():
+            return rpc.VoteReply(header)
+        case rpc.BeginEpochCall():
+            return rpc.BeginEpochReply(header)
+        case rpc.EndEpochCall():
+            return rpc.EndEpochReply(header)
+        case rpc.FetchCall():
+            return rpc.FetchReply(header)
+        case rpc.SnapshotCall():
+            return rpc.SnapshotReply(header, call.snapshot)
         case _:
-            return rpc.VoterChangeAnswer(standing)
+            return rpc.VoterChangeReply(header)
 
 
-def _standing(error: int, leader_id: int, epoch: int, response: Any, listener: str) -> rpc.Standing:
+def _header(error: int, leader_id: int, epoch: int, response: Any, listener: str) -> rpc.ReplyHeader:
     leader = None if leader_id < 0 else leader_id
     endpoints = tuple(
         Endpoint(listener, node.host, node.port) for node in response.node_endpoints[:1] if node.node_id == leader_id
     )
-    return rpc.Standing(ErrorCode(error), epoch, leader, endpoints)
+    return rpc.ReplyHeader(ErrorCode(error), epoch, leader, endpoints)
 
 
-def _answer_of(ask: rpc.Ask, response: Response, listener: str) -> rpc.Answer:
+def _answer_of(call: rpc.Call, response: Response, listener: str) -> rpc.Reply:
     top = getattr(response, "error_code", 0)
     if top:
-        return failed_answer(ask, ErrorCode(top))
+        return failed_reply(call, ErrorCode(top))
     match response:
         case q.VoteResponse():
             p = _only_partition(response.topics)
-            standing = _standing(p.error_code, p.leader_id, p.leader_epoch, response, listener)
-            return rpc.VoteAnswer(standing, p.vote_granted)
+            header = _header(p.error_code, p.leader_id, p.leader_epoch, response, listener)
+            return rpc.VoteReply(header, p.vote_granted)
         case q.BeginQuorumEpochResponse():
             p = _only_partition(response.topics)
-            return rpc.BeginAnswer(_standing(p.error_code, p.leader_id, p.leader_epoch, response, listener))
+            return rpc.BeginEpochReply(_header(p.error_code, p.leader_id, p.leader_epoch, response, listener))
         case q.EndQuorumEpochResponse():
             p = _only_partition(response.topics)
-            return rpc.EndAnswer(_standing(p.error_code, p.leader_id, p.leader_epoch, response, listener))
+            return rpc.EndEpochReply(_header(p.error_code, p.leader_id, p.leader_epoch, response, listener))
         case f.FetchResponse():
-            return _fetch_answer(response, listener)
+            return _fetch_reply(response, listener)
         case q.FetchSnapshotResponse():
             p = _only_partition(response.topics)
             leader = p.current_leader
-            standing = _standing(p.error_code, leader.leader_id, leader.leader_epoch, response, listener)
+            header = _header(p.error_code, leader.leader_id, leader.leader_epoch, response, listener)
             snapshot = OffsetAndEpoch(p.snapshot_id.end_offset, p.snapshot_id.epoch)
-            return rpc.SnapshotAnswer(standing, snapshot, p.position, p.size, p.unaligned_records)
+            return rpc.SnapshotReply(header, snapshot, p.position, p.size, p.unaligned_records)
         case q.AddRaftVoterResponse() | q.RemoveRaftVoterResponse() | q.UpdateRaftVoterResponse():
-            return failed_answer(ask, ErrorCode.NONE)
+            return failed_reply(call, ErrorCode.NONE)
     raise NotMetadata
 
 
-def _fetch_answer(response: f.FetchResponse, listener: str) -> rpc.FetchAnswer:
+def _fetch_reply(response: f.FetchResponse, listener: str) -> rpc.FetchReply:
     p = _only_partition(response.responses)
     leader = p.current_leader
     diverging = OffsetAndEpoch(p.diverging_epoch.end_offset, p.diverging_epoch.epoch)
     snapshot = OffsetAndEpoch(p.snapshot_id.end_offset, p.snapshot_id.epoch)
     records = p.records if p.records is not None else b""
-    return rpc.FetchAnswer(
-        _standing(p.error_code, leader.leader_id, leader.leader_epoch, response, listener),
+    return rpc.FetchReply(
+        _header(p.error_code, leader.leader_id, leader.leader_epoch, response, listener),
         p.high_watermark,
         p.log_start_offset,
         diverging if diverging.offset >= 0 and diverging.epoch >= 0 else None,

@@ -1,6 +1,6 @@
-"""What `codec` and `values` need of Cython's own module when they run as plain Python on a machine without Cython.
+"""Stands in for the module `cython` where `codec` and `values` run as plain Python on a machine without Cython.
 
-Compiled, they need neither: the names vanish at compile time.
+Compiled, they import neither: these names are resolved at compile time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Batches from and to Arrow columns: offset, timestamp, key, value, headers. Needs the `arrow` extra.
 
-For whoever takes records by the million: a record costs some nanoseconds and no Python object. Timestamps are Kafka's
-milliseconds as they are, so a record without one reads as a millisecond before 1970.
+Made for millions of records: one costs some nanoseconds and no Python object. Timestamps are Kafka's milliseconds
+unchanged, so a record without a timestamp (-1) has that of one millisecond before 1970.
 
-A column's bytes are addressed by int32, so what is decoded at once is bounded: `iter_record_batches` starts a new
-record batch where the bound is reached.
+The bytes of a column are addressed by int32, so the size of a record batch is bounded: `iter_record_batches` starts a
+new one where the bound is reached.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ SCHEMA: Final = pa.schema(
 )
 
 CHUNK_BYTES: Final = 64 * 1024 * 1024
-"""Decompressed bytes after which a new record batch is begun."""
+"""Decompressed bytes after which a new record batch is started."""
 
 Batch = bytearray | memoryview
 
 _MAX_COLUMN_BYTES: Final = 2**31 - 1
 _RECORD_OVERHEAD: Final = 36
-_NO_HEADERS: Final = pa.nulls(0, HEADER)  # `pa.array` would import pandas, half a second of it
+_NO_HEADERS: Final = pa.nulls(0, HEADER)  # `pa.array` would import pandas, which takes half a second
 _EMPTY: Final = memoryview(b"")
 _NO_ENDS: Final = memoryview(b"").cast("i")
 
@@ -67,10 +67,10 @@ def iter_record_batches(
     chunk_bytes: int = CHUNK_BYTES,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of `buf`'s whole batches as record batches of `SCHEMA`, none of them empty.
+    """The records of the whole batches in `buf` as record batches of `SCHEMA`, none of them empty.
 
-    Control batches are left out, and those that `keep` refuses (an aborted transaction's); records before
-    `start_offset` as well, since a fetch may begin in the middle of a batch. Raises `CorruptRecord`.
+    Left out are control batches, batches for which `keep` is false (those of aborted transactions), and records before
+    `start_offset`, because a fetch may start in the middle of a batch. Raises `CorruptRecord`.
     """
     sections: list[codec.Section] = []
     size = 0
@@ -187,14 +187,14 @@ def build_batches(
     base_sequence: int = NO_SEQUENCE,
     is_transactional: bool = False,
 ) -> list[Batch]:
-    """The rows as batches, in order, each of at most `max_batch_bytes` before compression or of one record.
+    """The rows as batches, in order, each with at most `max_batch_bytes` before compression or with a single record.
 
-    They are writable memory, allocated by Arrow: its pool keeps what was freed, where a fresh megabyte from the system
-    costs four times as much in page faults as encoding does.
+    The batches are writable memory allocated by Arrow. Its pool reuses freed memory; a fresh megabyte from the kernel
+    would cost four times as much in page faults as the encoding does.
 
-    Columns are taken by name: `value` and `key` (binary or string), `timestamp` (a timestamp, or milliseconds),
-    `headers` (as in `SCHEMA`). A column that is not there is null; a null timestamp is `now_ms`. Others, `offset`
-    among them, are not looked at: offsets and sequence numbers go on from batch to batch.
+    Columns are found by name: `value` and `key` (binary or string), `timestamp` (a timestamp, or milliseconds),
+    `headers` (as in `SCHEMA`). A missing column is null; a null timestamp is `now_ms`. Other columns, such as `offset`,
+    are ignored: offsets and sequence numbers are consecutive from batch to batch.
     """
     if isinstance(columns, pa.Table):
         parts = columns.combine_chunks().to_batches()
@@ -226,7 +226,7 @@ def build_batches(
 
 
 def _encode(part: pa.RecordBatch, now_ms: int, max_bytes: int) -> Iterator[tuple[memoryview, int, int, int]]:
-    """Batches without their headers: (buffer, records, base timestamp, max timestamp)."""
+    """Batches whose headers are not written yet: (buffer, records, base timestamp, max timestamp)."""
     rows = part.num_rows
     if rows == 0:
         return
@@ -258,7 +258,7 @@ def _encode(part: pa.RecordBatch, now_ms: int, max_bytes: int) -> Iterator[tuple
             tail_data,
         )
         if following == first:
-            # One record is larger than a batch should be: it gets a batch of its own.
+            # A record larger than `max_bytes` gets a batch of its own.
             one = key_ends[first + 1] - key_ends[first] + value_ends[first + 1] - value_ends[first]
             one += tail_ends[first + 1] - tail_ends[first] if len(tail_ends) else 0
             room = HEADER_SIZE + _RECORD_OVERHEAD + one
@@ -286,7 +286,7 @@ def _timestamps(part: pa.RecordBatch, now_ms: int) -> memoryview:
 
 
 def _bytes_column(column: pa.Array | None, rows: int) -> tuple[memoryview, memoryview, memoryview, int]:
-    """(ends, data, validity or empty, the first row's place in the validity)."""
+    """(ends, data, validity bitmap or empty, position of the first row in the bitmap)."""
     if column is None:
         column = pa.nulls(rows, pa.binary())
     if column.type != pa.binary():
@@ -304,7 +304,8 @@ def _bytes_column(column: pa.Array | None, rows: int) -> tuple[memoryview, memor
 
 
 def _tails(column: pa.Array | None, rows: int) -> tuple[memoryview, memoryview]:
-    """Each record's headers as they are on the wire, for `encode_columns`; empty where no record has any."""
+    """(ends, data) of each record's headers as they are on the wire, for `encode_columns`; both empty where no record
+    has headers."""
     if column is None or pa.types.is_null(column.type):
         return _NO_ENDS, _EMPTY
     if column.null_count or not pa.types.is_list(column.type):

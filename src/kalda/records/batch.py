@@ -1,12 +1,12 @@
 """The header of a record batch, magic 2.
 
-Layout, big-endian: base offset, length of what follows, partition leader epoch, magic, CRC32C, attributes, last
+Layout, big-endian: base offset, length of the bytes after it, partition leader epoch, magic, CRC32C, attributes, last
 offset delta, base timestamp, max timestamp, producer id, producer epoch, base sequence, record count; 61 bytes. The
-CRC covers everything from the attributes to the batch's end: so a leader may stamp base offset and leader epoch, which
-lie before it, without touching the checksum.
+CRC covers everything from the attributes to the batch's end. Base offset and leader epoch precede it, so a leader
+stamps them without a new checksum.
 
-Invariants of a header that `read_header` returned: magic is 2 and the length covers at least the header. Nothing else
-is promised: counts, offsets and timestamps are the sender's word until the CRC and the validation have spoken.
+Invariants of a header that `read_header` returned: magic is 2 and the length covers at least the header. Counts,
+offsets and timestamps may have any value until the CRC was checked and the batch validated.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kalda.records.compression import Compression
 
 HEADER_SIZE = 61
 LOG_OVERHEAD = 12
-"""Bytes before those that the length field counts: base offset and the length itself."""
+"""The bytes that the length field does not count: base offset and the length itself."""
 
 MIN_BATCH_LENGTH = 14
-"""The least that a length field may say: a message of magic 0 without key and value. Less is not a batch of any age."""
+"""The smallest valid length field: that of a message of magic 0 without key and value."""
 
 MAGIC = 2
 MAGIC_POSITION = 16
@@ -56,7 +56,7 @@ _UINT32 = Struct(">I")
 
 
 class TimestampType(IntEnum):
-    """Who set the records' timestamps: the producer, or the leader when it appended."""
+    """Who set the records' timestamps: the producer, or the leader at the append."""
 
     CREATE = 0
     LOG_APPEND = 1
@@ -88,7 +88,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The whole batch, header and offset field included."""
+        """The size of the whole batch, header included."""
         return self.batch_length + LOG_OVERHEAD
 
     @property
@@ -108,7 +108,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """Raises `CorruptRecord` for the three codec ids that Kafka has not given out."""
+        """Raises `CorruptRecord` for the three codec ids that Kafka has not assigned."""
         codec = self.attributes & COMPRESSION_MASK
         if codec > Compression.ZSTD:
             raise CorruptRecord(f"compression codec {codec} is unknown")
@@ -128,7 +128,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """True where the base timestamp is the time from which tombstones and markers may go (KIP-534)."""
+        """True where the base timestamp is the time from which tombstones and markers may be removed (KIP-534)."""
         return self.attributes & DELETE_HORIZON_BIT != 0
 
     @property
@@ -145,24 +145,24 @@ def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
         raise CorruptRecord(f"{max(len(buf) - pos, 0)} bytes at position {pos} are too few for a batch header")
     header = _new_header(BatchHeader, _HEADER.unpack_from(buf, pos))
     if header.magic != MAGIC:
-        raise CorruptRecord(f"the batch at position {pos} has magic {header.magic}, only {MAGIC} is read")
+        raise CorruptRecord(f"the batch at position {pos} has magic {header.magic}, only {MAGIC} is supported")
     if header.batch_length < HEADER_SIZE - LOG_OVERHEAD:
-        raise CorruptRecord(f"the batch at position {pos} says it is {header.size_bytes} bytes, less than its header")
+        raise CorruptRecord(f"the batch at position {pos} has a size of {header.size_bytes} bytes, less than a header")
     return header
 
 
 peek_header: Callable[[Buffer], tuple[int, ...]] = _HEADER.unpack_from
-"""The fields at the start of a buffer, which has their 61 bytes. Nothing is checked, not even the magic."""
+"""The fields of the header at the start of a buffer of at least 61 bytes. Nothing is checked, not even the magic."""
 
 
 def write_header(buf: bytearray | memoryview, pos: int, header: BatchHeader) -> None:
-    """Write `header` at `pos`, with the CRC of what `buf` holds behind it."""
+    """Write `header` at `pos`, with the CRC of the batch's bytes in `buf`."""
     _HEADER.pack_into(buf, pos, *header)
     write_crc(buf, pos, header.size_bytes)
 
 
 def write_crc(buf: bytearray | memoryview, pos: int, size_bytes: int) -> int:
-    """Compute the CRC of the batch at `pos` and put it in place."""
+    """Compute the CRC of the batch at `pos`, write it into the header, and return it."""
     crc = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : pos + size_bytes])
     _UINT32.pack_into(buf, pos + CRC_POSITION, crc)
     return crc
@@ -176,21 +176,21 @@ def check_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
     crc = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : end])
     if crc != header.crc:
         raise CorruptRecord(
-            f"the batch at position {pos} (offset {header.base_offset}) has CRC {crc}, its header says {header.crc}"
+            f"the batch at position {pos} (offset {header.base_offset}) has CRC {crc}, its header has {header.crc}"
         )
 
 
 def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """Position and header of each whole batch.
 
-    A fetch may be cut at any byte, so an incomplete batch at the end is silently left out. A length below the
-    smallest possible or a wrong magic raises `CorruptRecord`: there is no way on from there.
+    A fetch response may end at any byte, so an incomplete batch at the end is left out. A length below the smallest
+    valid one or a wrong magic raises `CorruptRecord`: the position of the next batch is unknown then.
     """
     size = len(buf)
     while size - pos >= LOG_OVERHEAD:
         (length,) = _LENGTH.unpack_from(buf, pos + 8)
         if length < MIN_BATCH_LENGTH:
-            raise CorruptRecord(f"the batch at position {pos} says it is {length} bytes long")
+            raise CorruptRecord(f"the batch at position {pos} has a length of {length} bytes")
         if size - pos <= MAGIC_POSITION:
             return
         if buf[pos + MAGIC_POSITION] != MAGIC:
@@ -203,10 +203,10 @@ def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]
 
 
 def stamp(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch: int) -> None:
-    """Give the batch at `pos` its place in the log. Its CRC stays right: it does not cover these fields."""
+    """Write base offset and leader epoch of the batch at `pos`. The CRC does not cover these fields."""
     _BASE_OFFSET.pack_into(buf, pos, base_offset)
     _LENGTH.pack_into(buf, pos + LOG_OVERHEAD, leader_epoch)
 
 
 stamp_known: Callable[[bytearray | memoryview, int, int, int, int], None] = Struct(">qii").pack_into
-"""`stamp`, where the length field is known: buffer, position, base offset, length, leader epoch."""
+"""`stamp` in one call, for a caller that has the length field: buffer, position, base offset, length, leader epoch."""

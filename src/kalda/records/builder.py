@@ -1,7 +1,7 @@
 """Batches from records and records from batches, as Python values.
 
-This is the way of everything that touches few records: coordinators, the metadata log, markers, tools, tests. Columns
-go through `arrow`; the broker's data path goes through neither.
+Used where records are few: coordinators, the metadata log, markers, tools, tests. Columns use `arrow`; the data path of
+the broker uses neither.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NewRecord = tuple[int, Buffer | None, Buffer | None, Headers]
 
 
 class Record(NamedTuple):
-    """A record as it is read: absolute offset, timestamp in ms (-1: none)."""
+    """A decoded record: absolute offset, timestamp in ms (-1: none)."""
 
     offset: int
     timestamp: int
@@ -81,8 +81,8 @@ def build_batch(
 ) -> bytearray:
     """One batch of (timestamp, key, value, headers) at consecutive offsets.
 
-    With `TimestampType.LOG_APPEND` every record reads as `append_time_ms`, whatever its own timestamp. Raises
-    `ValueError` for no records at all, and for more bytes than a batch can hold.
+    With `TimestampType.LOG_APPEND` readers get `append_time_ms` as the timestamp of every record. Raises `ValueError`
+    for no records, and for more bytes than a batch can hold.
     """
     rows = list(records)
     if not rows:
@@ -116,11 +116,11 @@ def rebuild_batch(
     delete_horizon_ms: int | None = None,
     compression_level: int | None = None,
 ) -> bytearray:
-    """The batch of `header` with only `records` left in it, as compaction writes it.
+    """The batch of `header` with only `records` in it, as compaction writes it.
 
-    Base offset, last offset, sequence and producer stay, so the log keeps no gap between batches that a reader or the
-    producer state could trip over. With no records the batch is a bare header that remembers its producer. A delete
-    horizon takes the base timestamp's place (KIP-534).
+    Base offset, last offset, sequence and producer stay the same, so offsets and sequence numbers have no gaps between
+    batches. Without records the batch is a bare header, which keeps the producer's last sequence number. A delete
+    horizon replaces the base timestamp (KIP-534).
     """
     attributes = header.attributes & ~DELETE_HORIZON_BIT
     base_timestamp = records[0].timestamp if records else NO_TIMESTAMP
@@ -146,8 +146,8 @@ def seal(buf: memoryview, header: BatchHeader, compression_level: int | None = N
 def seal(
     buf: bytearray | memoryview, header: BatchHeader, compression_level: int | None = None
 ) -> bytearray | memoryview:
-    """Compress the records behind the room for a header in `buf` as `header` says, then write the header, its length
-    and CRC made right."""
+    """Compress the records in `buf`, which begin after `HEADER_SIZE` bytes for the header, with the codec of `header`;
+    then write `header` with the right length and CRC. Returns `buf`, or a new buffer where it was compressed."""
     if header.compression is not Compression.NONE and len(buf) > HEADER_SIZE:
         with memoryview(buf) as view:
             packed = compress(header.compression, view[HEADER_SIZE:], compression_level)
@@ -175,7 +175,8 @@ def read_records(
 ) -> list[Record]:
     """The records of the batch at `pos`, decompressed to at most `max_bytes`.
 
-    The CRC is not looked at: whoever took the batch from a wire or a disk has done that. Raises `CorruptRecord`.
+    The CRC is not checked here: the code that reads batches from a connection or a disk checks it. Raises
+    `CorruptRecord`.
     """
     if header is None:
         header = read_header(buf, pos)
@@ -184,7 +185,7 @@ def read_records(
 
 
 def decode_section(section: memoryview, header: BatchHeader) -> list[Record]:
-    """The records of a section that is not, or no longer, compressed. Raises `CorruptRecord`."""
+    """The records of an uncompressed section. Raises `CorruptRecord`."""
     append_timestamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
     return values.decode_records(
         Record,

@@ -1,8 +1,8 @@
 """CRC32C, the checksum of record batches.
 
-The `crc32c` wheel does it in hardware, without copying, and lets go of the GIL for large buffers. Its package looks up
-its own version when it is imported, for which `importlib.metadata`, `email` and `zipfile` come along: some 20 ms, a
-tenth of what a node may take to start. Its extension module needs none of that, so it is loaded by itself.
+The `crc32c` wheel computes it in hardware, without copying, and releases the GIL for large buffers. At import its
+package looks up its own version, which imports `importlib.metadata`, `email` and `zipfile`: some 20 ms, a tenth of the
+time that a node may take to start. So only its extension module, which needs none of these, is loaded.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import cast
 
 def _load() -> Callable[..., int]:
     package = PathFinder.find_spec("crc32c")
-    places = package.submodule_search_locations if isinstance(package, ModuleSpec) else None
-    spec = PathFinder.find_spec("crc32c._crc32c", places) if places else None
+    folders = package.submodule_search_locations if isinstance(package, ModuleSpec) else None
+    spec = PathFinder.find_spec("crc32c._crc32c", folders) if folders else None
     if spec is not None and spec.loader is not None:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
-        found = getattr(module, "crc32c", None)
-        if found is not None:
-            return cast(Callable[..., int], found)
-    from crc32c import crc32c as whole
+        function = getattr(module, "crc32c", None)
+        if function is not None:
+            return cast(Callable[..., int], function)
+    from crc32c import crc32c as of_package
 
-    return cast(Callable[..., int], whole)
+    return cast(Callable[..., int], of_package)
 
 
 crc32c: Callable[..., int] = _load()
-"""`crc32c(data, value=0)`: the CRC32C of a buffer, going on from `value`."""
+"""`crc32c(data, value=0)`: the CRC32C of a buffer, or of one that continues a buffer whose CRC32C is `value`."""

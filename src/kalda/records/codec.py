@@ -1,21 +1,21 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, binding=False
-"""The records' section of a batch: parsing it, and taking it to and from columns without an object for a record.
+"""The section of records in a batch: parsing it, and converting it to and from columns without an object for a record.
 
-Written in Cython's pure-Python mode: the same file runs as it is and compiles to C, where bytes are touched through
-pointers. The types for mypy are in `codec.pyi`; what `values` calls in C is in `codec.pxd`.
+Written in Cython's pure-Python mode: the same file runs uncompiled, and compiles to C, where bytes are accessed through
+pointers. The types for mypy are in `codec.pyi`; the functions that `values` calls in C are in `codec.pxd`.
 
 One record: its length as a varint, attributes (one byte, unused), timestamp delta (varlong), offset delta, key length
 (-1: null), key, value length (-1: null), value, header count, then for each header key length, key, value length,
 value. All varints are zig-zag. The deltas are against the batch's base timestamp and base offset.
 
-A column of bytes is its values one after another (`data`), where each ends (`ends`: one more than rows, the first 0),
-and a bitmap of those that are not null (`valid`). This is Arrow's layout, but nothing here knows Arrow.
+A column of bytes is its values one after another (`data`), the position at which each ends (`ends`: one more than there
+are rows, the first 0), and a bitmap of the values that are not null (`valid`): Arrow's layout, but Arrow is not needed.
 
-Safety: compiled code checks no index, so every read is preceded by a comparison with `end`, the first byte that is not
-the section's (one comparison for several numbers where there are bytes enough for the longest of them), and a length is
-compared with the bytes that remain before it is used. `_record` proves that a record, headers included, lies within the
-section and ends where its length says. What fails is a `CorruptRecord`.
+Safety: compiled code checks no index. So every read is preceded by a comparison with `end`, the first position behind
+the section (one comparison covers several numbers where enough bytes for the longest of them remain), and every length
+is compared with the bytes that remain before it is used. `_record` verifies that a record, headers included, lies
+within the section and has the length that it begins with. All violations raise `CorruptRecord`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if cython.compiled:
 else:
     warnings.warn(
         "kalda.records.codec runs uncompiled: records are encoded and decoded some 50 times slower. "
-        "Reinstall Kalda where a C compiler is at hand.",
+        "Reinstall Kalda on a machine with a C compiler.",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -48,8 +48,8 @@ MIN_RECORD_SIZE = 7
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-def _start(data: cython.const[cython.uchar][::1]) -> cython.pointer[cython.const[cython.uchar]]:
-    """Where a buffer's bytes are; of an empty one nothing may be read."""
+def _readable(data: cython.const[cython.uchar][::1]) -> cython.pointer[cython.const[cython.uchar]]:
+    """A pointer to a buffer's bytes. Nothing may be read through the pointer of an empty buffer."""
     if cython.compiled:
         return cython.address(data[0])
     else:
@@ -59,8 +59,8 @@ def _start(data: cython.const[cython.uchar][::1]) -> cython.pointer[cython.const
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-def _room(data: cython.uchar[::1]) -> cython.pointer[cython.uchar]:
-    """`_start`, to write there."""
+def _writable(data: cython.uchar[::1]) -> cython.pointer[cython.uchar]:
+    """A pointer to a buffer's bytes that allows writes."""
     if cython.compiled:
         return cython.address(data[0])
     else:
@@ -92,7 +92,7 @@ def _ints(data: cython.int[::1]) -> cython.pointer[cython.int]:
 @cython.nogil
 @cython.exceptval(check=False)
 def _sum(a: cython.longlong, b: cython.longlong) -> cython.longlong:
-    """64-bit addition that wraps, as Java's does: hostile deltas must not be undefined behaviour."""
+    """64-bit addition that wraps, as Java's does: hostile deltas must not cause undefined behaviour."""
     if cython.compiled:
         return cython.cast(cython.longlong, cython.cast(cython.ulonglong, a) + cython.cast(cython.ulonglong, b))
     else:
@@ -107,7 +107,7 @@ def _sum(a: cython.longlong, b: cython.longlong) -> cython.longlong:
 def _varlong(
     p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_t, end: cython.Py_ssize_t, max_bits: cython.uint
 ):
-    """A zig-zag number and the position behind it, which is -1 where it is cut off or too long.
+    """A zig-zag number and the position after it, which is -1 where the number is cut off or too long.
 
     Bits beyond 64 (`max_bits` 70) or 32 (`max_bits` 35) are dropped, as Kafka's reader drops them.
     """
@@ -139,7 +139,7 @@ def _varlong(
 @cython.exceptval(check=False)
 @cython.returns((cython.longlong, cython.Py_ssize_t))
 def _varint(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_t, end: cython.Py_ssize_t):
-    """A 32-bit zig-zag number; most are one byte or two."""
+    """A 32-bit zig-zag number, as `_varlong`. Most have one byte or two."""
     byte: cython.int
     if pos < end:
         byte = p[pos]
@@ -161,14 +161,15 @@ def _number(
     pos: cython.Py_ssize_t,
     end: cython.Py_ssize_t,
     max_bits: cython.uint,
-    roomy: cython.bint,
+    ten_bytes_readable: cython.bint,
 ):
-    """`_varlong`, which may read beyond `end` where the caller says that the buffer is `roomy`: has ten bytes there.
+    """`_varlong`, without a comparison for each byte where the caller guarantees that ten bytes from `pos` on can be
+    read. It may then read beyond `end`: the caller compares the returned position with `end`.
 
     Within a batch, most numbers have one byte, two or three.
     """
     low: cython.int
-    if not roomy:
+    if not ten_bytes_readable:
         return _varlong(p, pos, end, max_bits)
     low = p[pos]
     if low < 0x80:
@@ -191,7 +192,7 @@ def _skip_headers(
     end: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """The position behind `count` headers, -1 where they do not fit before `end`."""
+    """The position after `count` headers, -1 where they do not end before `end`."""
     length: cython.longlong
     for _ in range(count):
         length, pos = _varint(p, pos, end)
@@ -224,10 +225,10 @@ def _skip_headers(
     )
 )
 def _record(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_t, end: cython.Py_ssize_t):
-    """One record, proven to lie within `end`, as
+    """One record, verified to end at or before `end`:
 
-    (position behind it or -1, timestamp delta, offset delta, key at, key length or -1, value at, value length or -1,
-    header count, headers at).
+    (position after it, timestamp delta, offset delta, position of the key, key length or -1, position of the value,
+    value length or -1, header count, position of the headers). The first is -1 for a malformed record.
     """
     stop: cython.Py_ssize_t
     number: cython.longlong
@@ -237,21 +238,21 @@ def _record(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_
     key_length: cython.Py_ssize_t
     value_at: cython.Py_ssize_t
     value_length: cython.Py_ssize_t
-    # The numbers up to the key's length have at most 26 bytes. Where the section has those, they are read without a
-    # look at where the record ends, and one comparison makes up for it: whoever went beyond `stop` is still there.
-    roomy: cython.bint = end - pos >= 26
+    # The numbers up to the key's length have at most 26 bytes. Where the section has 26 more, they are read without
+    # comparisons with `stop`, the end of the record. One comparison after the last suffices: positions only grow.
+    unchecked: cython.bint = end - pos >= 26
 
-    number, pos = _number(p, pos, end, 35, roomy)
+    number, pos = _number(p, pos, end, 35, unchecked)
     if pos < 0 or number < 1 or number > end - pos:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
     stop = pos + number
-    timestamp_delta, pos = _number(p, pos + 1, stop, 70, roomy)
+    timestamp_delta, pos = _number(p, pos + 1, stop, 70, unchecked)
     if pos < 0:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
-    offset_delta, pos = _number(p, pos, stop, 35, roomy)
+    offset_delta, pos = _number(p, pos, stop, 35, unchecked)
     if pos < 0:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
-    number, pos = _number(p, pos, stop, 35, roomy)
+    number, pos = _number(p, pos, stop, 35, unchecked)
     if pos < 0 or pos > stop or number > stop - pos:
         return -1, 0, 0, 0, 0, 0, 0, 0, 0
     key_at, key_length = pos, -1
@@ -274,19 +275,19 @@ def _record(p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_
 
 
 def _check_section(size: cython.Py_ssize_t, pos: cython.Py_ssize_t, end: cython.Py_ssize_t, count: cython.Py_ssize_t):
-    """What must hold before the first byte is read. Fewer bytes than `count` shortest records refute the count."""
+    """Checks before the first byte is read: the section lies in the buffer and is long enough for `count` records."""
     if pos < 0 or end < pos or end > size:
         raise ValueError(f"section {pos}:{end} lies outside of a buffer of {size} bytes")
     if count < 0 or count > (end - pos) // MIN_RECORD_SIZE:
-        raise CorruptRecord(f"{end - pos} bytes cannot hold the {count} records that the header counts")
+        raise CorruptRecord(f"{end - pos} bytes cannot hold the {count} records of the header")
 
 
-def _broken(index: cython.Py_ssize_t, count: cython.Py_ssize_t):
-    return CorruptRecord(f"record {index} of {count} is cut off, or a length in it is wrong")
+def _malformed(index: cython.Py_ssize_t, count: cython.Py_ssize_t):
+    return CorruptRecord(f"record {index} of {count} is cut off, or has a wrong length")
 
 
 def _left_over(size: cython.Py_ssize_t, count: cython.Py_ssize_t):
-    return CorruptRecord(f"{size} bytes are left behind the {count} records that the header counts")
+    return CorruptRecord(f"{size} bytes follow the {count} records of the header")
 
 
 def survey(
@@ -296,7 +297,7 @@ def survey(
     count: cython.Py_ssize_t,
     base_timestamp: cython.longlong,
 ) -> tuple:
-    """What validation asks of a section, without an object for each record: (max timestamp, min timestamp, index of
+    """What validation needs of a section, without an object for each record: (max timestamp, min timestamp, index of
     the first record without a key or -1, index of the first record whose offset delta is not its index or -1).
     """
     i: cython.Py_ssize_t
@@ -314,7 +315,7 @@ def survey(
     keyless: cython.Py_ssize_t = -1
     misplaced: cython.Py_ssize_t = -1
     _check_section(len(data), pos, end, count)
-    p: cython.pointer[cython.const[cython.uchar]] = _start(data)
+    p: cython.pointer[cython.const[cython.uchar]] = _readable(data)
     for i in range(count):
         (
             pos,
@@ -328,7 +329,7 @@ def survey(
             _headers_at,
         ) = _record(p, pos, end)
         if pos < 0:
-            raise _broken(i, count)
+            raise _malformed(i, count)
         timestamp = _sum(base_timestamp, timestamp_delta)
         if i == 0 or timestamp > largest:
             largest = timestamp
@@ -365,7 +366,7 @@ def _varlong_size(number: cython.longlong) -> cython.Py_ssize_t:
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_varlong(p: cython.pointer[cython.uchar], pos: cython.Py_ssize_t, number: cython.longlong) -> cython.Py_ssize_t:
-    """Write a zig-zag number; the position behind it. A 32-bit number has the same bytes."""
+    """Write a zig-zag number and return the position after it. A 32-bit number has the same bytes."""
     value: cython.ulonglong
     if cython.compiled:
         value = (cython.cast(cython.ulonglong, number) << 1) ^ cython.cast(cython.ulonglong, number >> 63)
@@ -411,8 +412,8 @@ def _append(
     end: cython.Py_ssize_t,
     length: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """`_copy` at the end of a column. Most keys are short: 16 bytes at once are one move where a call would be ten, and
-    what they leave behind the value is written over by the next."""
+    """`_copy` at the end of a column. Most keys are short: where buffers allow, 16 bytes are copied at once, which is
+    one move instead of a call. The bytes after the value are overwritten by the next value."""
     if length <= 0:
         return at
     if cython.compiled and length <= 16 and at + 16 <= room and start + 16 <= end:
@@ -422,7 +423,7 @@ def _append(
 
 
 def to_micros(millis: cython.const[cython.longlong][::1], micros: cython.longlong[::1]) -> cython.bint:
-    """Timestamps in microseconds, as many as there are; False where one is too far from 1970 for that."""
+    """Convert all timestamps to microseconds. False where one of them does not fit 64 bits as microseconds."""
     i: cython.Py_ssize_t
     count: cython.Py_ssize_t = len(millis)
     limit: cython.longlong = 9223372036854775  # a literal of this size would be a Python object in the comparison
@@ -445,7 +446,7 @@ def _measure_headers(
     end: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
 ):
-    """How many bytes of keys and of values there are in headers that `_record` has walked over."""
+    """The bytes of all keys, and those of all values, in headers that `_record` has verified."""
     length: cython.longlong
     names: cython.longlong = 0
     contents: cython.longlong = 0
@@ -484,12 +485,12 @@ def _decode_section(
     header_ends: cython.pointer[cython.int],
     sums: cython.pointer[cython.longlong],
 ) -> cython.Py_ssize_t:
-    """Decode the `count` records of `p[:end]` into rows from `row` on, and add to `sums`, which are what
-    `decode_columns` returns. The position behind the last record; where a record is broken, its index taken from -1."""
+    """Decode the `count` records of `p[:end]` into rows from `row` on, and add to `sums`, the result of
+    `decode_columns`. Returns the position after the last record, or -1 - i where record i is malformed."""
     i: cython.Py_ssize_t
     pos: cython.Py_ssize_t = 0
-    time: cython.longlong
-    place: cython.longlong
+    time_delta: cython.longlong
+    delta: cython.longlong
     key_at: cython.Py_ssize_t
     key_length: cython.Py_ssize_t
     value_at: cython.Py_ssize_t
@@ -502,11 +503,11 @@ def _decode_section(
     value_pos: cython.Py_ssize_t = value_ends[row]
     headers: cython.Py_ssize_t = header_ends[row]
     for i in range(count):
-        pos, time, place, key_at, key_length, value_at, value_length, header_count, tail_at = _record(p, pos, end)
+        pos, time_delta, delta, key_at, key_length, value_at, value_length, header_count, tail_at = _record(p, pos, end)
         if pos < 0:
             return -1 - i
-        offsets[row] = _sum(base_offset, place)
-        timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, time)
+        offsets[row] = _sum(base_offset, delta)
+        timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, time_delta)
         if key_length < 0:
             sums[0] += 1
             key_valid[row >> 3] &= ~(1 << (row & 7))
@@ -541,13 +542,13 @@ def decode_columns(
     value_valid: cython.uchar[::1],
     header_ends: cython.int[::1],
 ) -> tuple:
-    """Decode sections into columns, one record's bytes after another's, and return (null keys, null values, bytes of
-    header keys, bytes of header values); the other sums are where `ends` end.
+    """Decode sections into columns. Returns (null keys, null values, bytes of header keys, bytes of header values). The
+    bytes of all keys and values, and the number of headers, are the last items of the `ends`.
 
-    A section is (buffer, count, base offset, base timestamp, append timestamp or None). The columns have room for the
-    sum of counts (`ends`: one more, the first is 0; `valid`: a bit each, all set), the data for the sum of the
-    buffers' sizes: that no record can overrun them is checked here. Headers are only counted: `header_ends` says
-    where each record's end, and `decode_header_columns` fetches them.
+    A section is (buffer, count, base offset, base timestamp, append timestamp or None). The columns must have rows for
+    the sum of the counts (`ends`: one more, the first is 0; `valid`: one bit for each row, all set), the data must have
+    the sum of the buffers' sizes; this is checked here, so no record can overrun them. Headers are counted only:
+    `header_ends` has the index after each record's last header, and `decode_header_columns` decodes them.
     """
     row: cython.Py_ssize_t = 0
     rows: cython.Py_ssize_t = len(offsets)
@@ -561,9 +562,9 @@ def decode_columns(
         room += len(section[0])
         row += section[1]
     if row != rows or len(timestamps) < rows or min(len(key_ends), len(value_ends), len(header_ends)) < rows + 1:
-        raise ValueError("the columns have not the size that the sections need")
+        raise ValueError("the columns are too small for the sections")
     if min(len(key_valid), len(value_valid)) * 8 < rows or min(len(key_data), len(value_data)) < room:
-        raise ValueError("the columns have not the size that the sections need")
+        raise ValueError("the columns are too small for the sections")
     key_ends[0] = value_ends[0] = header_ends[0] = 0
     row = 0
     for section in sections:
@@ -572,7 +573,7 @@ def decode_columns(
         end = len(data)
         _check_section(end, 0, end, count)
         pos = _decode_section(
-            _start(data),
+            _readable(data),
             end,
             count,
             section[2],
@@ -584,16 +585,16 @@ def decode_columns(
             _longs(offsets),
             _longs(timestamps),
             _ints(key_ends),
-            _room(key_data),
-            _room(key_valid),
+            _writable(key_data),
+            _writable(key_valid),
             _ints(value_ends),
-            _room(value_data),
-            _room(value_valid),
+            _writable(value_data),
+            _writable(value_valid),
             _ints(header_ends),
             _longs(sums),
         )
         if pos < 0:
-            raise _broken(-1 - pos, count)
+            raise _malformed(-1 - pos, count)
         if pos != end:
             raise _left_over(end - pos, count)
         row += count
@@ -608,8 +609,8 @@ def decode_header_columns(
     content_data: cython.uchar[::1],
     content_valid: cython.uchar[::1],
 ) -> cython.Py_ssize_t:
-    """The headers of sections that `decode_columns` has been through, into columns of the sizes it returned: keys
-    (`name`), values (`content`). Returns the number of null values.
+    """Decode the headers of sections that `decode_columns` has decoded, into columns of the sizes that it returned:
+    keys (`name`) and values (`content`). Returns the number of null values.
     """
     length: cython.longlong
     at: cython.Py_ssize_t = 0
@@ -623,14 +624,14 @@ def decode_header_columns(
     count: cython.Py_ssize_t
     data: cython.const[cython.uchar][::1]
     room: cython.Py_ssize_t = min(len(name_ends), len(content_ends), 8 * len(content_valid) + 1) - 1
-    names: cython.pointer[cython.uchar] = _room(name_data)
-    contents: cython.pointer[cython.uchar] = _room(content_data)
+    names: cython.pointer[cython.uchar] = _writable(name_data)
+    contents: cython.pointer[cython.uchar] = _writable(content_data)
     name_ends[0] = content_ends[0] = 0
     for section in sections:
         data = section[0]
         count = section[1]
         pos, end = 0, len(data)
-        p: cython.pointer[cython.const[cython.uchar]] = _start(data)
+        p: cython.pointer[cython.const[cython.uchar]] = _readable(data)
         for i in range(count):
             (
                 pos,
@@ -644,16 +645,16 @@ def decode_header_columns(
                 headers_at,
             ) = _record(p, pos, end)
             if pos < 0:
-                raise _broken(i, count)
+                raise _malformed(i, count)
             for _ in range(header_count):
                 length, headers_at = _varint(p, headers_at, end)
                 if at >= room or length > len(name_data) - name_pos:
-                    raise ValueError("the columns have not the size that the headers need")
+                    raise ValueError("the columns are too small for the headers")
                 name_pos = _copy(names, name_pos, p, headers_at, length)
                 headers_at += length
                 length, headers_at = _varint(p, headers_at, end)
                 if length > len(content_data) - content_pos:
-                    raise ValueError("the columns have not the size that the headers need")
+                    raise ValueError("the columns are too small for the headers")
                 if length < 0:
                     nulls += 1
                 else:
@@ -675,14 +676,14 @@ def _is_set(bits: cython.const[cython.uchar][::1], bit: cython.Py_ssize_t) -> cy
 
 
 def check_columns(size: cython.Py_ssize_t, ends: cython.const[cython.int][::1], rows: cython.Py_ssize_t) -> None:
-    """Raises `ValueError` unless `ends` are `rows` + 1 positions in `size` bytes that never go back."""
+    """Raises `ValueError` unless `ends` has `rows` + 1 positions in `size` bytes, in ascending order."""
     i: cython.Py_ssize_t
     previous: cython.int = 0
     if len(ends) < rows + 1:
         raise ValueError(f"{len(ends)} ends are too few for {rows} rows")
     for i in range(rows + 1):
         if ends[i] < previous or ends[i] > size:
-            raise ValueError(f"row {i} of a column ends at {ends[i]}, out of order or out of its {size} bytes")
+            raise ValueError(f"end {i} of a column of {size} bytes is {ends[i]}, the one before it {previous}")
         previous = ends[i]
 
 
@@ -703,10 +704,10 @@ def encode_columns(
     tail_ends: cython.const[cython.int][::1],
     tail_data: cython.const[cython.uchar][::1],
 ) -> tuple:
-    """Write rows `first` to `last` into `out` from `pos` on, as many as fit: (end, next row, max timestamp).
+    """Write the rows `first` to `last` - 1 into `out` from `pos` on, as many as fit: (end, next row, max timestamp).
 
-    The ends have passed `check_columns`. `valid` may be empty: then no row is null; `key_bit` is its first row's place.
-    A tail is a record's headers as they are on the wire, count included; an empty tail says that there are none.
+    The ends have passed `check_columns`. Where `valid` is empty no row is null; otherwise `key_bit` and `value_bit` are
+    the positions of row 0 in it. A tail has a record's headers as on the wire, count included; it is empty for none.
     """
     row: cython.Py_ssize_t = first
     room: cython.Py_ssize_t = len(out)
@@ -720,10 +721,10 @@ def encode_columns(
     any_null_key: cython.bint = len(key_valid) > 0
     any_null_value: cython.bint = len(value_valid) > 0
     any_tail: cython.bint = len(tail_ends) > 0
-    p: cython.pointer[cython.uchar] = _room(out)
-    keys: cython.pointer[cython.const[cython.uchar]] = _start(key_data)
-    values: cython.pointer[cython.const[cython.uchar]] = _start(value_data)
-    tails: cython.pointer[cython.const[cython.uchar]] = _start(tail_data)
+    p: cython.pointer[cython.uchar] = _writable(out)
+    keys: cython.pointer[cython.const[cython.uchar]] = _readable(key_data)
+    values: cython.pointer[cython.const[cython.uchar]] = _readable(value_data)
+    tails: cython.pointer[cython.const[cython.uchar]] = _readable(tail_data)
     while row < last:
         delta = _sum(timestamps[row], -base)
         key_length = key_ends[row + 1] - key_ends[row]
@@ -769,18 +770,18 @@ def encode_headers(
     tail_ends: cython.int[::1],
     tail_data: cython.uchar[::1],
 ) -> cython.Py_ssize_t:
-    """Write each record's headers as they are on the wire, for `encode_columns`; returns their bytes.
+    """Write each record's headers as they are on the wire, the tails of `encode_columns`. Returns their total size.
 
     `header_ends` has passed `check_columns` against the number of headers, which are the rows of the name and content
-    columns; `tail_data` has room for 5 bytes a record, 10 a header, and the names and contents themselves.
+    columns. `tail_data` has space for 5 bytes a record, 10 a header, and the names and contents.
     """
     row: cython.Py_ssize_t
     i: cython.Py_ssize_t
     pos: cython.Py_ssize_t = 0
     any_null: cython.bint = len(content_valid) > 0
-    p: cython.pointer[cython.uchar] = _room(tail_data)
-    names: cython.pointer[cython.const[cython.uchar]] = _start(name_data)
-    contents: cython.pointer[cython.const[cython.uchar]] = _start(content_data)
+    p: cython.pointer[cython.uchar] = _writable(tail_data)
+    names: cython.pointer[cython.const[cython.uchar]] = _readable(name_data)
+    contents: cython.pointer[cython.const[cython.uchar]] = _readable(content_data)
     tail_ends[0] = 0
     for row in range(len(header_ends) - 1):
         pos = _put_varlong(p, pos, header_ends[row + 1] - header_ends[row])

@@ -1,11 +1,11 @@
-"""The four codecs of record batches, bounded.
+"""The four codecs of record batches, with bounded output.
 
 Kafka writes gzip and zstd as plain streams, lz4 in the frame format (64 KiB independent blocks) and snappy in the
 xerial framing: a 16-byte header, then blocks that each start with their compressed length. A snappy section without
-that header is one raw block; Kafka's reader takes both, and so does `decompress`.
+that header is one raw block; `decompress` accepts both, as Kafka's reader does.
 
-Compressed bytes are hostile. A claimed size is compared with the bound before a buffer of that size is made, and
-output whose size nobody claims is taken in growing chunks that stop one byte past the bound.
+Compressed bytes may be hostile. A declared size is compared with the bound before a buffer of that size is allocated.
+Output without a declared size is produced in growing chunks, up to one byte past the bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kalda.base.errors import CorruptRecord
 Buffer = bytes | bytearray | memoryview
 
 MAX_DECOMPRESSED_BYTES: Final = 256 * 1024 * 1024
-"""What one batch may unfold to. Producers stay far below: their batches are bounded before compression."""
+"""The most that one batch may decompress to. Producers stay far below: they bound batches before compression."""
 
 
 class Compression(IntEnum):
@@ -35,7 +35,7 @@ class Compression(IntEnum):
 
     @property
     def config_name(self) -> str:
-        """The word in `compression.type`; no codec is `uncompressed` for a topic and `none` for a producer."""
+        """The codec's name in a topic's `compression.type`. (A producer's has `none` for `uncompressed`.)"""
         return "uncompressed" if self is Compression.NONE else self.name.lower()
 
 
@@ -48,7 +48,7 @@ _XERIAL_VERSIONS = Struct(">ii")
 _XERIAL_BLOCK: Final = 32 * 1024
 _INT32 = Struct(">i")
 _SNAPPY_MAX_RATIO: Final = 22
-"""The densest snappy element is three bytes that stand for 64."""
+"""The densest snappy element is three bytes that decompress to 64."""
 
 _CHUNK: Final = 64 * 1024
 _PIECE: Final = 256 * 1024
@@ -59,7 +59,7 @@ _ZSTD_MAX_WINDOW: Final = 1 << 27
 
 
 def compress(codec: Compression, data: Buffer, level: int | None = None) -> Buffer:
-    """`data` by `codec`; `level` as in `compression.<codec>.level`, None for the codec's default."""
+    """`data` compressed by `codec`; `level` as in `compression.<codec>.level`, None for the codec's default."""
     match codec:
         case Compression.NONE:
             return data
@@ -73,8 +73,8 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> Buff
             return _compress_zstd(data, level)
 
 
-def unfold_small(codec: Compression, data: Buffer, max_bytes: int) -> Buffer | None:
-    """What `data` unfolds to, where that is one piece of at most `max_bytes`; None where it is more, or empty. Raises
+def decompress_small(codec: Compression, data: Buffer, max_bytes: int) -> Buffer | None:
+    """`data` decompressed, where that is one piece of at most `max_bytes`; None where it is more, or empty. Raises
     `CorruptRecord`."""
     pieces = _STREAMS[codec](data, max_bytes, max_bytes)
     whole = next(pieces, None)
@@ -116,24 +116,24 @@ class PackedTooLarge(Exception):
 
 
 def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
-    """What `data` unfolds to. Raises `CorruptRecord` for bytes that are not the codec's, or unfold beyond the bound."""
+    """`data` decompressed. Raises `CorruptRecord` for malformed bytes, and for more than `max_bytes` of output."""
     if codec is Compression.NONE:
         return data
     if codec is Compression.SNAPPY:
         return _decompress_snappy(data, max_bytes)
-    pieces = list(unfold(codec, data, max_bytes, _first_chunk(data), _MAX_CHUNK))
+    pieces = list(decompress_pieces(codec, data, max_bytes, _first_chunk(data), _MAX_CHUNK))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def unfold(
+def decompress_pieces(
     codec: Compression,
     data: Buffer,
     max_bytes: int = MAX_DECOMPRESSED_BYTES,
     first_bytes: int = _PIECE,
     largest_bytes: int = _PIECE,
 ) -> Iterator[Buffer]:
-    """What `data` unfolds to, in pieces: the first of at most `first_bytes`, each twice the one before, none above
-    `largest_bytes` (of snappy, a block at a time, as it was compressed). No more than that is in memory at once.
+    """`data` decompressed, in pieces: the first of at most `first_bytes`, each twice the one before, none above
+    `largest_bytes` (of snappy, a block at a time, as it was compressed). Only one piece is in memory at a time.
 
     Raises `CorruptRecord` as `decompress` does, after the pieces before the fault.
     """
@@ -150,7 +150,7 @@ def _undecodable(codec: Compression, error: Exception) -> CorruptRecord:
 
 
 def _too_large(codec: Compression, max_bytes: int) -> CorruptRecord:
-    return CorruptRecord(f"{codec.name.lower()} data unfolds to more than the {max_bytes} bytes allowed")
+    return CorruptRecord(f"{codec.name.lower()} data decompresses to more than the {max_bytes} bytes allowed")
 
 
 def _first_chunk(data: Buffer) -> int:
@@ -168,7 +168,7 @@ def _slices(data: Buffer, _size: int, largest: int) -> Iterator[Buffer]:
         yield view[start : start + largest]
 
 
-def _unfold_gzip(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
+def _stream_gzip(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
     """One member, or several in a row, as Java's GZIPInputStream reads them. The input goes in by slices, because zlib
     copies what it has not consumed at each call."""
     view = memoryview(data)
@@ -225,7 +225,7 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytearray:
             pos = 0
             for block, size in zip(blocks, sizes, strict=True):
                 if size and snappy.decompress_raw_into(block, target[pos : pos + size]) != size:
-                    raise CorruptRecord("snappy block is shorter than it says")
+                    raise CorruptRecord("snappy block is shorter than its declared size")
                 pos += size
     except DecompressionError as e:
         raise _undecodable(Compression.SNAPPY, e) from e
@@ -272,7 +272,7 @@ def _lz4_level(level: int | None) -> int:
     return 0 if level is None or level == DEFAULT_LEVELS[Compression.LZ4] else min(max(level, 3), 12)
 
 
-def _unfold_lz4(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
+def _stream_lz4(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
     import lz4.frame
 
     frame = lz4.frame.LZ4FrameDecompressor()
@@ -298,7 +298,7 @@ def _compress_zstd(data: Buffer, level: int | None) -> bytes:
     return packed
 
 
-def _unfold_zstd(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
+def _stream_zstd(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW)
@@ -314,7 +314,7 @@ def _unfold_zstd(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
             size = min(2 * size, largest)
 
 
-def _unfold_snappy(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
+def _stream_snappy(data: Buffer, size: int, largest: int) -> Iterator[Buffer]:
     from cramjam import DecompressionError, snappy
 
     view = memoryview(data)
@@ -393,8 +393,8 @@ _PACKERS: Final[dict[Compression, Callable[[int | None], _Packing]]] = {
 }
 _STREAMS: Final[dict[Compression, Callable[[Buffer, int, int], Iterator[Buffer]]]] = {
     Compression.NONE: _slices,
-    Compression.GZIP: _unfold_gzip,
-    Compression.SNAPPY: _unfold_snappy,
-    Compression.LZ4: _unfold_lz4,
-    Compression.ZSTD: _unfold_zstd,
+    Compression.GZIP: _stream_gzip,
+    Compression.SNAPPY: _stream_snappy,
+    Compression.LZ4: _stream_lz4,
+    Compression.ZSTD: _stream_zstd,
 }

@@ -1,10 +1,10 @@
-"""Control batches: records that the brokers write for themselves among those of the clients.
+"""Control batches: records that brokers and controllers write into logs for themselves.
 
 A control record's key is a version and a type, int16 each; its value is the type's message. A transaction marker
-(COMMIT, ABORT) ends one producer's transaction and is a transactional batch of one record. KRaft's own records tell a
-new leader, the quorum's version and voters, and mark both ends of a snapshot; their messages begin with their own
-version. Consumers skip control batches; a type that this house does not know is read as `ControlType.UNKNOWN` and is
-to be skipped too.
+(COMMIT, ABORT) ends one producer's transaction and is a transactional batch of one record. KRaft's own records hold a
+new leader, the quorum's version and voters, or mark the start and the end of a snapshot; their messages begin with
+their own version. Consumers skip control batches. A type that this release does not have is read as
+`ControlType.UNKNOWN`, and is to be skipped too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QuorumMessage = LeaderChangeMessage | SnapshotHeaderRecord | SnapshotFooterRecor
 
 
 class ControlType(IntEnum):
-    """What a control record says, as in its key."""
+    """The type of a control record, as in its key."""
 
     UNKNOWN = -1
     ABORT = 0
@@ -78,7 +78,7 @@ def control_key(control_type: ControlType) -> bytes:
 
 
 def read_control_type(key: Buffer | None) -> ControlType:
-    """The type in a control record's key. A later version of the key keeps the place of the type."""
+    """The type in a control record's key. Later versions of the key have the type at the same position."""
     if key is None or len(key) < _KEY.size:
         raise CorruptRecord("a control record's key is shorter than its version and type")
     version, kind = _KEY.unpack_from(key)
@@ -118,7 +118,7 @@ def control_batch(
     base_offset: int = 0,
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytearray:
-    """One batch of KRaft's control records, in the order given. Each message's `version` field says its version."""
+    """One batch of KRaft's control records, in the order given. Each is encoded in its own `version`."""
     rows: list[NewRecord] = []
     for message in messages:
         key = control_key(_TYPES[type(message)])
@@ -146,10 +146,10 @@ def read_control_record(record: Record) -> ControlRecord:
 
 
 def _version_and_start(cls: type[Message], version: int) -> tuple[int, int]:
-    """At which version to read a body that says `version`, and where it starts.
+    """The version in which to decode a body of `version`, and the position where it starts.
 
-    A later version adds to the end what this house does not know: its own latest is read. A marker's version stands
-    before its body, the others' is their first field.
+    A later version only adds fields at the end, so it is decoded as the latest version of this release. The version of
+    a marker precedes its body; the version of other messages is their first field.
     """
     return min(version, supported_versions(cls)[-1]), _INT16.size if cls is EndTxnMarker else 0
 

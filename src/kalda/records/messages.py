@@ -1,8 +1,8 @@
-"""The messages in the values of a metadata batch's records, most of them read by compiled code.
+"""The messages in the values of a metadata batch's records, most of them decoded by compiled code.
 
-A node that starts reads a million of them. `values.decode_flat` reads what is plain: numbers, ids, short strings and
-short lists of them, tagged fields that it knows. That is nearly every record. What else there is, and what is wrong,
-`decode_metadata_record` reads or refuses; so the format is said once, in the messages' declarations.
+A starting node decodes up to a million of them. `values.decode_flat` decodes the simple ones: with numbers, ids, short
+strings, short lists of numbers or ids, and known tagged fields. These are nearly all records. `decode_metadata_record`
+decodes or refuses all others. So the format has one source, the declarations of the messages.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ _KINDS = {
 _LISTS = {"Int32": values.INT32S, "Uuid": values.UUIDS}
 
 _programs: dict[int, values.Program] = {}
-"""By the three bytes of the frame: version, record type, the record's version."""
-_seen: set[int] = set()
-"""Frames of which a program was made, or cannot be made."""
+"""By the three bytes of the frame as one number: frame version, record type, record version."""
+_examined: set[int] = set()
+"""Frames that have a program, or whose message has fields that `values.decode_flat` cannot decode."""
 
 
 def decode_metadata_messages(buf: Buffer, pos: int, header: BatchHeader) -> list[VersionedRecord]:
-    """The metadata records of the batch at `pos`. Raises `CorruptRecord`, also for one that cannot be read."""
+    """The metadata records of the batch at `pos`. Raises `CorruptRecord`, also for a value that is no valid message."""
     section, start, end = records_section(buf, pos, header)
     view = memoryview(section)
-    found, values_left = values.decode_flat(view, start, end, header.records_count, _programs, VersionedRecord)
-    if values_left and sum(_learn(each) for each in found if type(each) is bytes):
-        found, values_left = values.decode_flat(view, start, end, header.records_count, _programs, VersionedRecord)
-    if values_left:
-        for index, each in enumerate(found):
+    count = header.records_count
+    decoded, undecoded_count = values.decode_flat(view, start, end, count, _programs, VersionedRecord)
+    if undecoded_count and sum(_add_program(each) for each in decoded if type(each) is bytes):
+        decoded, undecoded_count = values.decode_flat(view, start, end, count, _programs, VersionedRecord)
+    if undecoded_count:
+        for index, each in enumerate(decoded):
             if type(each) is not VersionedRecord:
-                found[index] = _decode(each, header.base_offset + index)  # type: ignore[arg-type]
-    return found  # type: ignore[return-value]
+                decoded[index] = _decode(each, header.base_offset + index)  # type: ignore[arg-type]
+    return decoded  # type: ignore[return-value]
 
 
 def _decode(value: bytes | None, offset: int) -> VersionedRecord:
@@ -55,16 +56,16 @@ def _decode(value: bytes | None, offset: int) -> VersionedRecord:
         raise CorruptRecord(f"the metadata record at offset {offset}: {error.message}") from error
 
 
-def _learn(value: bytes) -> bool:
-    """Whether values of this frame can be read by compiled code from now on, and could not before."""
+def _add_program(value: bytes) -> bool:
+    """Make a program for values with the frame of this one. True where there was none and one could be made."""
     frame = int.from_bytes(value[:3], "big")
-    if frame in _seen or max(value[:3], default=0x80) >= 0x80:  # three numbers of one byte
+    if frame in _examined or max(value[:3], default=0x80) >= 0x80:  # a number of more than one byte
         return False
     try:
         decoded = decode_metadata_record(value)
     except InvalidRequest:
         return False
-    _seen.add(frame)
+    _examined.add(frame)
     program = _program_of(type(decoded.record), decoded.version)
     if program is None:
         return False
@@ -73,7 +74,7 @@ def _learn(value: bytes) -> bool:
 
 
 def _program_of(cls: type[Message], version: int) -> values.Program | None:
-    """How to read that message; None where it has more than the compiled code knows."""
+    """The program by which `values.decode_flat` decodes the message; None where it cannot decode one of the fields."""
     if not is_flexible(cls, version):
         return None
     layout = wire_struct(cls, version, True)

@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, binding=False
-"""The records' section of a batch as Python values: a tuple for a record, `bytes` for its key and value; or the
+"""The section of records in a batch as Python values: a tuple for a record, `bytes` for its key and value; or the
 messages in the values.
 
-Compiled like `codec`, which knows the format; this module makes and takes apart the objects.
+Compiled like `codec`. The functions of `codec` parse and write the format; those here create and read Python objects.
 """
 
 from __future__ import annotations
 
-from kalda.records.codec import _broken, _check_section, _left_over
+from kalda.records.codec import _check_section, _left_over, _malformed
 
 try:
     import cython
@@ -41,7 +41,7 @@ def _read_headers(
     end: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
 ) -> tuple:
-    """Headers that `_record` has already walked over. A key that is not UTF-8 is read with replacement characters."""
+    """Headers that `_record` has verified. A key that is not UTF-8 is decoded with replacement characters."""
     length: cython.longlong
     headers: list = []
     for _ in range(count):
@@ -60,8 +60,8 @@ def _read_headers(
 @cython.cfunc
 @cython.inline
 def _make(record_type: type, offset: object, timestamp: object, key: object, value: object, headers: object) -> object:
-    """`record_type((offset, timestamp, key, value, headers))`, without the tuple in between."""
-    # Nothing may collect garbage before the last item is in: a reference counted up cannot.
+    """`record_type((offset, timestamp, key, value, headers))`, without the intermediate tuple."""
+    # The garbage collector must not run before the last item is set. Incrementing reference counts cannot trigger it.
     if cython.compiled:
         record: object = PyType_GenericAlloc(record_type, 5)  # noqa: F821  (in values.pxd)
         Py_INCREF(offset)
@@ -123,7 +123,7 @@ def decode_records(
             headers_at,
         ) = _record(p, pos, end)
         if following < 0:
-            raise _broken(i, count)
+            raise _malformed(i, count)
         offset = _sum(base_offset, offset_delta)
         timestamp = append_timestamp if stamped else _sum(base_timestamp, timestamp_delta)
         key = None if key_length < 0 else _slice(p, key_at, key_length)
@@ -137,7 +137,7 @@ def decode_records(
 
 
 INT8, INT16, INT32, INT64, BOOL, UUID, STRING, INT32S, UUIDS = range(9)
-"""The kinds of fields that `decode_flat` reads: fixed-size ones, a compact string, compact lists."""
+"""The kinds of fields that `decode_flat` decodes: those of fixed size, a compact string, compact lists."""
 
 
 @cython.cfunc
@@ -148,7 +148,8 @@ def _flat_value(
     at: cython.pointer[cython.Py_ssize_t],
     end: cython.Py_ssize_t,
 ) -> object:
-    """The value at `at[0]`, which moves behind it; to -1 for what this does not read."""
+    """The value at position `at[0]`, which is set to the position after it, or to -1 for a value that is malformed or
+    longer than 126 bytes or items."""
     pos: cython.Py_ssize_t = at[0]
     size: cython.Py_ssize_t
     number: cython.ulonglong = 0
@@ -213,10 +214,10 @@ def _flat_value(
 def _flat(
     program: tuple, p: cython.pointer[cython.const[cython.uchar]], pos: cython.Py_ssize_t, end: cython.Py_ssize_t
 ) -> object:
-    """The message at `pos`, None for one that is not as plain as the program expects.
+    """The message at `pos`; None where the program cannot decode it.
 
-    A program is (class, defaults, fields, tagged fields, version). Defaults are (name, value), a list made anew each
-    time; fields are (name, kind, nullable); tagged ones stand at their tags, which have no gaps."""
+    A program is (class, defaults, fields, tagged fields, version). Defaults are (name, value), and a list is created
+    anew each time; fields are (name, kind, nullable); the index of a tagged field is its tag, tags have no gaps."""
     defaults: tuple = program[1]
     fields: tuple = program[2]
     tagged: tuple = program[3]
@@ -265,12 +266,12 @@ def decode_flat(
     programs: dict,
     record_type: type,
 ) -> tuple:
-    """([value or message], how many are values): of the `count` records of `data[pos:end]`, the messages in their
-    values, as tuples of `record_type`: message, version.
+    """([message or value], number of values): the messages in the values of the `count` records of `data[pos:end]`, as
+    tuples of `record_type`: message, version.
 
-    A program is looked up by a value's first three bytes as one number. A value that has none, or is not plain (long
-    strings, unknown tags, whatever is wrong) comes as it is: who knows the whole format may read it, or say what is
-    wrong. Uncompiled, all come like that.
+    A program is looked up by a value's first three bytes as one number. A value without a program, or one that its
+    program cannot decode (long strings, unknown tags, malformed bytes), is returned itself: a decoder of the whole
+    format decodes or refuses it. Uncompiled, all values are returned themselves.
     """
     i: cython.Py_ssize_t
     following: cython.Py_ssize_t
@@ -306,7 +307,7 @@ def decode_flat(
             _headers_at,
         ) = _record(p, pos, end)
         if following < 0:
-            raise _broken(i, count)
+            raise _malformed(i, count)
         pos = following
         message: object = None
         if cython.compiled and value_length > 3:
@@ -328,7 +329,7 @@ def decode_flat(
 @cython.cfunc
 @cython.inline
 def _pair(record_type: type, first: object, second: object) -> object:
-    """`record_type((first, second))`, as `_make`."""
+    """`record_type((first, second))`, made as `_make` makes its tuple."""
     if cython.compiled:
         pair: object = PyType_GenericAlloc(record_type, 2)  # noqa: F821  (in values.pxd)
         Py_INCREF(first)
@@ -349,13 +350,13 @@ def _put_bytes(out: cython.pointer[cython.uchar], pos: cython.Py_ssize_t, value:
 
 @cython.cfunc
 def _as_bytes(value: object) -> bytes:
-    """Any buffer as bytes. A number or text is refused: `bytes(5)` would be five zeros."""
+    """Any buffer as bytes. Raises `TypeError` for a number or text: `bytes(5)` would be five zeros."""
     return bytes(memoryview(value))
 
 
 @cython.cfunc
 def _encode_headers(headers: object) -> bytes:
-    """The header part of a record: the count and each key and value."""
+    """The headers of a record as they are on the wire: the count, then each key and value."""
     parts: list = []
     size: cython.Py_ssize_t = 10
     for key, value in headers:
@@ -385,7 +386,7 @@ _NO_HEADERS = b"\x00"
 
 @cython.cfunc
 def _plain(rows: list, first: cython.Py_ssize_t) -> tuple:
-    """([(key, value, headers as they are written)], as bytes all; no more bytes than all records will take)."""
+    """([(key, value, headers as they are on the wire)], all as bytes; an upper bound of the size of all records)."""
     bound: cython.Py_ssize_t = 0
     plain: list = []
     for row in rows:
@@ -411,10 +412,10 @@ def encode_records(
     base_timestamp: cython.longlong,
     with_offsets: cython.bint,
 ) -> tuple:
-    """(buffer, max timestamp): `reserve` bytes for the caller's header, then the records.
+    """(buffer, max timestamp). The buffer has `reserve` bytes for the caller's header, then the records.
 
     `rows` are (timestamp, key, value, headers), at consecutive offsets from 0; or, `with_offsets`, (offset, timestamp,
-    key, value, headers) with absolute offsets. Raises `ValueError` for an offset that is out of a batch's reach.
+    key, value, headers) with absolute offsets. Raises `ValueError` for an offset whose delta is negative or no int32.
     """
     first: cython.Py_ssize_t = 1 if with_offsets else 0
     plain: list
@@ -446,7 +447,7 @@ def encode_records(
         if with_offsets:
             delta = row[0] - base_offset
             if delta < 0 or delta > _MAX_INT32:
-                raise ValueError(f"offset {row[0]} is out of reach of a batch that starts at {base_offset}")
+                raise ValueError(f"offset {row[0]} cannot be in a batch with base offset {base_offset}")
         timestamp_delta = _sum(timestamp, -base_timestamp)
         if i == 0 or timestamp > largest:
             largest = timestamp

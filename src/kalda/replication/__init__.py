@@ -1,21 +1,28 @@
-"""Replicas: what a broker does with the partitions that the metadata gives it.
+"""Replicas: the partitions that the metadata assigns to a broker.
 
 A `Partition` is one replica's state over its log: leader or follower, in-sync set, high watermark. The floor answers
-produce and fetch requests in terms of partitions and offsets; it knows no socket, thread or clock: time comes as an
+produce and fetch requests in terms of partitions and offsets, without socket, thread or clock: time comes as an
 argument, waiting is a `Pending`, blocking work is handed to `Jobs`.
 
+Most of it is drivers: synchronous objects with state of their own, which are given `Jobs`, `Timers` and `send`. Their
+rule: whatever a driver calls (a callback, an append, a send, a `Pending` that it settles) may call it back before that
+call returns; so it completes its own state first, or does its work in a `kalda.base.turn.Turn`. Fetching from a leader
+is a machine; followers, ISR, sessions and counters are stores.
+
 - `partition`: one replica: leadership, append, read, high watermark
-- `followers`: what a leader knows of each follower, and asks of the cluster
-- `in_sync`: who is in the ISR, who may join, who must leave
+- `followers`: a leader's view of its followers, and what it needs of the cluster
+- `in_sync`: the ISR: members, who may join, who must leave
 - `alter_partition`: ISR changes on their way to the controller
+- `controller_queue`: items on their way to the controller, one request at a time
 - `replica_fetcher`: a follower's fetching from one leader
 - `fetch_session_handler`: the follower's end of a fetch session
-- `replica_fetchers`: which partition is fetched from whom
-- `waiting`: requests that wait for a partition to move: the waiting room
-- `fetch`: the fetch path: read what was asked, wait for more
+- `replica_fetchers`: which partition is fetched from which leader
+- `waiting`: requests that wait for a partition to advance: the purgatory
+- `fetch`: the fetch path: read, wait for more
 - `read_replica`: which replica a consumer should read from
 - `fetch_session`: incremental fetch sessions (KIP-227)
 - `produce`: the produce path: append, wait for the in-sync replicas
+- `counters`: what replicas count, under Kafka's metric names
 - `dir_moves`: replicas that move between log directories
-- `replica_manager`: all partitions of a broker, kept in step with the metadata
+- `replica_manager`: all partitions of a broker, as the metadata assigns them
 """

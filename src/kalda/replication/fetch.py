@@ -1,14 +1,15 @@
-"""The fetch path: read what was asked; where that is too little, wait for more.
+"""The fetch path: read the requested partitions; where they have too little, wait for more.
 
-Partitions are read in order until the request's bytes are used up. The first record batch that there is goes out
-whole, whatever the limits, so that a consumer behind a large batch makes progress (KIP-74). With fewer than
-`min_bytes` the request waits: each append on a watched partition adds what became readable, and it is answered when
-that is enough, when a partition's state changes under it, or when `max_wait_ms` is over.
+Partitions are read in order until the request's bytes are used up. The first record batch is sent whole, whatever the
+limits, so that a consumer behind a large batch makes progress (KIP-74). With fewer than `min_bytes` the request waits:
+each append to a watched partition adds the bytes that became readable, and the request is answered when they are
+enough, when a partition's state changes, or when `max_wait_ms` is over.
 
-A follower reads up to the log's end, and waits for it. Its fetch also tells up to where it has the log already.
+A follower reads up to the log end, and waits for appends. Its fetch offset is also its log end offset.
 
-What the page cache cannot answer is read by a job, all such partitions of one request together, while other requests
-go on.
+What is not in the page cache is read by a job, all such partitions of one request together.
+
+A driver. A follower's fetch may advance high watermarks, and what waits for those may append while this fetch reads.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from kalda.protocol.messages.fetch import (
     FetchResponsePartitionData,
 )
 from kalda.protocol.notation import maker
-from kalda.replication.fetch_session import FetchContext, FetchEntry, Resting
+from kalda.replication.counters import NO_FETCH_FAILURES
+from kalda.replication.fetch_session import CaughtUp, FetchContext, FetchEntry
 from kalda.replication.partition import Partition
-from kalda.replication.waiting import Waiter
-from kalda.storage.log import FetchInfo
-from kalda.storage.reading import ColdRead
+from kalda.replication.waiting import DelayedOperation, Waiter
+from kalda.storage.reading import ColdRead, start_reads
+from kalda.storage.values import FetchInfo
 
 if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
@@ -49,12 +51,13 @@ class Fetch:
     """One fetch request, from its first read to its answer."""
 
     __slots__ = (
+        "_advanced",
         "_cold",
         "_context",
         "_follower_epoch",
         "_follower_id",
         "_manager",
-        "_moved",
+        "_names_leaders",
         "_prefer",
         "_read_bytes",
         "_request",
@@ -75,25 +78,31 @@ class Fetch:
         from_followers: bool = False,
         prefer: Callable[[Partition, int, str], int] | None = None,
     ) -> None:
-        """`tell_leaders` adds the addresses of new leaders to an answer that names some (KIP-951); None where the
-        request's version cannot be told of them. `from_followers`: a consumer may read from a replica that does not
-        lead, and `prefer` says of a partition, an offset and a rack which one it should (KIP-392)."""
+        """`tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the
+        request's version has no field for them. `from_followers`: a consumer may read from a replica that does not
+        lead. `prefer(partition, offset, rack)` is the replica that it should read from (KIP-392)."""
         self._tell_leaders = tell_leaders
-        self._moved = False
+        self._names_leaders = False
+        """Whether a partition's answer names a new leader."""
         self._manager = manager
         self._request = request
         self._context = context
         state = request.replica_state
         self._follower_id = state.replica_id if state.replica_id >= 0 else request.replica_id
+        """Negative for a consumer."""
         self._follower_epoch = state.replica_epoch
         self.from_followers = from_followers and self._follower_id < 0
         self._prefer = prefer if self.from_followers and request.rack_id else None
         self.max_bytes = min(request.max_bytes, manager.fetch_max_bytes)
         self.read_committed = request.isolation_level == READ_COMMITTED
         self.answers: list[FetchResponsePartitionData | None] = []
-        """For each entry of the context; None where a partition rests, and its session has heard that."""
+        """For each entry of the context; None where an incremental response leaves the partition out, because nothing
+        has changed since the session's last response."""
+        self._advanced = False
+        """Whether a high watermark advanced by this fetch: what waited for that may have appended to any partition."""
         self._read_bytes = 0
-        self._cold: list[tuple[int, Partition, int, ColdRead]] = []
+        self._cold: list[tuple[int, Partition, ColdRead]] = []
+        """Partitions that a job reads: index of the answer, partition, the read."""
 
     def run(self) -> FetchResponse | Pending[FetchResponse]:
         """Answer now, or later."""
@@ -103,6 +112,10 @@ class Fetch:
             return self._read_cold()
         if settled or self._read_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not self._context.entries:
             return self.response()
+        if self._read_bytes:
+            self._uncount_bytes()
+        if self._advanced and self._has_more():
+            return self.read_again()
         partitions = [
             partition
             for entry in self._context.entries
@@ -115,17 +128,27 @@ class Fetch:
         return pending
 
     def read_again(self) -> FetchResponse | Pending[FetchResponse]:
-        """Read anew after the wait, and answer whatever there is."""
+        """Read again after the wait, and answer with whatever there is."""
         self._read_all()
         if self._cold:
             return self._read_cold()
         return self.response()
+
+    def _has_more(self) -> bool:
+        """Whether records have been appended, since this fetch read, to a partition of which it read none."""
+        for entry, answer in zip(self._context.entries, self.answers, strict=True):
+            if answer is None or not answer.records:
+                partition = self._manager.find(entry.topic, entry.index)
+                if partition is not None and partition.log.log_end_offset > entry.asked.fetch_offset:
+                    return True
+        return False
 
     def _end_of(self, partition: Partition) -> int:
         """Up to where this fetcher may read."""
         return partition.log.log_end_offset if self._follower_id >= 0 else partition.readable_end(self.read_committed)
 
     def _note_follower(self, partition: Partition, asked: FetchRequestFetchPartition) -> None:
+        high_watermark = partition.log.high_watermark
         partition.on_follower_fetch(
             self._follower_id,
             self._follower_epoch,
@@ -133,28 +156,30 @@ class Fetch:
             asked.log_start_offset,
             epoch_known=asked.current_leader_epoch >= 0,
         )
+        if partition.log.high_watermark != high_watermark:
+            self._advanced = True
 
     def _read_all(self, note_follower: bool = False) -> bool:
-        """Read every partition. True where the answer must not wait: something failed, or diverged."""
+        """Read every partition. True where the answer must not wait: a partition failed, or its log diverges."""
         self.answers = []
         self._cold = []
         self._read_bytes = 0
         remaining = self.max_bytes
         settled = False
-        find = self._manager.find
+        find = self._manager.partitions.get
         follower_id = self._follower_id
-        may_rest = follower_id >= 0 and self._context.incremental
-        may_be_read = follower_id < 0 and self._context.incremental and self._prefer is None
-        note_ms = self._manager.now_ms() if may_rest and note_follower else None
+        skips_idle_follower = follower_id >= 0 and self._context.incremental
+        skips_idle_consumer = follower_id < 0 and self._context.incremental and self._prefer is None
+        note_ms = self._manager.now_ms() if skips_idle_follower and note_follower else None
         for entry in self._context.entries:
             asked = entry.asked
-            partition = find(entry.topic, entry.index)
-            if may_rest and entry.resting is not None and partition is not None:
-                if self._rests(entry, partition, note_ms):
+            partition = find((entry.topic, entry.index))
+            if skips_idle_follower and entry.caught_up is not None and partition is not None:
+                if self._is_idle_follower(entry, partition, note_ms):
                     self.answers.append(None)
                     continue
-                entry.resting = None
-            elif may_be_read and partition is not None and self._is_read(entry, partition):
+                entry.caught_up = None
+            elif skips_idle_consumer and partition is not None and self._is_idle_consumer(entry, partition):
                 self.answers.append(None)
                 continue
             answer = _partition_response(entry.index, _NO_BYTES)
@@ -162,15 +187,16 @@ class Fetch:
             try:
                 if partition is None:
                     raise ApiError(self._missing(entry))
+                partition.topic_counters.fetch_requests.value += 1
                 if entry.topic_id != partition.topic_id and entry.topic_id != _ZERO:
                     raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID)
-                # Unlike elsewhere, any negative epoch says nothing here.
+                # Unlike in other requests, any negative epoch means that none is named.
                 epoch = asked.current_leader_epoch if asked.current_leader_epoch >= 0 else -1
                 if self.from_followers:
                     partition.check_epoch(epoch)
                 else:
                     partition.check_leader(epoch)
-                if self._prefer is not None and self._is_sent_on(partition, answer, asked.fetch_offset):
+                if self._prefer is not None and self._redirect(partition, answer, asked.fetch_offset):
                     settled = True
                     continue
                 if asked.last_fetched_epoch >= 0 and _diverges(
@@ -185,37 +211,36 @@ class Fetch:
                 info = self._read_one(partition, asked.fetch_offset, allowed)
                 if note_follower:
                     self._note_follower(partition, asked)
-                if info is None:
-                    read = partition.log.cold_read(asked.fetch_offset, by_name=True)
-                    self._cold.append((len(self.answers) - 1, partition, allowed, read))
+                if not isinstance(info, FetchInfo):
+                    self._cold.append((len(self.answers) - 1, partition, info))
                     remaining -= allowed
                 else:
                     remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
                     self._fill(answer, partition, info)
                     if follower_id >= 0 and not info.size_bytes:
-                        entry.resting = Resting(partition, asked, partition.leader_epoch)
+                        entry.caught_up = CaughtUp(partition, asked, partition.leader_epoch)
             except ApiError as error:
                 self._fail(answer, error.code, partition)
                 settled = True
         return settled
 
-    def _rests(self, entry: FetchEntry, partition: Partition, note_ms: int | None) -> bool:
-        """Whether a follower's session knows all that there is to say of a partition."""
-        resting, log = entry.resting, partition.log
+    def _is_idle_follower(self, entry: FetchEntry, partition: Partition, note_ms: int | None) -> bool:
+        """Whether a follower still has the whole log, and its session has been sent all of the partition's state."""
+        caught_up, log = entry.caught_up, partition.log
         return (
-            resting is not None
-            and resting.partition is partition
-            and resting.asked is entry.asked
+            caught_up is not None
+            and caught_up.partition is partition
+            and caught_up.asked is entry.asked
             and entry.high_watermark == log.high_watermark
             and entry.log_start_offset == log.log_start_offset
-            and partition.rests_for(
-                self._follower_id, self._follower_epoch, resting.asked.fetch_offset, resting.leader_epoch, note_ms
+            and partition.is_idle_follower(
+                self._follower_id, self._follower_epoch, caught_up.asked.fetch_offset, caught_up.leader_epoch, note_ms
             )
         )
 
-    def _is_read(self, entry: FetchEntry, partition: Partition) -> bool:
-        """Whether a consumer is at the end of a partition, and its session knows all that there is to say of it. Where
-        it has many, most are so, each time one of them moves."""
+    def _is_idle_consumer(self, entry: FetchEntry, partition: Partition) -> bool:
+        """Whether a consumer has read a partition to its end, and its session has been sent all of the partition's
+        state. Most partitions of a large session are unchanged when one advances."""
         asked, log = entry.asked, partition.log
         epoch = asked.current_leader_epoch
         return (
@@ -235,8 +260,8 @@ class Fetch:
             return ErrorCode.UNKNOWN_TOPIC_ID
         return self._manager.missing_code(entry.topic, entry.topic_id, entry.index)
 
-    def _is_sent_on(self, partition: Partition, answer: FetchResponsePartitionData, offset: int) -> bool:
-        """Whether the consumer is told to read from another replica."""
+    def _redirect(self, partition: Partition, answer: FetchResponsePartitionData, offset: int) -> bool:
+        """Whether the consumer should read from another replica: the answer names it, and has no records."""
         assert self._prefer is not None
         preferred = self._prefer(partition, offset, self._request.rack_id) if partition.is_leader else -1
         if preferred < 0:
@@ -245,17 +270,14 @@ class Fetch:
         self._fill(answer, partition, FetchInfo.EMPTY)
         return True
 
-    def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | None:
+    def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | ColdRead:
         end_offset = self._end_of(partition)
         if max_bytes <= 0 and self._read_bytes:
             partition.check_range(offset)
             return FetchInfo.EMPTY
-        if self._follower_id < 0:
-            # What a follower may read, a new leader may truncate: it gets a copy.
-            whole = partition.log.slice_nowait(offset, max_bytes, end_offset, self._manager.jobs)
-            if whole is not None:
-                return whole
-        return partition.read(offset, max_bytes, end_offset, self._read_bytes == 0)
+        # A follower gets a copy: it may read records that this broker truncates under a new leader.
+        slices = self._manager.jobs if self._follower_id < 0 else None
+        return partition.read(offset, max_bytes, end_offset, self._read_bytes == 0, slices)
 
     def _fill(self, answer: FetchResponsePartitionData, partition: Partition, info: FetchInfo) -> None:
         log = partition.log
@@ -266,6 +288,10 @@ class Fetch:
         if info.size_bytes:
             answer.records = info.records
             self._read_bytes += info.size_bytes
+            if self._follower_id < 0:
+                partition.topic_counters.bytes_out.value += info.size_bytes
+            else:
+                self._manager.counters.replication_bytes_out.value += info.size_bytes
         if self.read_committed:
             answer.aborted_transactions = (
                 [
@@ -279,14 +305,29 @@ class Fetch:
                 else []
             )
 
+    def _uncount_bytes(self) -> None:
+        """The records read so far are not sent, but read again later."""
+        for entry, answer in zip(self._context.entries, self.answers, strict=True):
+            if answer is not None and answer.records:
+                partition = self._manager.find(entry.topic, entry.index)
+                assert partition is not None, "its records have just been read"
+                counters = partition.topic_counters.bytes_out
+                if self._follower_id >= 0:
+                    counters = self._manager.counters.replication_bytes_out
+                counters.value -= len(answer.records)
+
     def _fail(self, answer: FetchResponsePartitionData, code: ErrorCode, partition: Partition | None) -> None:
+        if partition is None:
+            self._manager.counters.fetch_requests.value += 1
+        elif code not in NO_FETCH_FAILURES:
+            partition.topic_counters.failed_fetch_requests.value += 1
         answer.error_code = code
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
         answer.aborted_transactions = [] if partition is None else None
         if code not in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
             return
         if partition is not None and self._tell_leaders is not None:
-            self._moved = True
+            self._names_leaders = True
             answer.current_leader = FetchResponseLeaderIdAndEpoch(
                 leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
             )
@@ -294,44 +335,27 @@ class Fetch:
     # -- cold reads
 
     def _read_cold(self) -> Pending[FetchResponse]:
-        """Read in a job what is not in the page cache, then answer; such a request has no need to wait for more."""
+        """Read in a job what is not in the page cache, then answer without waiting for more."""
         pending: Pending[FetchResponse] = Pending()
         cold = self._cold
-        entries = self._context.entries
-        wants = [
-            (partition.log, read, entries[at].asked.fetch_offset, max_bytes, self._end_of(partition))
-            for at, partition, max_bytes, read in cold
-        ]
 
-        def job() -> list[FetchInfo | ApiError]:
-            results: list[FetchInfo | ApiError] = []
-            for _, read, offset, max_bytes, end_offset in wants:
-                try:
-                    results.append(read(offset, max_bytes, end_offset, not results))
-                except ApiError as error:
-                    results.append(error)
-            return results
-
-        def finish(results: list[FetchInfo | ApiError] | None, error: BaseException | None) -> None:
-            for log, read, *_ in wants:
-                log.take_over(read)
-            for at, (index, partition, _, _) in enumerate(cold):
+        def finish(results: list[FetchInfo | ApiError]) -> None:
+            for (index, partition, _), result in zip(cold, results, strict=True):
                 answer = self.answers[index]
-                assert answer is not None, "what rests is not read"
-                result = results[at] if results is not None else ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+                assert answer is not None, "a partition that is left out is not read"
                 if isinstance(result, ApiError):
                     self._fail(answer, result.code, partition)
                 else:
                     self._fill(answer, partition, result)
             pending.complete(self.response())
 
-        self._manager.jobs.run(job, finish)
+        start_reads(self._manager.jobs, [read for _, _, read in cold], finish)
         return pending
 
     # -- answering
 
     def response(self) -> FetchResponse:
-        """What has been read, by topic; of an incremental session only what is news."""
+        """What has been read, by topic; to an incremental request only what has changed."""
         context = self._context
         response = _response(context.session_id)
         session = context.session
@@ -341,38 +365,38 @@ class Fetch:
             if answer is None:
                 continue
             if session is not None:
-                news = entry.has_news(answer)
-                if context.incremental and not news:
+                changed = entry.update(answer)
+                if context.incremental and not changed:
                     continue
                 if answer.records:
-                    session.to_the_end(entry)
+                    session.move_to_end(entry)
             if topic is None or last is None or last.topic != entry.topic or last.topic_id != entry.topic_id:
                 topic = _topic_response(entry.topic, entry.topic_id)
                 response.responses.append(topic)
                 last = entry
             topic.partitions.append(answer)
-        if self._moved and self._tell_leaders is not None:
+        if self._names_leaders and self._tell_leaders is not None:
             self._tell_leaders(response)
         return response
 
 
 class FetchWaiter(Waiter):
-    """A fetch that waits for bytes."""
+    """A fetch that waits for `min_bytes`."""
 
-    __slots__ = ("_fetch", "_missing", "_pending")
+    __slots__ = ("_fetch", "_missing_bytes", "_pending")
 
     def __init__(self, fetch: Fetch, pending: Pending[FetchResponse], missing_bytes: int) -> None:
-        super().__init__()
+        super().__init__(DelayedOperation.FETCH)
         self._fetch = fetch
         self._pending = pending
-        self._missing = missing_bytes
+        self._missing_bytes = missing_bytes
 
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
-        self._missing -= appended_bytes
-        if self._missing <= 0:
-            self.leave()
+        self._missing_bytes -= appended_bytes
+        if self._missing_bytes <= 0:
+            self.complete()
 
-    def finish(self) -> None:
+    def answer(self) -> None:
         answer = self._fetch.read_again()
         if isinstance(answer, Pending):
             answer.then(self._pending.settle)
@@ -384,7 +408,8 @@ _ZERO = bytes(16)
 
 
 def _diverges(partition: Partition, answer: FetchResponsePartitionData, epoch: int, offset: int) -> bool:
-    """Tell a fetcher whose log went another way where to truncate to (KIP-595)."""
+    """Whether the fetcher's log diverges from this one; if so, the answer holds the epoch and end offset from which it
+    computes where to truncate (KIP-595)."""
     known_epoch, end_offset = partition.log.end_offset_for_epoch(epoch)
     if end_offset < 0:
         raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)

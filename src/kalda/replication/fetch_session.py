@@ -1,13 +1,13 @@
-"""Incremental fetch sessions (KIP-227): a fetcher names its partitions once, then only what changed.
+"""Incremental fetch sessions (KIP-227): a fetcher names its partitions once, then only those that changed.
 
-A session remembers the partitions that its owner fetches and what the last answer said of each. An incremental
-request changes that list and is read in its order; the answer leaves out partitions with no news. A partition that
-gave records moves to the end of the order, so that a full answer does not starve the others.
+A session holds the partitions that its fetcher reads, and what was answered last for each. An incremental request
+changes that list and is read in its order; the response leaves out partitions that have not changed. A partition whose
+records are sent moves to the end of the order, so that full responses do not starve the others.
 
 librdkafka fetches without sessions (id 0, epoch -1); Java clients and followers use them.
 
 Invariants: a session's epoch is the one that its next request must carry; the cache never holds more sessions than
-it has slots.
+it has slots. A store.
 """
 
 from __future__ import annotations
@@ -34,47 +34,51 @@ _EVICTION_AFTER_MS = 120_000
 PartitionKey = tuple[bytes | str, int]
 
 
-class Resting(NamedTuple):
-    """A partition of which a follower has everything: as long as all is what it was, the next fetch of the session
-    need not look at it closely. A follower's session may have thousands, of which hardly any has moved."""
+class CaughtUp(NamedTuple):
+    """The state in which a follower's fetch found the log end: while nothing of it changes, the next fetches of the
+    session need not read the partition. A follower's session may have thousands, few of which advance."""
 
     partition: Partition
     asked: FetchRequestFetchPartition
     leader_epoch: int
+    """Of the partition at that time."""
 
 
 class FetchEntry:
-    """One partition of one fetch. In a session it outlives the request and remembers the last answer."""
+    """One partition of one fetch. In a session it outlives the request, and holds what was answered last."""
 
-    __slots__ = ("asked", "high_watermark", "index", "log_start_offset", "resting", "topic", "topic_id")
+    __slots__ = ("asked", "caught_up", "high_watermark", "index", "log_start_offset", "topic", "topic_id")
 
     def __init__(self, topic: str, topic_id: Uuid, asked: FetchRequestFetchPartition) -> None:
         self.topic = topic
-        """Empty while the topic id is not known here."""
+        """Empty while the metadata has no topic of that id."""
         self.topic_id = topic_id
         self.index = asked.partition
         self.asked = asked
+        """The request's fields; an object of its own for each request that names the partition."""
         self.high_watermark = -1
+        """As in the last response; -1: the next response must contain it."""
         self.log_start_offset = -1
-        self.resting: Resting | None = None
+        """Likewise."""
+        self.caught_up: CaughtUp | None = None
 
-    def has_news(self, answer: FetchResponsePartitionData) -> bool:
-        """True where an incremental answer must say something of this partition; remembers what is said."""
-        news = bool(answer.records) or answer.error_code != 0 or answer.preferred_read_replica != -1
+    def update(self, answer: FetchResponsePartitionData) -> bool:
+        """Note what is answered. True where an incremental response must contain this partition."""
+        changed = bool(answer.records) or answer.error_code != 0 or answer.preferred_read_replica != -1
         if answer.high_watermark != self.high_watermark:
             self.high_watermark = answer.high_watermark
-            news = True
+            changed = True
         if answer.log_start_offset != self.log_start_offset:
             self.log_start_offset = answer.log_start_offset
-            news = True
+            changed = True
         if answer.diverging_epoch.end_offset != -1:
-            # A follower whose log parted from this one has no use for the marks yet: they will be said again.
+            # A follower ignores the offsets of an answer by which it truncates: the next one must contain them.
             self.high_watermark = self.log_start_offset = -1
-            news = True
+            changed = True
         if answer.error_code != 0:
-            # Say it again with the next answer, whatever the marks are.
+            # The end of an error is a change, whatever the offsets are.
             self.high_watermark = -1
-        return news
+        return changed
 
 
 class FetchSession:
@@ -85,9 +89,11 @@ class FetchSession:
     def __init__(self, session_id: int, is_follower: bool, uses_topic_ids: bool, now_ms: int) -> None:
         self.id = session_id
         self.epoch = 1
+        """That the next request must carry."""
         self.is_follower = is_follower
         self.uses_topic_ids = uses_topic_ids
         self.entries: dict[PartitionKey, FetchEntry] = {}
+        """In the order in which they are read."""
         self.created_ms = now_ms
         self.last_used_ms = now_ms
 
@@ -95,8 +101,8 @@ class FetchSession:
         """Expect the next epoch; after the last one comes 1."""
         self.epoch = 1 if self.epoch == _MAX_EPOCH else self.epoch + 1
 
-    def to_the_end(self, entry: FetchEntry) -> None:
-        """Serve the others first next time."""
+    def move_to_end(self, entry: FetchEntry) -> None:
+        """Read the other partitions first next time."""
         key: PartitionKey = (entry.topic_id if self.uses_topic_ids else entry.topic, entry.index)
         if key in self.entries:
             self.entries[key] = self.entries.pop(key)
@@ -109,14 +115,15 @@ class FetchContext:
 
     def __init__(self, entries: list[FetchEntry], session: FetchSession | None, incremental: bool, by_id: bool) -> None:
         self.by_id = by_id
-        """Topics are named by their ids."""
+        """Whether topics are named by their ids."""
         self.entries = entries
         self.session = session
         self.incremental = incremental
+        """Whether the response leaves out partitions that have not changed."""
 
     @property
     def session_id(self) -> int:
-        """0 says that there is no session."""
+        """0 where there is no session."""
         return self.session.id if self.session is not None else 0
 
 
@@ -198,7 +205,8 @@ class FetchSessionCache:
         return session
 
     def _make_room(self, is_follower: bool, size: int, now_ms: int) -> bool:
-        """Evict a session that is stale, or less worth than a new one of `size` partitions: followers come first."""
+        """Evict a session that is unused for long, or else one with lower priority than a new one of `size` partitions:
+        followers' sessions have priority, then large ones. False where there is none."""
         if len(self._sessions) < self._slots:
             return True
         if not self._sessions:
@@ -216,7 +224,7 @@ class FetchSessionCache:
 
 
 def _entries(request: FetchRequest, uses_topic_ids: bool, topic_name: Callable[[Uuid], str | None]) -> list[FetchEntry]:
-    """What a request names, in its order. A partition named twice is read once, as it was named last."""
+    """A request's partitions, in its order. A partition that is named twice is read once, as it was named last."""
     entries: dict[PartitionKey, FetchEntry] = {}
     for topic in request.topics:
         if uses_topic_ids:

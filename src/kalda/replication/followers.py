@@ -1,9 +1,9 @@
-"""What a leader knows of its followers, by their fetches.
+"""A leader's view of its followers, from their fetches; and what a leader needs of the cluster.
 
-A follower's fetch offset says up to where it has the log: everything below has been appended there. It is caught up
-while its log end is the leader's, and for `replica.lag.time.max.ms` after the last time when it was. A fetch that
-reaches the end that the leader had at the fetch before counts for that earlier moment: so a follower that keeps pace
-with a busy leader, always one fetch behind, is in sync.
+A follower's fetch offset is its log end offset: everything below has been appended there. A follower is caught up while
+its log end is the leader's, and for `replica.lag.time.max.ms` after the last time when it was. A fetch from where the
+leader's log ended at the follower's previous fetch counts as caught up at the time of that fetch: so a follower that
+keeps pace with a busy leader, always one fetch behind, is in sync. A store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNKNOWN = -1
 
 
 class FollowerState:
-    """One follower, as its leader sees it."""
+    """One follower, as its leader sees it. Offsets are those of its last fetch in this leader's epochs."""
 
     __slots__ = (
         "_fetched_at_leader_end",
@@ -35,14 +35,17 @@ class FollowerState:
         self.broker_epoch = UNKNOWN
         """Of the incarnation that fetched last (KIP-903)."""
         self.log_end_offset = UNKNOWN
+        """Its last fetch offset."""
         self.log_start_offset = UNKNOWN
         self.last_caught_up_ms: int | None = None
         """None: not since this broker leads."""
         self._fetched_ms: int | None = None
+        """When it fetched last."""
         self._fetched_at_leader_end = UNKNOWN
+        """Where the leader's log ended at that time."""
 
     def start_epoch(self, now_ms: int, leader_end: int, *, in_sync: bool, keep_offsets: bool) -> None:
-        """A leader epoch begins. A member of the ISR has its full time to show up."""
+        """A leader epoch begins. A member of the ISR has the whole `replica.lag.time.max.ms` for its first fetch."""
         known_ms = now_ms if in_sync else None
         self.last_caught_up_ms = known_ms
         if keep_offsets:
@@ -52,8 +55,8 @@ class FollowerState:
             self._fetched_at_leader_end, self._fetched_ms = UNKNOWN, None
 
     def on_fetch(self, offset: int, log_start_offset: int, broker_epoch: int, leader_end: int, now_ms: int) -> None:
-        """The follower asks for what is from `offset` on. Raises NOT_LEADER_OR_FOLLOWER for an incarnation that is
-        gone: its log is not the one that the newer incarnation has."""
+        """The follower fetches from `offset` on. Raises NOT_LEADER_OR_FOLLOWER for an incarnation older than one that
+        has fetched: the newer one's log may end earlier."""
         if broker_epoch != UNKNOWN and broker_epoch < self.broker_epoch:
             raise ApiError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -72,21 +75,21 @@ class FollowerState:
         self._fetched_at_leader_end = max(leader_end, self._fetched_at_leader_end)
         self._fetched_ms = now_ms
 
-    def on_fetch_at_rest(self, offset: int, now_ms: int) -> None:
-        """`on_fetch` of a follower that asks for what it asked for before, and that is the leader's end still."""
+    def on_idle_fetch(self, offset: int, now_ms: int) -> None:
+        """`on_fetch` of a follower that fetches from the same offset again, which is the leader's log end."""
         self.last_caught_up_ms = self._fetched_ms = now_ms
         if offset > self._fetched_at_leader_end:
             self._fetched_at_leader_end = offset
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
-        """Whether it belongs in the ISR as far as pace goes."""
+        """Whether the follower keeps pace."""
         if self.log_end_offset == leader_end:
             return True
         return self.last_caught_up_ms is not None and now_ms - self.last_caught_up_ms <= lag_max_ms
 
 
 class IsrProposal:
-    """An ISR that a leader has proposed to the controller, and not heard of yet."""
+    """An ISR that a leader has proposed to the controller, until its outcome arrives."""
 
     __slots__ = ("grows", "isr", "leader_epoch", "members", "partition_epoch")
 
@@ -99,10 +102,11 @@ class IsrProposal:
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
         self.grows = grows
+        """Whether it has a member more than the ISR; else it has fewer."""
 
 
 class IsrOutcome:
-    """What the controller says of an ISR: its present state, or why the proposal was refused."""
+    """The controller's response to a proposal: the ISR that it has decided on, or an error."""
 
     __slots__ = ("error", "isr", "leader_epoch", "partition_epoch")
 
@@ -116,7 +120,7 @@ class IsrOutcome:
 
 
 class ReplicationPeers(Protocol):
-    """What a leader asks of the rest of the cluster."""
+    """What a leader needs of the rest of the cluster."""
 
     lag_max_ms: int
     """`replica.lag.time.max.ms`."""
@@ -126,7 +130,7 @@ class ReplicationPeers(Protocol):
         ...
 
     def eligible_epoch(self, broker_id: int) -> int | None:
-        """The broker epoch of one that may join an ISR; None where it is fenced, shuts down, or is unknown."""
+        """The broker epoch of a broker that may join an ISR; None where it is fenced, shuts down, or is unknown."""
         ...
 
     def propose(
@@ -136,11 +140,11 @@ class ReplicationPeers(Protocol):
         proposal: IsrProposal,
         answered: Callable[[IsrOutcome], None],
     ) -> None:
-        """Have the controller decide on an ISR."""
+        """Propose an ISR to the controller; `answered` is called with the outcome."""
         ...
 
 
-class Alone:
+class NoPeers:
     """A cluster of one, for a partition without followers."""
 
     lag_max_ms = 30_000

@@ -1,13 +1,12 @@
-"""The in-sync set of a partition that this broker leads: who is in it, who may join, who must leave.
+"""The in-sync set of a partition that this broker leads: its members, who may join, who must leave.
 
-The leader proposes a set, the controller decides (KIP-497). While a proposal is under way the leader acts on the
-larger of the two sets, the maximal ISR: a follower that may be a member already must have every record before it is
-committed, because the controller could make that follower the leader; a follower that may still be a member, too.
-Nothing else is proposed meanwhile.
+The leader proposes a set, the controller decides (KIP-497). While a proposal is in flight the leader acts on the larger
+of the two sets, the maximal ISR: a follower that may be a member must have every record before that is committed,
+because the controller could make that follower the leader. Nothing else is proposed meanwhile.
 
-A replica may join when it has everything that is committed and all that was there when this leader's epoch began:
-then no record that the leader's epoch could lose is missing to it (KIP-101). The high watermark waits for one that is
-about to join, or a busy partition would never let it in.
+A replica may join when its log reaches the high watermark and the log end at which this leader's epoch began: then it
+lacks no record that may be committed (KIP-101). The high watermark does not pass a replica that is caught up and may
+join; otherwise, in a busy partition, it would always be ahead of that replica. A store.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from kalda.replication.followers import UNKNOWN, FollowerState, IsrProposal, Rep
 
 
 class InSync:
-    """Invariants: the leader is a member; `maximal` holds `isr`."""
+    """Invariants, while this broker leads: it is a member of `isr`; `isr` is a subset of `maximal`; `maximal` differs
+    from `isr` only while there is a proposal."""
 
     __slots__ = ("_broker_id", "_cluster", "_epoch_start", "followers", "isr", "maximal", "proposal")
 
@@ -25,27 +25,30 @@ class InSync:
         self._cluster = cluster
         self._epoch_start = 0
         self.followers: dict[int, FollowerState] = {}
-        """While this broker leads, every other replica."""
+        """By broker id: every other replica while this broker leads, else none."""
         self.isr: tuple[int, ...] = ()
+        """As the controller has decided last."""
         self.maximal: tuple[int, ...] = ()
+        """The larger one of `isr` and the proposed ISR."""
         self.proposal: IsrProposal | None = None
+        """In flight, or of unknown outcome."""
 
     @property
     def epoch_start(self) -> int:
-        """Where the log ended when this leader's epoch began."""
+        """The log end offset at which this leader's epoch began."""
         return self._epoch_start
 
-    def decide(self, isr: tuple[int, ...]) -> None:
-        """The controller's word; whatever is proposed is void."""
+    def set_isr(self, isr: tuple[int, ...]) -> None:
+        """Adopt the ISR that the controller has decided on; a proposal is dropped."""
         self.isr = self.maximal = isr
         self.proposal = None
 
     def follow(self) -> None:
-        """This broker does not lead: who keeps pace is another's business."""
+        """This broker does not lead: it tracks no followers."""
         self.followers = {}
 
     def lead(self, replicas: tuple[int, ...]) -> None:
-        """Replicas as they are now; those that are new have shown nothing yet."""
+        """Adopt the set of replicas. State of followers that were replicas before is kept."""
         known = self.followers
         self.followers = {
             broker_id: known.get(broker_id) or FollowerState(broker_id)
@@ -54,7 +57,8 @@ class InSync:
         }
 
     def start_epoch(self, leader_end: int, *, keep_offsets: bool) -> None:
-        """A new leader epoch. Where this broker led the one before, followers have what they had."""
+        """A leader epoch begins. `keep_offsets`: this broker led the epoch before, so no follower has truncated its
+        log to another leader's."""
         self._epoch_start = leader_end
         now_ms = self._cluster.now_ms()
         for follower in self.followers.values():
@@ -63,7 +67,8 @@ class InSync:
     # -- high watermark
 
     def committed_end(self, local_end: int, leader_end: int) -> int:
-        """The smallest log end among those that count. `local_end`: how far the leader's own log counts."""
+        """The smallest log end among the leader, the maximal ISR and those about to join. `local_end`: up to where the
+        leader's own log counts."""
         end = local_end
         for broker_id, follower in self.followers.items():
             if follower.log_end_offset < end and (broker_id in self.maximal or self._is_joining(follower, leader_end)):
@@ -81,7 +86,7 @@ class InSync:
     # -- joining and leaving
 
     def _is_eligible(self, follower: FollowerState) -> bool:
-        """Alive, and the incarnation that fetched is the one that the cluster knows (KIP-903)."""
+        """Whether the broker may join an ISR, and its last fetch was the registered incarnation's (KIP-903)."""
         epoch = self._cluster.eligible_epoch(follower.broker_id)
         return epoch is not None and follower.broker_epoch in (epoch, UNKNOWN)
 
@@ -96,7 +101,7 @@ class InSync:
         )
 
     def laggards(self, leader_end: int) -> tuple[int, ...]:
-        """Members that do not keep pace; none while a proposal is under way."""
+        """Members that do not keep pace; none while a proposal is in flight."""
         if self.proposal is not None or len(self.isr) <= 1:
             return ()
         now_ms, lag_max_ms = self._cluster.now_ms(), self._cluster.lag_max_ms
@@ -110,7 +115,7 @@ class InSync:
         )
 
     def propose(self, isr: tuple[int, ...], broker_epoch: int, leader_epoch: int, partition_epoch: int) -> IsrProposal:
-        """The proposal to send; from now on the larger set counts."""
+        """The proposal to send. From now on the larger one of the two sets counts."""
         assert self.proposal is None, "one proposal at a time"
         assert self._broker_id in isr, f"leader {self._broker_id} proposes an ISR {isr} without itself"
         members = [
@@ -127,5 +132,5 @@ class InSync:
         return UNKNOWN if follower is None else follower.broker_epoch
 
     def withdraw(self) -> None:
-        """The controller has said that the proposal did not and will not take effect."""
-        self.decide(self.isr)
+        """The proposal has not taken effect, and will not."""
+        self.set_isr(self.isr)

@@ -1,16 +1,20 @@
 """One replica of one partition: leadership, in-sync replicas, high watermark.
 
 The leader appends and serves; a follower copies. The high watermark is the smallest log end among the in-sync
-replicas: what is below it has survived as many failures as the in-sync set has members, and only that is shown to
-consumers. It never goes back while a leader leads.
+replicas: a record below it is in the log of every member of the ISR, and only such records are shown to consumers.
+While a leader leads, its high watermark does not decrease.
 
-Where the topic asks for flushes (`flush.messages`), the leader counts its own log only as far as it is on disk: a
+Where the topic's `flush.messages` asks for flushes, the leader counts its own log only as far as it is on disk: a
 record is not committed before its fsync, so an acknowledgement survives a loss of power, as in Kafka, where the
 append itself waits for the disk.
 
-Invariants: `high_watermark <= log_end_offset`; a leader is a member of its ISR; `leader_epoch` and `partition_epoch`
-never decrease. Below `min.insync.replicas` the high watermark stands still (KIP-966): what is committed has been in as
-many logs as the topic asks for.
+Invariants: `log_start_offset <= high_watermark <= log_end_offset`, at every moment that a callback can run; a leader is
+a member of its ISR; `leader_epoch` and `partition_epoch` never decrease. While the ISR is smaller than
+`min.insync.replicas`, the high watermark does not advance (KIP-966): a committed record has been in as many logs as the
+topic asks for.
+
+A driver: it answers waiting requests, reports its high watermark and starts jobs, and all of these may call it back
+before its own call returns. So each method completes its state before it calls out.
 """
 
 from __future__ import annotations
@@ -24,53 +28,62 @@ from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
-from kalda.replication.followers import Alone, FollowerState, IsrOutcome, ReplicationPeers
+from kalda.base.sensors import Sensors
+from kalda.records.inspection import Inspection
+from kalda.replication.counters import ReplicaCounters
+from kalda.replication.followers import FollowerState, IsrOutcome, IsrProposal, NoPeers, ReplicationPeers
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
-from kalda.storage.log import AppendInfo, AppendOrigin, FetchInfo, Log, UnexpectedAppendOffset
+from kalda.storage.log import Log
+from kalda.storage.reading import ColdRead
 from kalda.storage.truncating import start_within
+from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, UnexpectedAppendOffset
 
 if TYPE_CHECKING:
     from kalda.replication.waiting import Waiter
 
 NO_LEADER = -1
 _MAX_UNCOMMITTED = 1_000
+"""Appends that are remembered one by one until they are committed; beyond that the last ones share an entry."""
 
 
-class _Flushes(Enum):
-    """What becomes of a wish to flush the log."""
+class _FlushState(Enum):
+    """Whether a flush of the log begins when one is due."""
 
     IDLE = auto()
-    """a job begins at once"""
+    """Its job begins at once."""
     RUNNING = auto()
-    """one runs: the next begins when that is done"""
+    """A job runs: the next one begins when that is finished."""
     HELD = auto()
-    """none begins before the log has been replaced, or will not be"""
+    """No job begins until `release_flushes`: the log may be replaced by a copy."""
 
 
-_IDLE = _Flushes.IDLE
+_IDLE = _FlushState.IDLE
 
 
 class Partition:
-    """A replica on this broker."""
+    """A replica on this broker; leader, follower, or neither while the partition has no leader."""
 
     __slots__ = (
         "__weakref__",
         "_broker_id",
         "_cluster",
+        "_counters",
         "_flush_to",
         "_flushes",
         "_jobs",
         "_uncommitted",
+        "adding_replicas",
         "end_waiters",
         "in_sync",
         "leader_epoch",
         "leader_id",
         "log",
-        "on_caught_up_with_disk",
+        "on_flushed",
         "on_high_watermark",
         "partition_epoch",
         "replicas",
+        "topic_counters",
         "topic_id",
         "topic_partition",
         "waiters",
@@ -84,37 +97,52 @@ class Partition:
         log: Log,
         jobs: Jobs,
         cluster: ReplicationPeers | None = None,
+        counters: ReplicaCounters | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.log = log
+        """Replaced where the replica moves to another log directory."""
         self.leader_id = NO_LEADER
         self.leader_epoch = -1
+        """Of the leader; every change of leader increments it."""
         self.partition_epoch = -1
+        """Every change of the partition's metadata increments it, ISR changes included. Metadata of an older one is
+        ignored."""
         self.replicas: tuple[int, ...] = ()
-        self._cluster: ReplicationPeers = Alone() if cluster is None else cluster
+        """Broker ids of all replicas, this one included."""
+        self.adding_replicas: tuple[int, ...] = ()
+        """Those of `replicas` that a reassignment adds: the partition is not under-replicated for want of them."""
+        self._counters = ReplicaCounters(Sensors()) if counters is None else counters
+        """Of the broker."""
+        self.topic_counters = self._counters.add_partition(topic_partition.topic)
+        self._cluster: ReplicationPeers = NoPeers() if cluster is None else cluster
         self.in_sync = InSync(broker_id, self._cluster)
+        """The ISR, and the leader's view of its followers."""
         self.waiters: dict[Waiter, None] = {}
-        """Requests that wait for the high watermark."""
+        """Requests that wait for the high watermark, the log start offset or a flush."""
         self.end_waiters: dict[Waiter, None] = {}
-        """Requests that wait for the log's end: followers' fetches."""
+        """Requests that wait for the log end offset: followers' fetches."""
         self.on_high_watermark: Callable[[int], None] | None = None
-        """A coordinator whose log this is; told after waiting requests are."""
-        self.on_caught_up_with_disk: Callable[[], None] | None = None
-        """Told when a flush has made the whole log durable: a follower may fetch on."""
+        """Called with each new high watermark, after waiting requests have been answered: for the coordinator whose
+        log this is."""
+        self.on_flushed: Callable[[], None] | None = None
+        """Called when all that had to be flushed is on disk: a follower may fetch again."""
         self._broker_id = broker_id
         self._jobs = jobs
         self._flush_to = 0
+        """Everything below this offset must be on disk before it counts as committed."""
         self._flushes = _IDLE
         self._uncommitted: deque[tuple[int, int]] = deque()
-        """(end offset, size) of what was appended and is not committed, for those who wait for bytes."""
+        """(end offset, size in bytes) of appends that are not committed yet, oldest first: waiting fetches count bytes
+        when they are committed."""
 
     def __str__(self) -> str:
         return str(self.topic_partition)
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """The in-sync replicas, as the controller has decided."""
+        """The in-sync replicas that the controller has decided on last."""
         return self.in_sync.isr
 
     @property
@@ -125,8 +153,8 @@ class Partition:
     def become_leader(
         self, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]
     ) -> None:
-        """Lead, or take the news of a changed ISR while leading. What the controller has answered already, or what is
-        older than that, is no news."""
+        """Lead in a new epoch, or adopt a changed ISR or replica set in the same one. Metadata whose partition epoch is
+        not newer than what an AlterPartition response has brought already changes nothing."""
         assert self._broker_id in isr, f"{self.topic_partition}: leader {self._broker_id} is not in its ISR {isr}"
         was_leader = self.is_leader
         new_epoch = leader_epoch > self.leader_epoch
@@ -134,34 +162,37 @@ class Partition:
             was_leader and not new_epoch and partition_epoch == self.partition_epoch
         ):
             return
-        # In an epoch between, which this replica has not heard of, followers may have cut back to another leader's log.
-        led_before = was_leader and leader_epoch == self.leader_epoch + 1
+        # Where an epoch lies between, another leader's, followers may have truncated to that leader's log.
+        led_previous_epoch = was_leader and leader_epoch == self.leader_epoch + 1
         in_sync, end = self.in_sync, self.log.log_end_offset
         if new_epoch or not was_leader:
             self.log.assign_leader_epoch(leader_epoch, end)
-        in_sync.decide(isr)
+        in_sync.set_isr(isr)
         in_sync.lead(replicas)
         if new_epoch or not was_leader:
-            in_sync.start_epoch(end, keep_offsets=led_before)
-            self._release(self.end_waiters)
-        self._take(self._broker_id, leader_epoch, partition_epoch, replicas)
+            in_sync.start_epoch(end, keep_offsets=led_previous_epoch)
+        self._set_leadership(self._broker_id, leader_epoch, partition_epoch, replicas)
+        if new_epoch or not was_leader:
+            self._finish_all(self.end_waiters)
         if self.log.flush_due:
-            # Read back after an unclean stop, but perhaps not on disk yet: not committed before it is.
+            # Records recovered after an unclean stop may be in the page cache only: not committed before a flush.
             self._flush(self.log.log_end_offset)
         self._advance_high_watermark()
 
     def become_follower(
         self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]
     ) -> None:
-        """Follow `leader_id`, or nobody while there is no leader. Whoever waits on this replica is sent away."""
+        """Follow `leader_id`, or no broker while there is no leader. Waiting requests are answered."""
         if partition_epoch < self.partition_epoch:
             return
-        self._take(leader_id, leader_epoch, partition_epoch, replicas)
-        self.in_sync.decide(isr)
+        self._set_leadership(leader_id, leader_epoch, partition_epoch, replicas)
+        self.in_sync.set_isr(isr)
         self.in_sync.follow()
-        self.release_waiters()
+        self.finish_waiters()
 
-    def _take(self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...]) -> None:
+    def _set_leadership(
+        self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...]
+    ) -> None:
         assert leader_epoch >= self.leader_epoch, (
             f"{self.topic_partition}: epoch {leader_epoch} after {self.leader_epoch}"
         )
@@ -169,14 +200,14 @@ class Partition:
         self.replicas = replicas
 
     def check_leader(self, current_leader_epoch: int) -> None:
-        """Raise unless this replica leads, in the epoch that the client believes in; -1 is no belief (KIP-320)."""
+        """Raise unless this replica leads, and in the epoch that the request names; -1 names none (KIP-320)."""
         if current_leader_epoch != -1 and current_leader_epoch != self.leader_epoch:
             self.check_epoch(current_leader_epoch)
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def check_epoch(self, current_leader_epoch: int) -> None:
-        """Raise unless this replica leads or follows in the epoch that the client believes in."""
+        """Raise unless this replica leads or follows in the epoch that the request names; -1 names none."""
         if current_leader_epoch != -1 and current_leader_epoch != self.leader_epoch:
             if current_leader_epoch < self.leader_epoch:
                 raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
@@ -185,32 +216,39 @@ class Partition:
     # -- appending
 
     def append(
-        self, records: bytearray | memoryview, acks: int, now_ms: int, origin: AppendOrigin = AppendOrigin.CLIENT
+        self,
+        records: bytearray | memoryview,
+        acks: int,
+        now_ms: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        inspection: Inspection | None = None,
     ) -> AppendInfo:
-        """Append one batch as leader. The in-sync minimum is checked before: too few, and nothing is written."""
+        """Append one batch as leader. Nothing is written where `acks` is -1 and the ISR is smaller than
+        `min.insync.replicas`. Raises as `Log.append_as_leader` does, which takes `inspection`."""
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         log = self.log
-        isr = self.in_sync.isr
-        if acks == -1 and len(isr) < log.config.min_insync_replicas and len(isr) < self.min_isr:
-            raise ApiError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
-                f"{self.min_isr} for partition {self.topic_partition}",
-            )
-        info = log.append_as_leader(records, self.leader_epoch, now_ms, origin)
+        if acks == -1:
+            isr = self.in_sync.isr
+            if len(isr) < log.config.min_insync_replicas and len(isr) < self.min_isr:
+                raise ApiError(
+                    ErrorCode.NOT_ENOUGH_REPLICAS,
+                    f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
+                    f"{self.min_isr} for partition {self.topic_partition}",
+                )
+        info = log.append_as_leader(records, self.leader_epoch, now_ms, origin, inspection=inspection)
         if log.flush_due:
             self._flush(log.log_end_offset)
         if self.in_sync.followers:
-            self._appended(len(records))
+            self._on_appended(len(records))
         elif log.recovery_point < self._flush_to:
             self._move_high_watermark(self._local_end(), len(records))
         else:
             self._move_high_watermark(log.log_end_offset, len(records))
         return info
 
-    def _appended(self, size: int) -> None:
-        """Records are at the end of a log that others copy: tell those who wait for the end."""
+    def _on_appended(self, size: int) -> None:
+        """Records have been appended to a log that has followers."""
         self._note_uncommitted(size)
         if len(self.in_sync.maximal) == 1:
             self._advance_high_watermark()
@@ -226,23 +264,23 @@ class Partition:
 
     @property
     def min_isr(self) -> int:
-        """`min.insync.replicas`, which cannot ask for more replicas than there are."""
+        """`min.insync.replicas`, or the number of replicas where that is smaller."""
         return min(self.log.config.min_insync_replicas, max(1, len(self.replicas)))
 
-    def committed(self, offset: int) -> bool:
+    def is_committed(self, offset: int) -> bool:
         """True once everything below `offset` is committed."""
         return self.log.high_watermark >= offset
 
-    def durable(self, offset: int) -> bool:
-        """True once everything below `offset` is as durable as the topic asks for: flushed, where it wants flushes."""
+    def is_durable(self, offset: int) -> bool:
+        """True once everything below `offset` is on disk; always, where the topic asks for no flushes."""
         return offset > self._flush_to or self.log.recovery_point >= offset
 
     def _flush(self, offset: int) -> None:
-        """Have everything below `offset` synced by a job; appends that come meanwhile share the next one."""
+        """Sync everything below `offset` in a job; appends that come while it runs share the next one."""
         self._flush_to = max(self._flush_to, offset)
         if self._flushes is _IDLE:
             job = self.log.flush_job(self._flush_to)
-            self._flushes = _Flushes.RUNNING
+            self._flushes = _FlushState.RUNNING
             self._jobs.run(job.run, lambda _, error: self._flushed(job, error))
 
     def _flushed(self, job: Job[None], error: BaseException | None) -> None:
@@ -251,30 +289,30 @@ class Partition:
             if error is not None:
                 self.log.on_io_error(error)
             job.finish()
-            # What was truncated meanwhile owes the disk nothing.
+            # What was truncated meanwhile need not be flushed.
             self._flush_to = min(self._flush_to, self.log.log_end_offset)
             if self.log.recovery_point < self._flush_to:
                 self._flush(self._flush_to)
         except (ApiError, OSError):
-            # The log has told its keeper, and takes no more appends; nobody waits for what will not be durable.
-            self.release_waiters()
+            # The log has reported its failure and takes no more appends: what is waited for will never be durable.
+            self.finish_waiters()
             return
-        if self.log.recovery_point >= self._flush_to and self.on_caught_up_with_disk is not None:
-            self.on_caught_up_with_disk()
+        if self.log.recovery_point >= self._flush_to and self.on_flushed is not None:
+            self.on_flushed()
         if self.is_leader:
             self._advance_high_watermark()
-        self.tell_waiters(0)
+        self.notify_waiters(0)
 
     def hold_flushes(self) -> bool:
-        """Let no flush begin, so that the log can be replaced by one that is as durable; false while one runs. Records
-        that must be flushed are not committed meanwhile."""
+        """Begin no flush until `release_flushes`, so that the log can be replaced by a copy that is as durable. False,
+        and without effect, while a flush runs. Records that must be flushed are not committed meanwhile."""
         if self._flushes is not _IDLE:
             return False
-        self._flushes = _Flushes.HELD
+        self._flushes = _FlushState.HELD
         return True
 
     def release_flushes(self, log: Log | None = None) -> None:
-        """Flush again, and from now on in `log`, where that has taken the place of the log."""
+        """Begin flushes again. `log` has taken the place of the former log, where it is given."""
         self._flushes = _IDLE
         if log is not None:
             self.log = log
@@ -282,18 +320,18 @@ class Partition:
             return
         if self.log.recovery_point < self._flush_to:
             self._flush(self._flush_to)
-        elif self.on_caught_up_with_disk is not None:
-            self.on_caught_up_with_disk()
+        elif self.on_flushed is not None:
+            self.on_flushed()
 
     def _local_end(self) -> int:
-        """How far this replica counts towards the high watermark."""
+        """Up to where this leader's own log counts towards the high watermark."""
         end = self.log.log_end_offset
         if self.log.recovery_point < self._flush_to:
             return min(end, self.log.recovery_point)
         return end
 
     def _advance_high_watermark(self) -> None:
-        """As a leader, look anew at what is committed."""
+        """As a leader, compute the high watermark anew."""
         in_sync = self.in_sync
         if len(in_sync.isr) < self.min_isr:
             return
@@ -303,7 +341,8 @@ class Partition:
         self._move_high_watermark(target, 0)
 
     def _move_high_watermark(self, target: int, appended_bytes: int) -> None:
-        """Forward, where `target` is that; whoever waits for it is told."""
+        """Advance the high watermark to `target`, where that is greater, and notify waiting requests. `appended_bytes`
+        are readable with it, besides those of appends remembered as uncommitted."""
         log = self.log
         if target > log.high_watermark:
             log.update_high_watermark(target)
@@ -311,8 +350,9 @@ class Partition:
             while uncommitted and uncommitted[0][0] <= target:
                 appended_bytes += uncommitted.popleft()[1]
             if self.waiters:
-                self.tell_waiters(appended_bytes)
-            if self.on_high_watermark is not None:
+                self.notify_waiters(appended_bytes)
+            # A waiter may have led to a further advance, which has been reported already.
+            if self.on_high_watermark is not None and log.high_watermark == target:
                 self.on_high_watermark(target)
 
     # -- leading others
@@ -320,8 +360,9 @@ class Partition:
     def on_follower_fetch(
         self, broker_id: int, broker_epoch: int, offset: int, log_start_offset: int, epoch_known: bool
     ) -> None:
-        """A follower has everything below `offset`. Raises `ApiError` for one that is none, or an old incarnation.
-        `epoch_known`: it has named this leader's epoch, so it is this broker whose metadata lags behind."""
+        """Note that a follower has everything below `offset`. Raises `ApiError` for a broker that is no replica, or for
+        an old incarnation of one. `epoch_known`: the fetch names this leader's epoch, so of the two brokers it is this
+        one whose metadata lags behind."""
         follower = self.in_sync.followers.get(broker_id)
         if follower is None:
             raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH if epoch_known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -333,11 +374,13 @@ class Partition:
         if before != offset:
             self._advance_high_watermark()
         if start_before != log_start_offset and self.waiters:
-            self.tell_waiters(0)
+            self.notify_waiters(0)
 
-    def rests_for(self, broker_id: int, broker_epoch: int, offset: int, leader_epoch: int, note_ms: int | None) -> bool:
-        """Whether a follower in the ISR that fetches what it fetched before, in this leader epoch, has everything
-        still. Its fetch is noted as of `note_ms`, where that is given."""
+    def is_idle_follower(
+        self, broker_id: int, broker_epoch: int, offset: int, leader_epoch: int, note_ms: int | None
+    ) -> bool:
+        """Whether a follower that fetches from `offset` again is in the ISR and still has the whole log, in the same
+        leader epoch. If so, and with `note_ms`, its fetch is noted as of that time."""
         in_sync = self.in_sync
         if (
             self.log.log_end_offset != offset
@@ -350,7 +393,7 @@ class Partition:
         if follower is None or follower.broker_epoch != broker_epoch or follower.log_end_offset != offset:
             return False
         if note_ms is not None:
-            follower.on_fetch_at_rest(offset, note_ms)
+            follower.on_idle_fetch(offset, note_ms)
         return True
 
     def _maybe_expand(self, follower: FollowerState) -> None:
@@ -358,9 +401,10 @@ class Partition:
             self._propose((*self.in_sync.isr, follower.broker_id))
 
     def shrink_isr(self) -> None:
-        """Propose an ISR without those who do not keep pace. Looked at every half of `replica.lag.time.max.ms`."""
-        if self.is_leader and (gone := self.in_sync.laggards(self.log.log_end_offset)):
-            self._propose(tuple(broker_id for broker_id in self.in_sync.isr if broker_id not in gone))
+        """As a leader, propose an ISR without members that do not keep pace. Called twice in every
+        `replica.lag.time.max.ms`."""
+        if self.is_leader and (laggards := self.in_sync.laggards(self.log.log_end_offset)):
+            self._propose(tuple(broker_id for broker_id in self.in_sync.isr if broker_id not in laggards))
 
     def _propose(self, isr: tuple[int, ...]) -> None:
         broker_epoch = self._cluster.eligible_epoch(self._broker_id)
@@ -370,17 +414,22 @@ class Partition:
 
         def answered(outcome: IsrOutcome) -> None:
             if self.in_sync.proposal is proposal and self.is_leader and self.leader_epoch == proposal.leader_epoch:
-                self._on_isr_outcome(outcome)
+                self._on_isr_outcome(proposal, outcome)
 
         self._cluster.propose(self.topic_partition, self.topic_id, proposal, answered)
 
-    def _on_isr_outcome(self, outcome: IsrOutcome) -> None:
-        """Refused for good, the proposal is void. Refused for another reason, the metadata that comes will tell: until
-        then the larger ISR counts."""
+    def _on_isr_outcome(self, proposal: IsrProposal, outcome: IsrOutcome) -> None:
+        """Adopt the ISR that the controller has decided on, or withdraw the proposal where it is refused and cannot
+        take effect later. After any other error it may have taken effect: the larger ISR counts until the metadata
+        shows which one the controller has."""
+        if outcome.error is not ErrorCode.NONE:
+            self._counters.failed_isr_updates.value += 1
         if outcome.error is ErrorCode.NONE:
             if outcome.leader_epoch != self.leader_epoch or outcome.partition_epoch < self.partition_epoch:
                 return
-            self.in_sync.decide(outcome.isr)
+            counters = self._counters
+            (counters.isr_expands if proposal.grows else counters.isr_shrinks).value += 1
+            self.in_sync.set_isr(outcome.isr)
             self.partition_epoch = outcome.partition_epoch
         elif outcome.error in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED):
             self.in_sync.withdraw()
@@ -389,33 +438,50 @@ class Partition:
         self._advance_high_watermark()
 
     @property
-    def knows_too_little(self) -> bool:
-        """True in a new leader until its high watermark has reached where its epoch began: its predecessor may have
-        committed more than this one knows of."""
+    def predecessor_hw_unknown(self) -> bool:
+        """True in a new leader until its high watermark has reached the log end at which its epoch began: until then
+        the high watermark of its predecessor may have been greater."""
         return self.in_sync.epoch_start > self.log.high_watermark
 
     @property
+    def is_under_replicated(self) -> bool:
+        """Led here, with fewer replicas in sync than there are, those not counted that a reassignment adds."""
+        return self.is_leader and len(self.in_sync.isr) < len(self.replicas) - len(self.adding_replicas)
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """Led here, with fewer replicas in sync than `min.insync.replicas`."""
+        return self.is_leader and len(self.in_sync.isr) < self.min_isr
+
+    @property
+    def is_at_min_isr(self) -> bool:
+        """Led here, with exactly as many replicas in sync as `min.insync.replicas`."""
+        return self.is_leader and len(self.in_sync.isr) == self.min_isr
+
+    @property
     def has_enough_replicas(self) -> bool:
-        """Whether the in-sync minimum holds, counting those who may be members already."""
+        """Whether the ISR has `min.insync.replicas` members, counting a proposed one, which may be a member already."""
         return len(self.in_sync.maximal) >= self.min_isr
 
     def on_config(self) -> None:
-        """The topic's configs changed: its in-sync minimum may be another."""
+        """The topic's configs have changed: with another `min.insync.replicas` the high watermark may advance."""
         if self.is_leader:
             self._advance_high_watermark()
 
     # -- following
 
     def append_as_follower(self, records: Buffer, leader_epoch: int, high_watermark: int, leader_log_start: int) -> int:
-        """Take what the leader sent: records, its high watermark, its log start offset. Returns the bytes appended.
-        Raises `CorruptRecord`, `UnexpectedAppendOffset`, and `ApiError` where the disk fails."""
+        """Append the leader's records, and adopt its high watermark and log start offset as far as the log reaches.
+        Returns the bytes appended. Raises `CorruptRecord`, `UnexpectedAppendOffset`, and `ApiError` where the disk
+        fails."""
         log = self.log
         size = 0
         if len(records):
             size = self._append_fetched(records, leader_epoch)
+            self._counters.replication_bytes_in.value += size
             if log.flush_due:
                 self._flush(log.log_end_offset)
-        # What was committed stays so, though a new leader may not know it yet.
+        # The high watermark does not decrease, although that of a new leader may be behind for a moment.
         target = min(high_watermark, log.log_end_offset)
         if size and self.waiters:
             self._note_uncommitted(size)
@@ -435,19 +501,22 @@ class Partition:
             raise
 
     @property
-    def may_fetch_on(self) -> bool:
-        """A follower that owes the disk a flush does not report records that it could still lose."""
+    def may_fetch(self) -> bool:
+        """False while a flush is due or held up: a fetch would report records as replicated that a loss of power could
+        still take."""
         return self._flushes is _IDLE
 
     # -- reading
 
-    def read(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> FetchInfo | None:
-        """Read below `end_offset` from the page cache; None where only the disk knows (then `Log.read`, in a job)."""
+    def read(
+        self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool, slices: Jobs | None = None
+    ) -> FetchInfo | ColdRead:
+        """Read below `end_offset`, as `Log.read_nowait` does."""
         self.check_range(offset)
-        return self.log.read_nowait(offset, max_bytes, end_offset, min_one_message)
+        return self.log.read_nowait(offset, max_bytes, end_offset, min_one_message, slices)
 
     def check_range(self, offset: int) -> None:
-        """Raise where the log does not have `offset`. Its end is in range: the next record will be there."""
+        """Raise where the log does not have `offset`. The log end offset is in range: the next record will have it."""
         log = self.log
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise ApiError(
@@ -462,20 +531,20 @@ class Partition:
 
     # -- waiting
 
-    def tell_waiters(self, appended_bytes: int) -> None:
-        """Tell whoever waits that the partition moved."""
+    def notify_waiters(self, appended_bytes: int) -> None:
+        """Notify requests that wait for the high watermark; `appended_bytes` have become readable."""
         for waiter in list(self.waiters):
             waiter.on_moved(self, appended_bytes)
 
-    def release_waiters(self) -> None:
-        """Send everybody away: this replica no longer is what they waited for."""
+    def finish_waiters(self) -> None:
+        """Answer all waiting requests: this replica's role has changed, or the replica is removed."""
         self._uncommitted.clear()
-        self._release(self.waiters)
-        self._release(self.end_waiters)
+        self._finish_all(self.waiters)
+        self._finish_all(self.end_waiters)
 
-    def _release(self, waiters: dict[Waiter, None]) -> None:
+    def _finish_all(self, waiters: dict[Waiter, None]) -> None:
         for waiter in list(waiters):
-            waiter.leave()
+            waiter.complete()
 
     # -- deleting records
 
@@ -497,12 +566,13 @@ class Partition:
                 f"{self.log.high_watermark}",
             )
         self.log.advance_log_start_offset(target)
-        self._release(self.end_waiters)
+        self._finish_all(self.end_waiters)
         return self.low_watermark
 
     @property
     def low_watermark(self) -> int:
-        """The smallest log start offset among the living replicas: nothing below is served anywhere."""
+        """The smallest log start offset among the ISR and the other replicas that are not fenced: nothing below it is
+        served by any of them."""
         low = self.log.log_start_offset
         for broker_id, follower in self.in_sync.followers.items():
             if follower.log_start_offset < low and (
@@ -511,6 +581,6 @@ class Partition:
                 low = follower.log_start_offset
         return low
 
-    def deleted(self, offset: int) -> bool:
-        """True once no living replica serves anything below `offset`."""
+    def is_deleted(self, offset: int) -> bool:
+        """True once no replica counted in `low_watermark` serves anything below `offset`."""
         return self.low_watermark >= offset

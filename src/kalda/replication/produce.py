@@ -1,14 +1,17 @@
-"""The produce path: append what came, wait for the in-sync replicas where the producer asks for that.
+"""The produce path: append the records, then wait for the in-sync replicas where the request asks for that.
 
-With acks=1 an answer may go as soon as the leader's log has the records (and their flush, where the topic wants
-flushes); with acks=all (-1) when the high watermark has passed them. What is not there within the request's timeout
-is answered REQUEST_TIMED_OUT; the records stay, and a retry of an idempotent producer finds them.
+With acks=1 the answer is due as soon as the leader's log has the records, and has flushed them where the topic asks for
+flushes; with acks=all (-1) when the high watermark has passed them. After the request's timeout the answer is
+REQUEST_TIMED_OUT; the records stay, and the retry of an idempotent producer is answered as their duplicate.
+
+Logs that have not been opened yet are opened by a job first. A driver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
@@ -22,9 +25,11 @@ from kalda.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from kalda.protocol.notation import maker
-from kalda.records.validate import RecordsRefused
+from kalda.records.inspection import Inspection, InspectionUnfinished
+from kalda.records.rules import RecordsRefused
+from kalda.replication.counters import NO_PRODUCE_FAILURES
 from kalda.replication.partition import Partition
-from kalda.replication.waiting import OffsetWaiter
+from kalda.replication.waiting import DelayedOperation, OffsetWaiter
 from kalda.storage.opening import opening_job
 
 if TYPE_CHECKING:
@@ -32,10 +37,10 @@ if TYPE_CHECKING:
     from kalda.storage.log import Log
 
 ALL = -1
-_WRITABLE = (bytearray, memoryview)
+_WRITABLE = (memoryview, bytearray)
 _ATTRIBUTES_AT = 22
 """The low byte of a batch's attributes."""
-_UNJUDGED = frozenset(
+_WITHOUT_LOG_START = frozenset(
     (
         ErrorCode.CORRUPT_MESSAGE,
         ErrorCode.MESSAGE_TOO_LARGE,
@@ -46,7 +51,7 @@ _UNJUDGED = frozenset(
         ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     )
 )
-"""Refusals before the log had a say: their answers tell no log start offset."""
+"""Refusals without a look at the log: Kafka's answers to them have no log start offset."""
 _CODEC_BITS = 7
 _ZSTD = 4
 _response = maker(ProduceResponse)
@@ -54,13 +59,23 @@ _topic_response = maker(TopicProduceResponse, "name", "topic_id")
 _appended = maker(PartitionProduceResponse, "index", "base_offset", "log_append_time_ms", "log_start_offset")
 
 
+class _Deferred(NamedTuple):
+    """Records of one partition that are appended after a job: it opens their log, or checks them."""
+
+    topic: str
+    answer: TopicProduceResponse
+    data: PartitionProduceData
+    cold_log: Log | None
+    inspection: Inspection | None
+
+
 class Produce:
-    """One produce request. After `run`, `failed` says whether any partition refused its records."""
+    """One produce request. After `run`, `failed` says whether the records of any partition were refused."""
 
     __slots__ = (
         "_acks",
         "_answers",
-        "_cold",
+        "_deferred",
         "_manager",
         "_now_ms",
         "_required",
@@ -79,135 +94,175 @@ class Produce:
         tell_leaders: Callable[[ProduceResponse], None] | None,
     ) -> None:
         self._zstd = zstd
+        """Whether the request's version allows zstd."""
         self._tell_leaders = tell_leaders
         self._manager = manager
         self._acks = acks
         self._now_ms = now_ms
-        self._cold: dict[Log, list[tuple[str, TopicProduceResponse, PartitionProduceData]]] | None = {}
+        self._deferred: list[_Deferred] | None = None
+        """What is appended after a job; None: nothing so far."""
         self._required: dict[Partition, int] = {}
+        """Partitions whose records are not committed, or not durable, yet: the offset below which they have to be."""
         self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
+        """Answers of these partitions: errors replace them where the wait ends badly."""
         self.response = _response()
         self.failed = False
 
-    def append(self, topic: str, answer: TopicProduceResponse, data: PartitionProduceData) -> None:
-        """Append one partition's records, and put what came of it into `answer`."""
+    def append(
+        self,
+        topic: str,
+        answer: TopicProduceResponse,
+        data: PartitionProduceData,
+        deferred: _Deferred | None = None,
+    ) -> None:
+        """Append one partition's records, and add the outcome to `answer`; or defer them. `deferred` is what a job has
+        been done for."""
         partition = None
         try:
-            partition = self._manager.get(topic, data.index)
+            partition = self._manager.partitions.get((topic, data.index))
+            if partition is None:
+                raise ApiError(self._manager.missing_code(topic, None, data.index))
+            if partition.log.cold and deferred is None:
+                self._defer(_Deferred(topic, answer, data, partition.log, None))
+                return
+            counters = partition.topic_counters
+            inspection = None if deferred is None else deferred.inspection
+            if inspection is None:
+                counters.produce_requests.value += 1
             records = data.records
             if not records:
                 raise ApiError(
                     ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
                 )
             assert isinstance(records, _WRITABLE), "a frame is writable memory"
-            if partition.log.cold and self._cold is not None:
-                self._cold.setdefault(partition.log, []).append((topic, answer, data))
-                return
             if not self._zstd and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & _CODEC_BITS == _ZSTD:
                 raise ApiError(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
                 )
-            info = partition.append(records, self._acks, self._now_ms)
+            info = partition.append(records, self._acks, self._now_ms, inspection=inspection)
         except ApiError as error:
             self.refuse(answer, data.index, error, partition)
             return
-        result = _appended(data.index, info.first_offset, info.log_append_time_ms, info.log_start_offset)
+        except InspectionUnfinished as unfinished:
+            self._defer(_Deferred(topic, answer, data, None, unfinished.inspection))
+            return
+        first_offset, last_offset, _, log_append_time_ms, log_start_offset, size_bytes, _ = info
+        end = last_offset + 1
+        counters.bytes_in.value += size_bytes
+        counters.messages_in.value += end - first_offset
+        result = _appended(data.index, first_offset, log_append_time_ms, log_start_offset)
         answer.partition_responses.append(result)
-        end = info.last_offset + 1
-        if not (partition.committed(end) if self._acks == ALL else partition.durable(end)):
+        if not (partition.is_committed(end) if self._acks == ALL else partition.is_durable(end)):
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._answers.setdefault(partition, []).append(result)
 
-    @property
-    def is_cold(self) -> bool:
-        """Whether some logs are not open: `finish` opens them and appends to them later. What the same producer sends
-        next has to wait for that."""
-        return bool(self._cold)
+    def _defer(self, deferred: _Deferred) -> None:
+        if self._deferred is None:
+            self._deferred = []
+        self._deferred.append(deferred)
 
-    def _open_cold(self, timeout_ms: int) -> Pending[ProduceResponse]:
-        """Open these logs in a job, all of them together, and append to them; then `finish`."""
-        cold, self._cold = self._cold, None
-        assert cold is not None, "logs are opened once"
-        job = opening_job(list(cold))
+    @property
+    def is_deferred(self) -> bool:
+        """Whether some records are appended after a job, which `finish` starts: their logs are not open, or they are
+        too many to be checked at once. The next request of the connection must not be handled before."""
+        return bool(self._deferred)
+
+    def _start_job(self, timeout_ms: int) -> Pending[ProduceResponse]:
+        """Open logs and check records in one job, and append what was deferred; then `finish`."""
+        deferred, self._deferred = self._deferred, None
+        assert deferred, "there is something to append"
+        opening = opening_job([each.cold_log for each in deferred if each.cold_log is not None])
+        inspections = [each.inspection for each in deferred if each.inspection is not None]
         epochs = {partition: partition.leader_epoch for partition in self._required}
         pending: Pending[ProduceResponse] = Pending()
 
-        def opened(_: None, error: BaseException | None) -> None:
+        def work() -> None:
+            opening.run()
+            for inspection in inspections:
+                with suppress(RecordsRefused):  # raised again when the batch is appended
+                    inspection.run()
+
+        def finish(_: None, error: BaseException | None) -> None:
             if error is not None:
                 pending.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
                 return
-            job.finish()
+            opening.finish()
             for partition, epoch in epochs.items():
-                self._look_again(partition, epoch)
-            for waiting in cold.values():
-                for topic, answer, data in waiting:
-                    self.append(topic, answer, data)
-            done = self.finish(timeout_ms) if self._acks else self.response
+                self._recheck(partition, epoch)
+            for each in deferred:
+                self.append(each.topic, each.answer, each.data, each)
+            done = self.finish(timeout_ms) if self._acks or self._deferred else self.response
             if isinstance(done, Pending):
                 pending.on_abandoned = done.abandon
                 done.then(pending.settle)
             else:
                 pending.complete(done)
 
-        self._manager.jobs.run(job.run, opened)
+        self._manager.jobs.run(work, finish)
         return pending
 
-    def _look_again(self, partition: Partition, epoch: int) -> None:
-        """What was appended in that leader epoch, before others' logs were opened, may be as safe as was asked by now.
-        Where the partition is not led in that epoch any more, nobody knows: other records may be in their place."""
+    def _recheck(self, partition: Partition, epoch: int) -> None:
+        """Records appended in that leader epoch, before other logs were opened, may be committed or durable by now.
+        Where this broker does not lead the partition in that epoch any more, other records may be at their offsets."""
         if not partition.is_leader or partition.leader_epoch != epoch:
             del self._required[partition]
-            self._fail(self._answers.pop(partition), self._why_not_led(partition), partition)
-        elif self._satisfied(partition, self._required[partition]):
+            self._fail(self._answers.pop(partition), self._lost_code(partition), partition)
+        elif self._is_satisfied(partition, self._required[partition]):
             del self._required[partition]
 
     @property
-    def _satisfied(self) -> Callable[[Partition, int], bool]:
-        return Partition.committed if self._acks == ALL else Partition.durable
+    def _is_satisfied(self) -> Callable[[Partition, int], bool]:
+        return Partition.is_committed if self._acks == ALL else Partition.is_durable
 
-    def _why_not_led(self, partition: Partition) -> ErrorCode:
+    def _lost_code(self, partition: Partition) -> ErrorCode:
         if self._manager.find(*partition.topic_partition) is not partition:
             return self._manager.missing_code(partition.topic_partition.topic, None, partition.topic_partition[1])
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
-        """The response, now or when every partition's records are as safe as was asked."""
-        if self._cold:
-            return self._open_cold(timeout_ms)
+        """The response, now or when the records of every partition are committed or durable, as `acks` asks."""
+        if self._deferred:
+            return self._start_job(timeout_ms)
         if not self._required:
-            return self._answered() if self.failed else self.response
+            return self._final_response() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()
-        waiter = OffsetWaiter(self._required, self._satisfied, lambda: self._finished(waiter, pending))
+        waiter = OffsetWaiter(
+            DelayedOperation.PRODUCE, self._required, self._is_satisfied, lambda: self._on_complete(waiter, pending)
+        )
         pending.on_abandoned = waiter.stop
         waiter.wait(list(self._required), self._manager.timers, timeout_ms)
         return pending
 
-    def _finished(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
+    def _on_complete(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
         for partition in waiter.unsatisfied:
-            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._why_not_led(partition)
+            code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._lost_code(partition)
             self._fail(self._answers[partition], code, partition)
         if self._acks == ALL:
             for partition, answers in self._answers.items():
                 if partition not in waiter.unsatisfied and not partition.has_enough_replicas:
                     self._fail(answers, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, partition)
-        pending.complete(self._answered())
+        pending.complete(self._final_response())
 
     def _fail(self, answers: list[PartitionProduceResponse], code: ErrorCode, partition: Partition) -> None:
-        """Take back what was answered already, but has not been sent."""
+        """Replace answers, none of which has been sent, by an error."""
         self.failed = True
         for answer in answers:
-            _tell(answer, ApiError(code), partition)
+            _fill_error(answer, ApiError(code), partition)
 
     def refuse(
         self, answer: TopicProduceResponse, index: int, error: ApiError, partition: Partition | None = None
     ) -> None:
-        """Put into `answer` why one partition's records are not appended."""
+        """Add to `answer` the error for which one partition's records are not appended."""
         self.failed = True
+        if partition is None:
+            self._manager.counters.produce_requests.value += 1
+        elif error.code not in NO_PRODUCE_FAILURES:
+            partition.topic_counters.failed_produce_requests.value += 1
         result = PartitionProduceResponse(index=index)
-        _tell(result, error, partition)
+        _fill_error(result, error, partition)
         answer.partition_responses.append(result)
 
-    def _answered(self) -> ProduceResponse:
+    def _final_response(self) -> ProduceResponse:
         response = self.response
         if self.failed:
             if self._tell_leaders is None:
@@ -229,11 +284,11 @@ def run(
     by_id: bool = False,
     tell_leaders: Callable[[ProduceResponse], None] | None = None,
 ) -> Produce:
-    """Append all of a request. `names` are the topics' names, in order; empty where an id is unknown.
+    """Append the records of a request. `names` are the topics' names, in order; empty where an id is unknown.
 
-    `zstd` says whether the request's version knows that codec (KIP-110), `by_id` whether it names topics by id.
-    `tell_leaders` adds the addresses of new leaders to an answer that names some (KIP-951); None where the request's
-    version cannot be told of them. Of a partition named twice, the last counts.
+    `zstd`: whether the request's version allows that codec (KIP-110). `by_id`: whether it names topics by id.
+    `tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the request's
+    version has no field for them. Of a partition that is named twice, the last records count.
     """
     produce = Produce(manager, request.acks, now_ms, zstd, tell_leaders)
     unnamed = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -251,12 +306,12 @@ def run(
     return produce
 
 
-def _tell(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
+def _fill_error(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:
     result.error_code = error.code
     result.error_message = error.message or None
     result.base_offset = -1
     result.log_append_time_ms = -1
-    judged = partition is not None and error.code not in _UNJUDGED
+    judged = partition is not None and error.code not in _WITHOUT_LOG_START
     result.log_start_offset = partition.log.log_start_offset if partition is not None and judged else -1
     if isinstance(error, RecordsRefused):
         result.record_errors = [

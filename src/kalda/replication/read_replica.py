@@ -1,8 +1,8 @@
 """Which replica a consumer should read from (KIP-392).
 
-The leader tells a consumer that names its rack of a replica there, and the consumer asks that one from then on; a
-replica qualifies while its broker lives and its log has the offset that is wanted. What it may read there ends at the
-follower's high watermark, so it sees nothing that is not committed.
+The leader answers a consumer that names its rack with a replica in that rack, from which the consumer fetches from then
+on. A replica qualifies while its broker is not fenced and its log has the fetch offset. The consumer reads up to that
+follower's high watermark, so only committed records. Pure functions over a partition.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ NONE_PREFERRED = -1
 
 
 class RackAwareSelector:
-    """Prefers the most caught up replica in the consumer's rack; the leader, where it is there or nobody is."""
+    """Prefers the follower in the consumer's rack whose log ends last; the leader, where that is in the rack, or no
+    follower is."""
 
     def __init__(self, broker_id: int, rack_of: Callable[[int], str | None]) -> None:
-        """`rack_of(broker)` is None for one that does not live, or has no rack."""
+        """`rack_of(broker)` is None for one that is fenced, unknown or has no rack."""
         self._broker_id = broker_id
         self._rack_of = rack_of
 

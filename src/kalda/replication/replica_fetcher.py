@@ -1,20 +1,20 @@
-"""A follower's fetching from one leader, as a machine: what to ask next, what to make of the answer.
+"""A follower's fetching from one leader, as a machine: the next request, and what follows from its response.
 
-    next_request(now)           what to send, or None: nothing to ask before `deadline_ms`, or a call of `wake`
-    cold_logs(response)         logs to be opened before that is taken
-    on_response(response, now)  the answer to it
-    on_failure(error, now)      that there is none
+    next_request(now)           what to send, or None: nothing before `deadline_ms`, or a call of `wake`
+    cold_logs(response)         logs to be opened before `on_response`
+    on_response(response, now)  the response to the last request
+    on_failure(error, now)      there is no response
 
-One request is under way at a time. Each fetch names the epoch of the last record that the follower has (KIP-595): where
-the leader's log says otherwise, the answer tells where the two part, and the follower cuts its log back to there and
-asks again, until they agree. Its own high watermark says nothing about that: a record above it may be committed, one
-below it never diverges.
+One request is in flight at a time. Each fetch names the epoch of the last record in the follower's log (KIP-595). Where
+the leader's log diverges, the response holds an epoch and its end offset in the leader's log; the follower truncates to
+the common end and fetches again, until the logs agree. The follower's high watermark takes no part in that: a record
+above it may be committed, one below it never diverges.
 
-A follower whose log ends where the leader's log has no records asks for the leader's ends (ListOffsets), and cuts back
-to the leader's end, or empties its log and begins at the leader's start.
+A follower whose fetch offset is outside the leader's log looks up the leader's offsets (ListOffsets). It truncates to
+the leader's log end, or empties its log and begins at the leader's log start.
 
-A partition in trouble waits, longer each time, while the others go on. A fenced one waits for the metadata to tell its
-new epoch.
+A partition that cannot be fetched pauses, longer each time, while the others go on. A fenced one waits until the
+metadata has its new leader epoch.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.replication.fetch_session_handler import FetchSessionHandler, Key
 from kalda.replication.partition import Partition
-from kalda.storage.log import Log, UnexpectedAppendOffset
+from kalda.storage.log import Log
+from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.fetcher")
 
 FIRST_BACKOFF_MS = 20
 _SYNC_WAIT_MS = 10
-"""So long may a fetch wait at the leader while a partition that it leaves out is being synced. That one is asked for
-with the next fetch; were this one to wait until the leader has something of the others, writers of that one would get
-an answer every `replica.fetch.wait.max.ms`."""
+"""How long a fetch may wait at the leader while a partition that it leaves out is being flushed. That partition is in
+the next fetch; if this one waited for appends to the others, producers of that partition would get an answer once in
+`replica.fetch.wait.max.ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,43 +67,52 @@ class FetcherConfig:
 
 
 class Followed:
-    """One partition that is fetched."""
+    """One partition that is fetched, in one leader epoch: another epoch has a new object."""
 
-    __slots__ = ("asked", "asking_end", "backoff_ms", "fenced", "leader_epoch", "not_before_ms", "partition")
+    __slots__ = ("asked", "backoff_ms", "is_fenced", "leader_epoch", "partition", "retry_at_ms", "spec_to_look_up")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
+        """Named in requests; that of the partition may be newer already."""
         self.asked: FetchRequestFetchPartition | None = None
-        """What the next fetch says, while that is still true."""
-        self.asking_end: OffsetSpec | None = None
-        """What is to be looked up, after OFFSET_OUT_OF_RANGE."""
-        self.not_before_ms = 0
+        """The fields of the last fetch, used again while they are true. A response counts only for the object that was
+        sent; None: the log has been truncated since."""
+        self.spec_to_look_up: OffsetSpec | None = None
+        """Which of the leader's offsets is to be looked up, after OFFSET_OUT_OF_RANGE; nothing is fetched meanwhile."""
+        self.retry_at_ms = 0
+        """No request before this time."""
         self.backoff_ms = 0
-        self.fenced = False
+        """The last pause; 0 after a successful append."""
+        self.is_fenced = False
+        """No request any more: the epoch is over, or the disk has failed."""
 
     def pause(self, now_ms: int, longest_ms: int) -> None:
-        """For about as long as its backoff, until a multiple of it: thousands of partitions that their leader has not
-        made yet are asked for again together, and not each in a fetch of its own."""
+        """Make no request for about the backoff, until a multiple of it: thousands of partitions that their leader has
+        not created yet are fetched again together, and not each in a fetch of its own."""
         self.backoff_ms = _next_backoff(self.backoff_ms, longest_ms)
         grid_ms = max(1, self.backoff_ms)
-        self.not_before_ms = ((now_ms + grid_ms // 2) // grid_ms + 1) * grid_ms
+        self.retry_at_ms = ((now_ms + grid_ms // 2) // grid_ms + 1) * grid_ms
 
     def is_ready(self, now_ms: int) -> bool:
-        return not self.fenced and self.not_before_ms <= now_ms and self.partition.may_fetch_on
+        return not self.is_fenced and self.retry_at_ms <= now_ms and self.partition.may_fetch
 
-    def ask(self, max_bytes: int) -> FetchRequestFetchPartition:
-        """The same object as long as nothing has changed, so that a session sees that at a glance."""
-        end = self.partition.log
-        asked = self.asked
-        if asked is None or asked.fetch_offset != end.log_end_offset or asked.log_start_offset != end.log_start_offset:
-            epoch = end.leader_epochs.latest
+    def fetch_data(self, max_bytes: int) -> FetchRequestFetchPartition:
+        """The partition's fields of a fetch: the same object while none has changed, so that a session compares no
+        fields."""
+        log_, asked = self.partition.log, self.asked
+        if (
+            asked is None
+            or asked.fetch_offset != log_.log_end_offset
+            or asked.log_start_offset != log_.log_start_offset
+        ):
+            epoch = log_.leader_epochs.latest
             asked = self.asked = FetchRequestFetchPartition(
                 partition=self.partition.topic_partition.partition,
                 current_leader_epoch=self.leader_epoch,
-                fetch_offset=end.log_end_offset,
+                fetch_offset=log_.log_end_offset,
                 last_fetched_epoch=-1 if epoch is None else epoch,
-                log_start_offset=end.log_start_offset,
+                log_start_offset=log_.log_start_offset,
                 partition_max_bytes=max_bytes,
             )
         return asked
@@ -112,22 +123,26 @@ def _next_backoff(backoff_ms: int, longest_ms: int) -> int:
 
 
 class ReplicaFetcher:
-    """Fetches from one leader."""
+    """Fetches from one leader. Invariant: a partition in `_cold` is in `_followed`."""
 
     def __init__(self, leader_id: int, config: FetcherConfig, broker_epoch: Callable[[], int]) -> None:
         self.leader_id = leader_id
         self.wake: Callable[[], None] = _nothing
-        """Told when there may be something to ask earlier than was said."""
+        """Called when there may be a request before `deadline_ms`."""
         self.on_added: Callable[[], None] = _nothing
-        """Told of a partition that a request under way does not ask for."""
+        """Called when a partition is added while a request without it is in flight."""
         self._config = config
         self._broker_epoch = broker_epoch
         self._followed: dict[Key, Followed] = {}
         self._cold: set[Key] = set()
+        """Partitions whose logs have to be opened before the first append."""
         self._session = FetchSessionHandler()
-        self._under_way: dict[Key, FetchRequestFetchPartition] | None = None
+        self._in_flight: dict[Key, FetchRequestFetchPartition] | None = None
+        """Partitions of the fetch that has been sent and not answered."""
         self._backoff_ms = 0
-        self._not_before_ms = 0
+        """The last pause of the whole fetcher; 0 after a response."""
+        self._retry_at_ms = 0
+        """No request before this time."""
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -139,44 +154,44 @@ class ReplicaFetcher:
         self._followed[_key(partition)] = Followed(partition)
         if partition.log.cold:
             self._cold.add(_key(partition))
-        partition.on_caught_up_with_disk = lambda: self.wake()
+        partition.on_flushed = lambda: self.wake()
         self.wake()
-        if self._under_way is not None:
+        if self._in_flight is not None:
             self.on_added()
 
     def remove(self, partition: Partition) -> None:
-        """Fetch it no longer. What is under way for it will not be looked at."""
+        """Fetch it no longer. A response that is in flight is ignored for it."""
         self._cold.discard(_key(partition))
         if self._followed.pop(_key(partition), None) is not None:
-            partition.on_caught_up_with_disk = None
+            partition.on_flushed = None
 
     def epoch_of(self, partition: Partition) -> int | None:
         """The leader epoch in which the partition is fetched."""
         followed = self._followed.get(_key(partition))
         return None if followed is None or followed.partition is not partition else followed.leader_epoch
 
-    # -- asking
+    # -- requests
 
     def next_request(self, now_ms: int) -> FetchRequest | ListOffsetsRequest | None:
-        """What to send now."""
-        if now_ms < self._not_before_ms:
+        """The request to send now."""
+        if now_ms < self._retry_at_ms:
             return None
         for timestamp in (OffsetSpec.LATEST, OffsetSpec.EARLIEST):
-            asking = [
-                each for each in self._followed.values() if each.asking_end == timestamp and each.is_ready(now_ms)
+            followed = [
+                each for each in self._followed.values() if each.spec_to_look_up == timestamp and each.is_ready(now_ms)
             ]
-            if asking:
-                return self._list_offsets(asking, timestamp)
+            if followed:
+                return self._list_offsets(followed, timestamp)
         max_bytes = self._config.partition_max_bytes
         wanted = {
-            key: followed.ask(max_bytes)
+            key: followed.fetch_data(max_bytes)
             for key, followed in self._followed.items()
-            if followed.asking_end is None and followed.is_ready(now_ms)
+            if followed.spec_to_look_up is None and followed.is_ready(now_ms)
         }
         if not wanted:
             return None
         config = self._config
-        is_syncing = any(not each.fenced and not each.partition.may_fetch_on for each in self._followed.values())
+        is_syncing = any(not each.is_fenced and not each.partition.may_fetch for each in self._followed.values())
         request = FetchRequest(
             replica_state=FetchRequestReplicaState(replica_id=config.broker_id, replica_epoch=self._broker_epoch()),
             cluster_id=config.cluster_id,
@@ -185,12 +200,12 @@ class ReplicaFetcher:
             max_bytes=config.response_max_bytes,
         )
         self._session.fill(request, wanted)
-        self._under_way = wanted
+        self._in_flight = wanted
         return request
 
-    def _list_offsets(self, asking: list[Followed], timestamp: OffsetSpec) -> ListOffsetsRequest:
+    def _list_offsets(self, partitions: list[Followed], timestamp: OffsetSpec) -> ListOffsetsRequest:
         topics: dict[str, ListOffsetsTopic] = {}
-        for followed in asking:
+        for followed in partitions:
             name, index = followed.partition.topic_partition
             topics.setdefault(name, ListOffsetsTopic(name=name)).partitions.append(
                 ListOffsetsPartition(
@@ -200,16 +215,16 @@ class ReplicaFetcher:
         return ListOffsetsRequest(replica_id=self._config.broker_id, topics=list(topics.values()))
 
     def deadline_ms(self, now_ms: int) -> int | None:
-        """When `next_request` may have something; None: not before a `wake`."""
+        """When `next_request` may return a request; None: not before a call of `wake`."""
         times = [
-            each.not_before_ms for each in self._followed.values() if not each.fenced and each.partition.may_fetch_on
+            each.retry_at_ms for each in self._followed.values() if not each.is_fenced and each.partition.may_fetch
         ]
-        return max(now_ms, self._not_before_ms, min(times)) if times else None
+        return max(now_ms, self._retry_at_ms, min(times)) if times else None
 
-    # -- answers
+    # -- responses
 
     def cold_logs(self, response: FetchResponse | ListOffsetsResponse) -> list[Log]:
-        """The logs that this answer brings their first records: they are to be opened before it is taken."""
+        """Logs to which this response has the first records: they must be opened before `on_response`."""
         if not self._cold or isinstance(response, ListOffsetsResponse):
             return []
         found: list[Log] = []
@@ -222,26 +237,26 @@ class ReplicaFetcher:
         return found
 
     def on_failure(self, error: ApiError, now_ms: int) -> None:
-        """No answer came."""
+        """There is no response: pause."""
         if self._backoff_ms == 0:
             log.info("fetching from broker %d: %s", self.leader_id, error)
-        self._under_way = None
+        self._in_flight = None
         self._session.restart()
         self._backoff_ms = _next_backoff(self._backoff_ms, self._config.backoff_ms)
-        self._not_before_ms = now_ms + self._backoff_ms
+        self._retry_at_ms = now_ms + self._backoff_ms
 
     def on_interrupted(self) -> None:
-        """The request was given up, for a better one."""
-        self._under_way = None
+        """The request was cancelled, because another one has a partition more."""
+        self._in_flight = None
         self._session.restart()
 
     def on_response(self, response: FetchResponse | ListOffsetsResponse, now_ms: int) -> None:
-        """Take what came."""
+        """Append, truncate or pause, for each partition of the response."""
         if isinstance(response, ListOffsetsResponse):
             self._on_offsets(response, now_ms)
             return
-        under_way, self._under_way = self._under_way, None
-        assert under_way is not None, "an answer to a fetch that was not sent"
+        in_flight, self._in_flight = self._in_flight, None
+        assert in_flight is not None, "an answer to a fetch that was not sent"
         if not self._session.on_response(response):
             if response.error_code not in _SESSION_ERRORS:
                 self.on_failure(ApiError(ErrorCode(response.error_code)), now_ms)
@@ -251,8 +266,8 @@ class ReplicaFetcher:
             for data in topic.partitions:
                 key = (topic.topic_id, data.partition_index)
                 followed = self._followed.get(key)
-                if followed is None or followed.asked is None or followed.asked is not under_way.get(key):
-                    # Not fetched any more, or in a later epoch. The session has said what it will not say again.
+                if followed is None or followed.asked is None or followed.asked is not in_flight.get(key):
+                    # Not fetched any more, or in a later epoch. The leader's session would not send this state again.
                     self._session.restart()
                     continue
                 self._on_partition(followed, data, now_ms)
@@ -267,11 +282,11 @@ class ReplicaFetcher:
                     self._append(followed, data, now_ms)
             case ErrorCode.OFFSET_OUT_OF_RANGE:
                 log.info("%s ends at %d, out of the range of its leader", partition, partition.log.log_end_offset)
-                followed.asking_end = OffsetSpec.LATEST
+                followed.spec_to_look_up = OffsetSpec.LATEST
             case ErrorCode.FENCED_LEADER_EPOCH:
-                followed.fenced = True
+                followed.is_fenced = True
             case code:
-                log.debug("%s is not fetched: %s", partition, code)
+                log.debug("%s cannot be fetched: %s", partition, code)
                 followed.pause(now_ms, self._config.backoff_ms)
 
     def _append(self, followed: Followed, data: FetchResponsePartitionData, now_ms: int) -> None:
@@ -283,41 +298,41 @@ class ReplicaFetcher:
             )
             followed.backoff_ms = 0
         except (CorruptRecord, UnexpectedAppendOffset) as error:
-            log.error("%s: what its leader sent cannot be appended: %s", followed.partition, error)
+            log.error("%s: the leader's records cannot be appended: %s", followed.partition, error)
             followed.pause(now_ms, self._config.backoff_ms)
         except ApiError as error:
-            self._give_up(followed, error)
+            self._stop_fetching(followed, error)
 
-    def _give_up(self, followed: Followed, error: ApiError) -> None:
-        """Its disk failed; the directory is offline and whoever must know has been told."""
+    def _stop_fetching(self, followed: Followed, error: ApiError) -> None:
+        """The log's disk has failed; the log has reported that, and its directory is offline."""
         log.error("%s is not fetched any more: %s", followed.partition, error)
-        followed.fenced = True
+        followed.is_fenced = True
 
     def _truncate(self, followed: Followed, epoch: int, end_offset: int, now_ms: int) -> None:
-        """The leader's `epoch` ends at `end_offset`: keep no more of it, and nothing of later ones."""
+        """The leader's `epoch` ends at `end_offset`: truncate to the end that both logs have in common."""
         log_ = followed.partition.log
         known_epoch, known_end = log_.end_offset_for_epoch(epoch)
         target = min(end_offset, log_.log_end_offset) if known_end < 0 else min(known_end, log_.log_end_offset)
         if known_epoch == epoch:
             target = min(target, end_offset)
-        # The high watermark and the log start that came with this count when the logs agree, but the session takes
-        # them for told: another one will tell them again.
+        # The offsets in this response are adopted when the logs agree. This session would not send them again, so
+        # another one is begun.
         self._session.restart()
         before = log_.log_end_offset, log_.leader_epochs.latest
-        self._cut(followed, target)
+        self._truncate_to(followed, target)
         if (log_.log_end_offset, log_.leader_epochs.latest) == before:
-            # Nothing to give up, and yet the leader says so: it will not say otherwise at once.
+            # Nothing to truncate: the next response would be the same.
             followed.pause(now_ms, self._config.backoff_ms)
 
-    def _cut(self, followed: Followed, offset: int) -> None:
+    def _truncate_to(self, followed: Followed, offset: int) -> None:
         partition = followed.partition
         if offset < partition.log.log_end_offset:
             level = logging.WARNING if offset < partition.log.high_watermark else logging.INFO
-            log.log(level, "%s is cut back from %d to %d", partition, partition.log.log_end_offset, offset)
+            log.log(level, "%s is truncated from %d to %d", partition, partition.log.log_end_offset, offset)
         try:
-            partition.log.truncate_to(offset)
+            truncate_to(partition.log, offset)
         except ApiError as error:
-            self._give_up(followed, error)
+            self._stop_fetching(followed, error)
         followed.asked = None
 
     # -- out of range
@@ -328,33 +343,33 @@ class ReplicaFetcher:
         }
         for key, followed in list(self._followed.items()):
             answer = found.get(followed.partition.topic_partition)
-            if followed.asking_end is None or answer is None or key not in self._followed:
-                continue  # a disk that failed on one of them has taken others away
+            if followed.spec_to_look_up is None or answer is None or key not in self._followed:
+                continue  # a disk that failed under one of them has removed others
             if answer.error_code == ErrorCode.FENCED_LEADER_EPOCH:
-                followed.fenced = True
+                followed.is_fenced = True
             elif answer.error_code or answer.offset < 0:
                 followed.pause(now_ms, self._config.backoff_ms)
             else:
                 self._on_end(followed, answer.offset)
 
     def _on_end(self, followed: Followed, offset: int) -> None:
-        """The leader's log ends, or begins, at `offset`."""
+        """The leader's log ends, or begins, at `offset`, whichever has been looked up."""
         partition = followed.partition
-        if followed.asking_end == OffsetSpec.LATEST:
-            followed.asking_end = None
+        if followed.spec_to_look_up == OffsetSpec.LATEST:
+            followed.spec_to_look_up = None
             if offset < partition.log.log_end_offset:
-                self._cut(followed, offset)
+                self._truncate_to(followed, offset)
             else:
-                followed.asking_end = OffsetSpec.EARLIEST
+                followed.spec_to_look_up = OffsetSpec.EARLIEST
             return
-        followed.asking_end = None
+        followed.spec_to_look_up = None
         followed.asked = None
         if offset > partition.log.log_end_offset:
-            log.info("%s begins anew at %d, where its leader's log begins", partition, offset)
+            log.info("%s is emptied and begins at %d, where its leader's log begins", partition, offset)
             try:
-                partition.log.truncate_fully_and_start_at(offset)
+                truncate_fully_and_start_at(partition.log, offset)
             except ApiError as error:
-                self._give_up(followed, error)
+                self._stop_fetching(followed, error)
 
 
 _SESSION_ERRORS = frozenset(

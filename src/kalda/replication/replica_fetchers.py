@@ -1,7 +1,7 @@
-"""All fetchers of a broker: which partition is fetched from whom.
+"""All fetchers of a broker: which partition is fetched from which leader.
 
-A leader has `num.replica.fetchers` of them, and a partition always goes to the same one. Whoever carries their
-requests out is told of each that comes to be.
+There are `num.replica.fetchers` for each leader, and a partition always belongs to the same one. `started` is called
+with each new fetcher, to carry out its requests. A store.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ class ReplicaFetchers:
     """Invariant: a partition is fetched by one fetcher at most, and only while it follows."""
 
     def __init__(self, config: FetcherConfig, broker_epoch: Callable[[], int], started: Started) -> None:
-        """`started` is told of a new fetcher, before it has anything to fetch."""
+        """`started` is called with a new fetcher, before it has a partition."""
         self._config = config
         self._broker_epoch = broker_epoch
         self._started = started
         self._fetchers: dict[tuple[int, int], ReplicaFetcher] = {}
+        """By leader and number; they are kept when they have no partition left."""
         self._fetched_by: dict[TopicPartition, tuple[ReplicaFetcher, Partition]] = {}
 
     def follow(self, partition: Partition) -> None:
-        """Fetch from the partition's present leader; nothing changes where that is so already, in this epoch."""
+        """Fetch from the partition's leader; without effect where that is so already, in this leader epoch."""
         if partition.leader_id == NO_LEADER:
             self.stop(partition)
             return
@@ -42,7 +43,7 @@ class ReplicaFetchers:
         fetcher.add(partition)
 
     def resize(self, fetchers_a_leader: int) -> None:
-        """`num.replica.fetchers` is another: partitions move to the fetchers that they belong to now."""
+        """`num.replica.fetchers` has changed: partitions move to the fetchers that they belong to now."""
         if fetchers_a_leader != self._config.fetchers_a_leader:
             self._config = replace(self._config, fetchers_a_leader=fetchers_a_leader)
             for _, partition in list(self._fetched_by.values()):

@@ -1,14 +1,15 @@
-"""The waiting room: requests that wait until partitions move, or their time is up.
+"""Requests that wait until partitions advance, or their time is up: Kafka's purgatory.
 
-A request watches the partitions that it waits for. A partition tells its watchers when its high watermark or its log
-end moves, or when it stops being what they wait for; nobody polls. Each waiting request holds one timer, and leaves
-every partition's list when it is done, so that a list never keeps more than the requests that are really waiting.
+A waiter is in the lists of the partitions that it watches. A partition notifies its waiters when its high watermark or
+its log end advances, and completes them when its leader, its epoch or its disk changes; nothing polls. Each waiter has
+one timer. It leaves all lists when it is done, so that a list holds waiting requests only. A driver.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from kalda.base.scheduling import Timer, Timers
@@ -17,40 +18,50 @@ if TYPE_CHECKING:
     from kalda.replication.partition import Partition
 
 
+class DelayedOperation(Enum):
+    """What may wait, by Kafka's names in metrics."""
+
+    PRODUCE = "Produce"
+    FETCH = "Fetch"
+    DELETE_RECORDS = "DeleteRecords"
+
+
 class Waiter(ABC):
-    """One waiting request. `on_moved` is called for every move of a watched partition, `finish` once, unless it is
-    stopped before."""
+    """One waiting request. `on_moved` is called whenever a watched partition advances; `answer` is called once, unless
+    the waiter is stopped before."""
 
-    __slots__ = ("_partitions", "_timer", "done")
+    __slots__ = ("_partitions", "_timer", "done", "operation")
 
-    def __init__(self) -> None:
+    def __init__(self, operation: DelayedOperation) -> None:
+        self.operation = operation
         self.done = False
+        """Answered or stopped; it is in no list then."""
         self._partitions: list[Partition] = []
         self._timer: Timer | None = None
 
     @abstractmethod
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
-        """A watched partition moved; `appended_bytes` became readable. Calls `leave` when it has waited enough."""
+        """A watched partition has advanced; `appended_bytes` became readable. Calls `complete` when that is enough."""
 
     @abstractmethod
-    def finish(self) -> None:
+    def answer(self) -> None:
         """Answer the request."""
 
     def wait(self, partitions: list[Partition], timers: Timers, timeout_ms: int, *, at_end: bool = False) -> None:
-        """Start to watch, for `timeout_ms` at most: the high watermarks, or with `at_end` the logs' ends."""
+        """Watch the partitions' high watermarks, or with `at_end` their log ends, for `timeout_ms` at most."""
         self._partitions = partitions
         for partition in partitions:
             (partition.end_waiters if at_end else partition.waiters)[self] = None
-        self._timer = timers.call_later_ms(timeout_ms, self.leave)
+        self._timer = timers.call_later_ms(timeout_ms, self.complete)
 
-    def leave(self) -> None:
-        """Stop watching, and answer."""
+    def complete(self) -> None:
+        """Stop watching, and answer; nothing where that is done already."""
         if not self.done:
             self.stop()
-            self.finish()
+            self.answer()
 
     def stop(self) -> None:
-        """Stop watching: nobody waits for the answer any more."""
+        """Stop watching without an answer."""
         self.done = True
         if self._timer is not None:
             self._timer.cancel()
@@ -62,28 +73,30 @@ class Waiter(ABC):
 class OffsetWaiter(Waiter):
     """Waits until a condition on each of several partitions holds: an acks=all produce, a DeleteRecords."""
 
-    __slots__ = ("_finished", "_satisfied", "_waiting_for")
+    __slots__ = ("_is_satisfied", "_on_complete", "_waiting_for")
 
     def __init__(
         self,
+        operation: DelayedOperation,
         waiting_for: dict[Partition, int],
-        satisfied: Callable[[Partition, int], bool],
-        finished: Callable[[], None],
+        is_satisfied: Callable[[Partition, int], bool],
+        on_complete: Callable[[], None],
     ) -> None:
-        super().__init__()
+        super().__init__(operation)
         self._waiting_for = waiting_for
-        self._satisfied = satisfied
-        self._finished = finished
+        """Offsets of partitions whose condition does not hold yet."""
+        self._is_satisfied = is_satisfied
+        self._on_complete = on_complete
 
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
         offset = self._waiting_for.get(partition)
-        if offset is not None and self._satisfied(partition, offset):
+        if offset is not None and self._is_satisfied(partition, offset):
             del self._waiting_for[partition]
             if not self._waiting_for:
-                self.leave()
+                self.complete()
 
-    def finish(self) -> None:
-        self._finished()
+    def answer(self) -> None:
+        self._on_complete()
 
     @property
     def unsatisfied(self) -> dict[Partition, int]:

@@ -14,7 +14,7 @@ from typing import Any
 from kalda.base.errors import ErrorCode
 from kalda.sim import faults
 from kalda.sim.quorum import SimQuorum
-from kalda.sim.quorum_storm import calm, storm, usurpations
+from kalda.sim.quorum_storm import recover, stale_leaders, storm
 from kalda.sim.scenario import Plan, Verdict, simulate
 
 
@@ -137,18 +137,19 @@ def _take_any_copy(switch: Switch) -> None:
     from kalda.replication import dir_moves
     from kalda.storage.future_logs import FutureLogs
     from kalda.storage.log import Log
+    from kalda.storage.truncating import truncate_to
 
     checked = FutureLogs.swap
 
     def swap(self: FutureLogs, topic_partition: TopicPartition) -> Log:
         current, future = self._manager.get(topic_partition), self._logs[topic_partition]
         assert current is not None
-        current.truncate_to(future.log_end_offset)
+        truncate_to(current, future.log_end_offset)
         return checked(self, topic_partition)
 
     switch.set(FutureLogs, "swap", swap)
     switch.set(FutureLogs, "is_as_durable", lambda self, topic_partition: True)
-    switch.set(dir_moves._Move, "caught_up", property(lambda self: self.future.log_end_offset > 0))
+    switch.set(dir_moves._Move, "is_caught_up", property(lambda self: self.future.log_end_offset > 0))
 
 
 def _move_unsynced(switch: Switch) -> None:
@@ -174,13 +175,13 @@ def _move_unsynced(switch: Switch) -> None:
     switch.set(FutureLogs, "is_as_durable", lambda self, topic_partition: True)
     switch.set(FutureLogs, "swap", swap)
     switch.set(Partition, "hold_flushes", hold_flushes)
-    switch.set(DirMoves, "_sync", lambda self, move: self._soon(move))
+    switch.set(DirMoves, "_sync", lambda self, move: self._continue(move))
 
 
 def _forget_votes(switch: Switch) -> None:
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.replica import Replica
 
-    switch.set(RaftMachine, "_persist", lambda self: None)
+    switch.set(Replica, "persist", lambda self: None)
 
 
 def _vote_again(switch: Switch) -> None:
@@ -208,59 +209,58 @@ def _append_for_any_leader(switch: Switch) -> None:
 
 def _follow_any_leader(switch: Switch) -> None:
     from kalda.raft import elections, rpc
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.replica import Replica
     from kalda.raft.roles import Follower, Prospective, Unattached
 
-    checked = elections.answer_begin
+    checked = elections.handle_begin_epoch
 
-    def answer_begin(machine: RaftMachine, ask: rpc.BeginAsk, now: int) -> rpc.BeginAnswer:
-        leader = machine.destination_of(ask.leader_id, ask.leader_endpoints)
-        free = isinstance(machine.role, Unattached | Prospective | Follower) and ask.leader_id != machine.leader_id
-        if leader is None or not free or ask.epoch > machine.epoch:
-            return checked(machine, ask, now)
-        machine.become_follower(machine.epoch, ask.leader_id, ask.leader_endpoints, leader, now)
-        return rpc.BeginAnswer(machine.standing())
+    def handle_begin_epoch(replica: Replica, call: rpc.BeginEpochCall, now: int) -> rpc.BeginEpochReply:
+        leader = replica.destination_of(call.leader_id, call.leader_endpoints)
+        free = isinstance(replica.role, Unattached | Prospective | Follower) and call.leader_id != replica.leader_id
+        if leader is None or not free or call.epoch > replica.epoch:
+            return checked(replica, call, now)
+        replica.become_follower(replica.epoch, call.leader_id, call.leader_endpoints, leader, now)
+        return rpc.BeginEpochReply(replica.reply_header())
 
-    switch.set(elections, "answer_begin", answer_begin)
+    switch.set(elections, "handle_begin_epoch", handle_begin_epoch)
 
 
 def _serve_any_epoch(switch: Switch) -> None:
-    from kalda.raft import replication
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.replica import Replica
 
-    checked = replication._leader_refusal
+    checked = Replica.leader_refusal
 
-    def refusal(machine: RaftMachine, cluster_id: str | None, _: int) -> ErrorCode | None:
-        return checked(machine, cluster_id, machine.epoch)
+    def refusal(self: Replica, cluster_id: str | None, _: int) -> ErrorCode | None:
+        return checked(self, cluster_id, self.epoch)
 
-    switch.set(replication, "_leader_refusal", refusal)
+    switch.set(Replica, "leader_refusal", refusal)
 
 
 def _read_any_epoch(switch: Switch) -> None:
     from kalda.raft import rpc
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.machine import HeaderOutcome, RaftMachine
 
-    checked = RaftMachine._learn_standing
+    checked = RaftMachine._on_reply_header
 
-    def learn_standing(self: RaftMachine, standing: rpc.Standing, now: int) -> bool | None:
-        if standing.epoch < self.epoch and standing.error is ErrorCode.NONE:
-            return None
-        return checked(self, standing, now)
+    def on_reply_header(self: RaftMachine, header: rpc.ReplyHeader, now: int) -> HeaderOutcome:
+        if header.epoch < self.epoch and header.error is ErrorCode.NONE:
+            return HeaderOutcome.READ_BODY
+        return checked(self, header, now)
 
-    switch.set(RaftMachine, "_learn_standing", learn_standing)
+    switch.set(RaftMachine, "_on_reply_header", on_reply_header)
 
 
 def _truncate_what_is_committed(switch: Switch) -> None:
     from kalda.raft import replication
-    from kalda.raft.machine import RaftMachine
+    from kalda.raft.replica import Replica
     from kalda.raft.values import OffsetAndEpoch
 
     checked = replication._truncate
 
-    def truncate(machine: RaftMachine, diverging: OffsetAndEpoch) -> None:
-        known, machine.high_watermark = machine.high_watermark, 0
-        checked(machine, diverging)
-        machine.high_watermark = known
+    def truncate(replica: Replica, diverging: OffsetAndEpoch) -> None:
+        known, replica.high_watermark = replica.high_watermark, 0
+        checked(replica, diverging)
+        replica.high_watermark = known
 
     switch.set(replication, "_truncate", truncate)
 
@@ -277,7 +277,7 @@ class QuorumAblation:
     def run(self, seed: int) -> str:
         """Which promise is broken; empty where all are kept."""
         try:
-            calm(self.weather(seed))
+            recover(self.weather(seed))
         except (AssertionError, IndexError) as error:
             return str(error) or type(error).__name__
         return ""
@@ -303,7 +303,7 @@ QUORUM_ABLATIONS = {
         QuorumAblation("votes on disk", _forget_votes),
         QuorumAblation("one vote an epoch", _vote_again),
         QuorumAblation("votes only for logs that lack nothing", _vote_for_any_log),
-        QuorumAblation("epoch check on append", _append_for_any_leader, usurpations),
+        QuorumAblation("epoch check on append", _append_for_any_leader, stale_leaders),
     )
 }
 """Safeguards of the quorum, by name."""

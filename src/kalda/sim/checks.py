@@ -99,7 +99,7 @@ class Observer:
         raft = node.raft
         if node not in self._heard:
             self._heard[node] = None
-            sim.run(lambda: raft.register(_Committed(self, sim.name)))
+            sim.run(lambda: raft.listeners.register(_Committed(self, sim.name)))
         epoch = raft.machine.epoch
         if epoch < self._quorum_epochs.get(sim.name, 0):
             self._world.violated(f"{sim.name} is back in epoch {epoch} of the quorum")

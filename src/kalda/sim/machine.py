@@ -45,6 +45,8 @@ class SimJobs:
         self._loop = loop
         self._rng = rng
         self._machine = machine
+        self._paused_s = 0.0
+        """How long the job that runs has paused, in virtual time: it finishes so much later."""
 
     def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
         rng, limit = self._rng, self._machine.disk_delay_s
@@ -52,13 +54,18 @@ class SimJobs:
         def work() -> None:
             value: T | None = None
             failure: BaseException | None = None
+            self._paused_s = 0.0
             try:
                 value = job()
             except Exception as error:
                 failure = error
-            self._loop.call_later(rng.uniform(0, limit), finish, value, failure)
+            self._loop.call_later(rng.uniform(0, limit) + self._paused_s, finish, value, failure)
 
         self._loop.call_later(rng.uniform(0, limit), work)
+
+    def pause(self, duration_ms: int) -> None:
+        """The job that runs pauses."""
+        self._paused_s += duration_ms / 1000
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -72,12 +79,19 @@ class SimHost(Host):
         self.clock = machine.clock
         self.rng = random.Random(seed)
         self._machine = machine
+        self._jobs: SimJobs | None = None
 
     def timers(self, loop: asyncio.AbstractEventLoop) -> LoopTimers:
         return LoopTimers(loop)
 
     def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> SimJobs:
-        return SimJobs(loop, self.rng, self._machine)
+        assert self._jobs is None, "a node has one pool of jobs"
+        self._jobs = SimJobs(loop, self.rng, self._machine)
+        return self._jobs
+
+    def pause_thread(self, duration_ms: int) -> None:
+        assert self._jobs is not None, "only jobs pause"
+        self._jobs.pause(duration_ms)
 
     async def is_refused(self, host: str, port: int) -> bool:
         return await self._machine.network.is_refused(host, port)

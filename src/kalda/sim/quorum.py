@@ -1,9 +1,9 @@
-"""A quorum in one place: machines, their disks and a network, without bytes, on virtual time.
+"""A simulated quorum: RaftMachines with their disks and a network, without bytes, on virtual time.
 
 Each node's log is a list of (epoch, payload); what is flushed survives a crash, what is not may be lost. Effects are
-carried out as a driver would: in order, `Persist` at once, a flush after a while. The network delays, loses, repeats
-and reorders as it is told to, and links fail in both directions or one. A node may be killed, lose what it did not
-flush, be paused, or have a slow disk. Every step checks what Raft promises.
+carried out as the driver does: in order, `Persist` at once, a flush after a delay. The network delays, loses, repeats
+and reorders calls and replies at given rates, and links fail in both directions or in one. A node may be killed, lose
+what it has not flushed, be paused, or have a slow disk. After every step Raft's promises are checked.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRe
 from kalda.raft import effects as fx
 from kalda.raft import events as ev
 from kalda.raft import rpc
+from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
 from kalda.raft.log_state import LogState
-from kalda.raft.machine import RaftConfig, RaftMachine
+from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.values import BOOTSTRAP_SNAPSHOT, Endpoint, OffsetAndEpoch, ReplicaKey
 from kalda.raft.voters import Voter, VoterHistory, VoterSet
@@ -44,33 +45,44 @@ def voters_of(*node_ids: int, dynamic: bool = True) -> VoterSet:
 
 
 class Node:
-    """A machine with what survives its crash: election state, flushed log, snapshots."""
+    """A machine, and what survives its crash: election state, flushed log, snapshots."""
 
     def __init__(self, cluster: SimQuorum, node_id: int, bootstrap: VoterSet | None, can_be_voter: bool) -> None:
         self.cluster = cluster
         self.id = node_id
         self.can_be_voter = can_be_voter
         self.election = ElectionState()
+        """The content of `quorum-state`."""
         self.entries: list[Entry] = []
+        """The log from `start_offset` on."""
         self.start_offset = 0
         self.flushed = 0
+        """Everything before it survives a crash."""
         self.snapshots: dict[OffsetAndEpoch, list[object]] = {}
+        """Their control records, by id."""
         if bootstrap is not None:
             self.snapshots[BOOTSTRAP_SNAPSHOT] = [KRaftVersionRecord(kraft_version=1), bootstrap.to_record()]
         self.partial: list[object] = []
+        """Chunks of the snapshot that is being fetched."""
         self.machine: RaftMachine | None = None
+        """None while the node is down."""
         self.incarnation = 0
+        """How often it was started: what an earlier process has scheduled is dropped."""
         self.high_watermark = 0
+        """Of the last `SetHighWatermark`."""
         self.leader: tuple[int | None, int] = (None, 0)
+        """Of the last `LeaderChanged`."""
         self.replies: dict[Any, Any] = {}
+        """By token: the node that has called (None for an administrator), and the function that takes the reply."""
         self.tick_at: int | None = None
+        """For which time a `Tick` is scheduled."""
         self.paused = False
-        self.held: list[ev.Event] = []
-        """What has come while it was paused."""
+        self.queued_events: list[ev.Event] = []
+        """What has arrived while it was paused."""
         self.flush_delay: tuple[int, int] | None = None
-        """Its disk's own, where it is slow."""
-        self.checked: tuple[int, int, int] = (0, 0, 0)
-        """As the leader of an epoch, in an incarnation: so many commits were held against its log."""
+        """In the place of the quorum's, where its disk is slow."""
+        self.checked_commits: tuple[int, int, int] = (0, 0, 0)
+        """Epoch, incarnation, and how many of `commit_order` were compared with its log as the leader of both."""
 
     @property
     def end_offset(self) -> int:
@@ -118,7 +130,7 @@ class Node:
 
 
 class SimQuorum:
-    """The quorum, its time and its network."""
+    """The nodes, their time and their network."""
 
     def __init__(
         self,
@@ -130,7 +142,7 @@ class SimQuorum:
         seed: int = 0,
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        """`observers` are brokers; `joiners` are controllers that are no voters yet."""
+        """`observers` are brokers; `joiners` are controllers that are not voters yet."""
         self.random = random.Random(seed)
         self.now = 0
         self.dynamic = dynamic
@@ -138,33 +150,37 @@ class SimQuorum:
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
         self.sequence = 0
         self.trace = trace
-        self.loss = 0.0
+        self.loss_rate = 0.0
         self.delay = (1, 5)
         self.flush_delay = (1, 5)
         self.cut: set[frozenset[int]] = set()
-        self.refusal = 1.0
-        """How likely it is that the host of a node that is down refuses, so that it is known to be gone."""
-        self.walls: set[tuple[int, int]] = set()
-        """Directed pairs of nodes between which something refuses in the other's place, though that lives."""
+        self.refusal_rate = 1.0
+        """How often the host of a node that is down refuses connections, rather than not respond."""
+        self.firewalls: set[tuple[int, int]] = set()
+        """Directed pairs of nodes: a firewall refuses connections from the first to the second, which is up."""
         self.cut_one_way: set[tuple[int, int]] = set()
-        self.slow: dict[int, tuple[int, int]] = {}
-        """Delays of all that certain nodes send."""
-        self.repeat = 0.0
-        """How often a request comes twice."""
-        self.damage = 0.0
-        """How often a snapshot that was fetched is not what it was."""
-        self._damages = random.Random(~seed)
+        self.slow_nodes: dict[int, tuple[int, int]] = {}
+        """Delays of all that these nodes send, in the place of `delay`."""
+        self.repeat_rate = 0.0
+        """How often a call arrives twice."""
+        self.damage_rate = 0.0
+        """How often a fetched snapshot is damaged."""
+        self._damage_random = random.Random(~seed)
         self.committed: dict[int, Entry] = {}
-        self.commits: list[int] = []
-        """Offsets, in the order in which their commits became known."""
+        """The record at each committed offset."""
+        self.commit_order: list[int] = []
+        """Committed offsets, in the order in which a node first reported them."""
         self.leaders: dict[int, int] = {}
+        """By epoch."""
         bootstrap = voters_of(*voters) if dynamic else None
         self.nodes = {
             i: Node(self, i, bootstrap if i in voters else None, i not in observers)
             for i in (*voters, *observers, *joiners)
         }
-        self.taken = {snapshot: found for node in self.nodes.values() for snapshot, found in node.snapshots.items()}
-        """Every snapshot there ever was: who has downloaded one installs it although nobody else has it any more."""
+        self.all_snapshots = {
+            snapshot: found for node in self.nodes.values() for snapshot, found in node.snapshots.items()
+        }
+        """Every snapshot ever taken: a node that has fetched one may install it after all others have deleted it."""
 
     # Life of a node.
 
@@ -192,11 +208,11 @@ class SimQuorum:
         node = self.nodes[node_id]
         node.machine = None
         node.partial = []
-        if self.random.random() < self.refusal:
-            # Its kernel closes its connections, and whoever waits at the other end finds that nobody listens.
-            for asker, answered in node.replies.values():
-                if asker is not None:
-                    self.at(self.random.randint(*self.delay), functools.partial(answered, None, True))
+        if self.random.random() < self.refusal_rate:
+            # Its kernel closes its connections, and the callers at the other end find that connections are refused.
+            for caller, on_reply in node.replies.values():
+                if caller is not None:
+                    self.at(self.random.randint(*self.delay), functools.partial(on_reply, None, True))
         node.replies.clear()
         self.wake(node_id)
         if lose_unflushed:
@@ -205,15 +221,15 @@ class SimQuorum:
         node.flushed = node.end_offset
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP: time goes on without it."""
+        """SIGSTOP."""
         self.nodes[node_id].paused = True
 
     def wake(self, node_id: int) -> None:
-        """SIGCONT: it learns at once all that has come."""
+        """SIGCONT: all that has arrived meanwhile is stepped at once."""
         node = self.nodes[node_id]
-        node.paused, held = False, node.held
-        node.held = []
-        for event in held:
+        node.paused, queued = False, node.queued_events
+        node.queued_events = []
+        for event in queued:
             self.step(node, event)
 
     # Time.
@@ -232,14 +248,14 @@ class SimQuorum:
     def run_until(self, condition: Callable[[], bool], limit_ms: int = 60_000) -> None:
         until = self.now + limit_ms
         while not condition():
-            assert self.queue, "nothing is going to happen any more"
+            assert self.queue, "no event is scheduled"
             assert self.queue[0][0] <= until, f"not within {limit_ms} ms"
             self.now, _, action = heapq.heappop(self.queue)
             action()
 
     @property
     def leader(self) -> Node | None:
-        """Who leads the newest epoch and has committed something in it."""
+        """The leader of the newest epoch in which a record is committed."""
         leaders = [n for n in self.nodes.values() if n.leads and n.leader[0] == n.id]
         return max(leaders, key=lambda n: n.leader[1], default=None)
 
@@ -254,7 +270,7 @@ class SimQuorum:
         if node.machine is None:
             return
         if node.paused:
-            node.held.append(event)
+            node.queued_events.append(event)
             return
         effects = node.machine.step(event, self.now)
         for effect in effects:
@@ -308,10 +324,10 @@ class SimQuorum:
                 node.flushed = min(node.flushed, offset)
             case fx.FlushLog(offset, generation):
                 self.later_flush(node, offset, generation)
-            case fx.Send(correlation, destination, ask):
-                self.send(node, destination.port - 9000, correlation, ask)
-            case fx.Reply(token, answer):
-                self.reply(node, token, answer)
+            case fx.SendCall(correlation, destination, call):
+                self.send(node, destination.port - 9000, correlation, call)
+            case fx.SendReply(token, reply):
+                self.reply(node, token, reply)
             case fx.SetHighWatermark(offset):
                 self.commit(node, offset)
             case fx.LeaderChanged(leader, epoch):
@@ -322,7 +338,7 @@ class SimQuorum:
                 self.later_install(node, snapshot)
 
     def install(self, node: Node, snapshot: OffsetAndEpoch) -> tuple[rpc.Control, ...]:
-        node.snapshots = {snapshot: self.taken[snapshot]}
+        node.snapshots = {snapshot: self.all_snapshots[snapshot]}
         node.entries, node.start_offset, node.flushed = [], snapshot.offset, snapshot.offset
         return tuple(rpc.Control(snapshot.offset - 1, record) for record in node.snapshots[snapshot])
 
@@ -332,7 +348,7 @@ class SimQuorum:
         def installed() -> None:
             if node.incarnation != incarnation or not node.up:
                 return
-            if self._damages.random() < self.damage:
+            if self._damage_random.random() < self.damage_rate:
                 self.step(node, ev.SnapshotDamaged(snapshot))
             else:
                 self.step(node, ev.SnapshotInstalled(snapshot, self.install(node, snapshot)))
@@ -351,69 +367,71 @@ class SimQuorum:
 
         self.at(self.random.randint(*(node.flush_delay or self.flush_delay)), flushed)
 
-    def send(self, node: Node, target: int, correlation: int, ask: rpc.Ask) -> None:
+    def send(self, node: Node, target: int, correlation: int, call: rpc.Call) -> None:
         incarnation, peer = node.incarnation, self.nodes[target]
 
-        def answered(answer: rpc.Answer | None, gone: bool = False) -> None:
+        def on_reply(reply: rpc.Reply | None, refused: bool = False) -> None:
             if node.incarnation == incarnation:
-                self.step(node, ev.Failed(correlation, gone) if answer is None else ev.Answered(correlation, answer))
+                self.step(
+                    node, ev.CallFailed(correlation, refused) if reply is None else ev.ReplyReceived(correlation, reply)
+                )
 
         def arrive() -> None:
-            if not peer.up or (node.id, target) in self.walls:
-                gone = peer.up or self.random.random() < self.refusal
-                self.at(self.delay_from(target), lambda: answered(None, gone))
+            if not peer.up or (node.id, target) in self.firewalls:
+                refused = peer.up or self.random.random() < self.refusal_rate
+                self.at(self.delay_from(target), lambda: on_reply(None, refused))
                 return
             self.sequence += 1
-            peer.replies[self.sequence] = (node.id, answered)
-            self.step(peer, ev.Asked(self.sequence, ask))
+            peer.replies[self.sequence] = (node.id, on_reply)
+            self.step(peer, ev.CallReceived(self.sequence, call))
 
         if not self.lost(node.id, target):
             self.at(self.delay_from(node.id), arrive)
-            if self.repeat and self.random.random() < self.repeat:
+            if self.repeat_rate and self.random.random() < self.repeat_rate:
                 self.at(self.delay_from(node.id), arrive)
 
     def lost(self, one: int, other: int) -> bool:
         if self.cut_one_way and (one, other) in self.cut_one_way:
             return True
-        return frozenset((one, other)) in self.cut or self.random.random() < self.loss
+        return frozenset((one, other)) in self.cut or self.random.random() < self.loss_rate
 
     def delay_from(self, node_id: int) -> int:
-        return self.random.randint(*self.slow.get(node_id, self.delay))
+        return self.random.randint(*self.slow_nodes.get(node_id, self.delay))
 
-    def reply(self, node: Node, token: Any, answer: rpc.Answer) -> None:
-        asker, answered = node.replies.pop(token)
-        if isinstance(answer, rpc.FetchAnswer) and answer.read_from is not None:
-            first = answer.read_from - node.start_offset
+    def reply(self, node: Node, token: Any, reply: rpc.Reply) -> None:
+        caller, on_reply = node.replies.pop(token)
+        if isinstance(reply, rpc.FetchReply) and reply.read_from is not None:
+            first = reply.read_from - node.start_offset
             found = node.entries[first : first + self.random.randint(1, 8)]
-            answer = answer._replace(records=found, batches=batches_of(answer.read_from, found))
-        if isinstance(answer, rpc.SnapshotAnswer) and answer.snapshot in node.snapshots:
-            answer = answer._replace(data=b"half" if answer.position < 4 else b"rest", size=8)
-        if asker is None:
-            answered(answer)
-        elif not self.lost(node.id, asker):
-            self.at(self.delay_from(node.id), lambda: answered(answer))
+            reply = reply._replace(records=found, batches=batches_of(reply.read_from, found))
+        if isinstance(reply, rpc.SnapshotReply) and reply.snapshot in node.snapshots:
+            reply = reply._replace(data=b"half" if reply.position < 4 else b"rest", size=8)
+        if caller is None:
+            on_reply(reply)
+        elif not self.lost(node.id, caller):
+            self.at(self.delay_from(node.id), lambda: on_reply(reply))
 
     # What a client or an operator does.
 
     def append(self, *values: str, by: Node | None = None) -> None:
-        """By the newest leader, or by one that may have been deposed, as long as it does not know."""
+        """As the newest leader; or as `by`, which may lead an older epoch without having received the newer one."""
         node = by or self.leader
         assert node is not None
         if node.paused or not node.leads or node.leader[0] != node.id:
             return
         self.step(node, ev.Append(node.leader[1], len(values), list(values)))
 
-    def ask(self, node_id: int, ask: rpc.Ask) -> list[rpc.Answer]:
-        """The list fills when the answer comes."""
-        answers: list[rpc.Answer] = []
+    def call(self, node_id: int, call: rpc.Call) -> list[rpc.Reply]:
+        """As an administrator. The reply is appended to the list that is returned."""
+        replies: list[rpc.Reply] = []
         self.sequence += 1
         node = self.nodes[node_id]
-        node.replies[self.sequence] = (None, answers.append)
-        self.step(node, ev.Asked(self.sequence, ask))
-        return answers
+        node.replies[self.sequence] = (None, replies.append)
+        self.step(node, ev.CallReceived(self.sequence, call))
+        return replies
 
     def take_snapshot(self, node_id: int, offset: int) -> OffsetAndEpoch:
-        """A snapshot of all before `offset`, and the log before it deleted."""
+        """Take a snapshot of everything before `offset`, and delete the log before it."""
         node = self.nodes[node_id]
         assert node.machine is not None
         history = node.machine.history
@@ -426,7 +444,7 @@ class SimQuorum:
             ]
         dropped = tuple(node.snapshots)
         node.snapshots = {snapshot: controls}
-        self.taken[snapshot] = controls
+        self.all_snapshots[snapshot] = controls
         del node.entries[: offset - node.start_offset]
         node.start_offset = offset
         self.step(node, ev.SnapshotTaken(snapshot))
@@ -436,11 +454,11 @@ class SimQuorum:
     # What must hold.
 
     def commit(self, node: Node, offset: int) -> None:
-        assert offset > node.high_watermark, "the high watermark goes forward"
+        assert offset > node.high_watermark, "the high watermark advances"
         assert offset <= node.end_offset
         for at in range(max(node.high_watermark, node.start_offset), offset):
             if at not in self.committed:
-                self.commits.append(at)
+                self.commit_order.append(at)
             known = self.committed.setdefault(at, node.entry(at))
             assert known == node.entry(at), f"two records are committed at {at}: {known} and {node.entry(at)}"
         node.high_watermark = offset
@@ -454,21 +472,21 @@ class SimQuorum:
         if isinstance(machine.role, LeaderRole):
             leader = self.leaders.setdefault(machine.epoch, node.id)
             assert leader == node.id, f"epoch {machine.epoch} has the leaders {leader} and {node.id}"
-            if machine.role.established:
+            if machine.role.has_committed_in_epoch:
                 self.check_leader(node, machine.epoch)
 
     def check_leader(self, node: Node, epoch: int) -> None:
-        """It has all that was committed. Its log only grows while it leads, so nothing is looked at twice."""
-        done = node.checked[2] if node.checked[:2] == (epoch, node.incarnation) else 0
-        for at in self.commits[done:]:
+        """It has every committed record. Its log only grows while it leads, so that each commit is compared once."""
+        done = node.checked_commits[2] if node.checked_commits[:2] == (epoch, node.incarnation) else 0
+        for at in self.commit_order[done:]:
             entry = self.committed[at]
             if at >= node.start_offset and entry[0] <= epoch:
                 assert at < node.end_offset, f"the leader of {epoch} lacks the committed {at}"
                 assert node.entry(at) == entry, f"the leader of {epoch} has another record at {at}"
-        node.checked = (epoch, node.incarnation, len(self.commits))
+        node.checked_commits = (epoch, node.incarnation, len(self.commit_order))
 
     def check_logs_match(self) -> None:
-        """Where two logs have a record of one epoch at one offset, they agree up to there."""
+        """Where two logs have records of one epoch at one offset, they are equal up to there."""
         nodes = list(self.nodes.values())
         for number, one in enumerate(nodes):
             for other in nodes[:number]:
@@ -477,7 +495,7 @@ class SimQuorum:
                     continue
                 same = [at for at in range(low, high) if one.entry(at)[0] == other.entry(at)[0]]
                 for at in range(low, same[-1] + 1 if same else low):
-                    assert one.entry(at) == other.entry(at), f"{one.id} and {other.id} part at {at}"
+                    assert one.entry(at) == other.entry(at), f"the logs of {one.id} and {other.id} differ at {at}"
 
 
 def batches_of(first: int, entries: list[Entry]) -> tuple[rpc.FetchedBatch, ...]:
@@ -489,7 +507,7 @@ def batches_of(first: int, entries: list[Entry]) -> tuple[rpc.FetchedBatch, ...]
 
 
 def describe(effect: fx.Effect) -> str:
-    """An effect in a line, for transcripts."""
+    """An effect as one line of a transcript."""
     match effect:
         case fx.Persist(state):
             voted = "-" if state.voted is None else state.voted.id
@@ -504,10 +522,10 @@ def describe(effect: fx.Effect) -> str:
             return f"flush {offset}"
         case fx.TruncateLog(offset):
             return f"truncate {offset}"
-        case fx.Send(_, destination, ask):
-            return f"send {destination.port - 9000} {describe_ask(ask)}"
-        case fx.Reply(_, answer):
-            return f"reply {type(answer).__name__} {answer.standing.error.name} epoch={answer.standing.epoch}"
+        case fx.SendCall(_, destination, call):
+            return f"send {destination.port - 9000} {describe_call(call)}"
+        case fx.SendReply(_, reply):
+            return f"reply {type(reply).__name__} {reply.header.error.name} epoch={reply.header.epoch}"
         case fx.SetHighWatermark(offset):
             return f"high watermark {offset}"
         case fx.LeaderChanged(leader, epoch):
@@ -515,14 +533,14 @@ def describe(effect: fx.Effect) -> str:
     return repr(effect)
 
 
-def describe_ask(ask: rpc.Ask) -> str:
-    match ask:
-        case rpc.VoteAsk(epoch=epoch, pre_vote=pre_vote):
+def describe_call(call: rpc.Call) -> str:
+    match call:
+        case rpc.VoteCall(epoch=epoch, pre_vote=pre_vote):
             return f"{'PreVote' if pre_vote else 'Vote'} epoch={epoch}"
-        case rpc.FetchAsk(epoch=epoch, fetch_from=end):
+        case rpc.FetchCall(epoch=epoch, fetch_from=end):
             return f"Fetch epoch={epoch} {end.offset}@{end.epoch}"
-        case rpc.BeginAsk(epoch=epoch):
+        case rpc.BeginEpochCall(epoch=epoch):
             return f"BeginQuorumEpoch epoch={epoch}"
-        case rpc.EndAsk(epoch=epoch):
+        case rpc.EndEpochCall(epoch=epoch):
             return f"EndQuorumEpoch epoch={epoch}"
-    return type(ask).__name__
+    return type(call).__name__

@@ -2,10 +2,11 @@
 
 The controller runs on it over the metadata log, and every coordinator over its internal topic. A handler computes
 records from the current state; the runtime appends them, replays them, and parks the answer until the commit point
-passes their offset. Losing leadership rolls the state back to what is committed and fails every parked answer.
+passes their offset. When leadership is lost, the state is rolled back to what is committed, and every parked answer
+fails.
 
-This floor does not know what a record is, which log it goes to, or what is committed when: the log, the replay
-function and the commit point are handed in. It knows no clock and no thread.
+This floor depends on no kind of record and on no log: the append, the replay function and the commit point are passed
+in. It has no clock and no thread.
 
 - `timeline.py`: dict, set and value whose past states can be read and returned to
 - `deferred.py`: answers parked by offset

@@ -1,6 +1,7 @@
 """Answers parked until the log is stable up to the offset of their records.
 
-Offsets are parked in rising order, since appends are: the queue is a FIFO, and completing is popping from its head.
+Answers are parked in the order of their offsets, which rise with each append. So the queue is a FIFO, and answers are
+completed from its head.
 """
 
 from __future__ import annotations
@@ -21,26 +22,29 @@ class DeferredQueue:
 
     def __init__(self) -> None:
         self._parked: deque[tuple[int, Settle]] = deque()
+        """By rising offset."""
 
     def __len__(self) -> int:
         return len(self._parked)
 
     @property
     def highest_offset(self) -> int | None:
-        """The offset that the last one waits for. A read that must see every write before it waits there too."""
+        """The offset that the last one waits for; None where none waits. A read that must see every write before it
+        waits for this offset too."""
         return self._parked[-1][0] if self._parked else None
 
     def park(self, offset: int, settle: Settle) -> None:
+        """Call `settle` when the log is stable up to `offset`, which is not below the last one parked."""
         assert not self._parked or self._parked[-1][0] <= offset, "offsets are parked in rising order"
         self._parked.append((offset, settle))
 
     def complete_up_to(self, offset: int) -> None:
-        """Settle everything parked at `offset` or before. A callback may park again: behind, for a later offset."""
+        """Settle everything parked at `offset` or before. A callback may park again, for a later offset."""
         while self._parked and self._parked[0][0] <= offset:
             self._parked.popleft()[1](None)
 
     def fail_all(self, error: ApiError) -> None:
-        """Settle everything with `error`. What a callback parks meanwhile is not touched."""
+        """Settle everything with `error`, but not what the callbacks park meanwhile."""
         parked, self._parked = self._parked, deque()
         for _, settle in parked:
             settle(error)

@@ -1,4 +1,4 @@
-"""Timeline collections: state that can be read as it was, and taken back to what it was.
+"""Timeline collections: state that can be read as it was at an epoch, and reverted to it.
 
 A `SnapshotRegistry` holds snapshots in rising order of epoch; for the controller and the coordinators an epoch is a
 log offset. Each collection holds its live state in one plain dict (the current tier). A snapshot costs nothing when it
@@ -6,10 +6,10 @@ is taken: only when a key changes afterwards does the collection save the key's 
 newest snapshot. So
 
 - a live read touches the current tier only, and a write with no snapshot taken is a dict write and one comparison;
-- a read at epoch E looks into the tiers from E forward: the first one that saved the key has the value at E, and
-  where none did, the key has not changed since;
-- a revert to E plays the tiers back from the newest to E's, and forgets the snapshots after E;
-- dropping the oldest snapshots never has to merge anything, since no later read looks backwards.
+- a read at epoch E searches the tiers from E forward: the first one that saved the key has the value at E, and where
+  none did, the key has not changed since;
+- a revert to E undoes the tiers from the newest to E's, and drops the snapshots after E;
+- dropping the oldest snapshots merges nothing, since a read never uses a tier before its epoch.
 
 Iteration is deterministic: the current tier's insertion order, then, for a read in the past, keys removed since, in
 the order in which they were first changed. A key that a revert brings back goes to the end.
@@ -53,13 +53,17 @@ class SnapshotRegistry:
 
     def __init__(self) -> None:
         self._epochs: list[int] = []
-        # The collections that saved something for a snapshot, in the order in which they first did.
+        """The snapshots, rising."""
         self._touched: list[list[_Collection]] = []
+        """For each snapshot the collections that saved something for it, in the order in which they first did."""
         self._collections: WeakSet[_Collection] = WeakSet()
+        """All that belong to this registry."""
         self.newest: int | None = None
+        """The last of `_epochs`; None where there is no snapshot, and writes save nothing."""
 
     @property
     def epochs(self) -> tuple[int, ...]:
+        """The snapshots, rising."""
         return tuple(self._epochs)
 
     def floor(self, epoch: int) -> int | None:
@@ -68,8 +72,8 @@ class SnapshotRegistry:
         return self._epochs[after - 1] if after else None
 
     def create_snapshot(self, epoch: int) -> None:
-        """Remember the state as of now under `epoch`. Once for an epoch: asking again for the newest changes nothing,
-        unless the state was changed in between, which is a broken invariant of the caller's."""
+        """Make the present state readable under `epoch`, which is after the newest. A second call for the newest does
+        nothing; the state must not have changed since the first."""
         newest = self.newest
         if newest == epoch:
             assert not self._touched[-1], f"state changed after the snapshot at {epoch} was taken"
@@ -80,7 +84,7 @@ class SnapshotRegistry:
         self.newest = epoch
 
     def revert_to(self, epoch: int) -> None:
-        """Take every collection back to `epoch` and forget the snapshots after it; `epoch` itself stays."""
+        """Revert every collection to `epoch` and drop the snapshots after it; `epoch` itself stays."""
         index = self._index(epoch)
         for touched in reversed(self._touched[index:]):
             for collection in touched:
@@ -91,8 +95,8 @@ class SnapshotRegistry:
         self.newest = epoch
 
     def restore(self, epoch: int) -> None:
-        """Write the state at `epoch` over the current one, as ordinary writes: every snapshot stays, so that this
-        itself can be reverted."""
+        """Write the state at `epoch` over the current one, by ordinary writes: every snapshot stays, so that this can
+        be reverted too."""
         index = self._index(epoch)
         affected: dict[_Collection, None] = {}
         for touched in self._touched[index:]:
@@ -101,7 +105,7 @@ class SnapshotRegistry:
             collection._restore(epoch)
 
     def delete_up_to(self, epoch: int) -> None:
-        """Forget the snapshots before `epoch`."""
+        """Drop the snapshots before `epoch`."""
         index = 0
         while index < len(self._epochs) and self._epochs[index] < epoch:
             for collection in self._touched[index]:
@@ -112,8 +116,8 @@ class SnapshotRegistry:
         if not self._epochs:
             self.newest = None
 
-    def forget(self) -> None:
-        """Forget every snapshot; the collections stay as they are. Until the next is taken, writing saves nothing."""
+    def drop_all(self) -> None:
+        """Drop every snapshot; the collections stay as they are. Until the next snapshot, writes save nothing."""
         for touched in self._touched:
             for collection in touched:
                 collection._drop_oldest_tier()
@@ -122,11 +126,11 @@ class SnapshotRegistry:
         self.newest = None
 
     def reset(self) -> None:
-        """Forget every snapshot and empty every collection: what comes before loading a snapshot of the log."""
+        """Drop every snapshot and empty every collection, before a snapshot of the log is loaded."""
         self._epochs.clear()
         self._touched.clear()
         self.newest = None
-        for collection in self._collections:  # each one alone: their order changes nothing
+        for collection in self._collections:  # their order makes no difference
             collection._reset()
 
     def _index(self, epoch: int) -> int:
@@ -137,15 +141,16 @@ class SnapshotRegistry:
 
 
 class _Collection(ABC):
-    """What a registry asks of a collection. Tiers run parallel to the registry's snapshots, without those in which
-    nothing of this collection changed."""
+    """What a registry calls. A collection has a tier for each snapshot after which something of it changed."""
 
     __slots__ = ("__weakref__", "_registry", "_tier_epochs", "_tiers")
 
     def __init__(self, registry: SnapshotRegistry) -> None:
         self._registry = registry
         self._tier_epochs: list[int] = []
+        """The snapshots that have a tier here, rising."""
         self._tiers: list[dict[Any, Any]] = []
+        """For each of `_tier_epochs` the old values, by key."""
         registry._collections.add(self)
 
     def _tier_to_save_in(self, newest: int) -> dict[Any, Any]:
@@ -159,7 +164,7 @@ class _Collection(ABC):
         return tier
 
     def _tiers_from(self, epoch: int) -> list[dict[Any, Any]]:
-        self._registry._index(epoch)  # a read where no snapshot was taken would silently give the wrong state
+        self._registry._index(epoch)  # raises: a read without a snapshot would give a wrong state
         return self._tiers[bisect_left(self._tier_epochs, epoch) :]
 
     def _drop_oldest_tier(self) -> None:
@@ -231,10 +236,11 @@ class TimelineDict(_Collection, MutableMapping[K, V]):
         return self._current.get(key, default)
 
     def contains(self, key: K, epoch: int = LATEST) -> bool:
+        """Whether the key is there, at `epoch` where one is given."""
         return self.get(key, _ABSENT, epoch) is not _ABSENT
 
     def load(self, items: Mapping[K, V]) -> None:
-        """Write many keys at once, after a reset: while there is no snapshot, nothing of what was need be saved."""
+        """Write many keys at once, after a reset: without a snapshot no old value has to be saved."""
         assert self._registry.newest is None, f"there is a snapshot at {self._registry.newest}"
         self._current.update(items)
 

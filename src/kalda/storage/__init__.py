@@ -7,7 +7,7 @@ knows offsets, epochs, producers and files; it does not know sockets, replicas, 
 Threads: every function runs on the thread that owns the log, save the `run` of a `Job`, which touches files and
 snapshots only and may run anywhere; its `finish` goes back to the owner and changes the log.
 
-- `config`: a topic's settings, typed
+- `config`: settings of topics and brokers, typed
 - `values`: what goes into a log's calls and comes out of them
 - `job`: work for another thread, in two halves
 - `hooks`: what a log asks of whoever keeps it
@@ -21,17 +21,21 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `leader_epochs`: which leader epoch began at which offset
 - `checkpoints`: offset checkpoints and the other small text files
 - `checkpoint_file`: an offset checkpoint that jobs replace, the newest contents winning
-- `log`: the log: append, read, roll, flush, truncate
+- `offsets`: the offsets of a log and their order
+- `log`: the log: append, read, roll, flush
+- `appending`: which batches of a buffer are appended, for replicas and raft leaders
 - `loading`: opening a log, cleanly or by recovery
 - `opening`: files of logs that are about to be appended to, on another thread
-- `reading`: batches out of segments, here or on another thread
+- `reading`: where the batches that are read come from, and who waits for them
 - `searching`: offsets by time
 - `flushing`: what is not synced yet, and the job that syncs it
 - `truncating`: taking back what was appended
 - `retention`: what may be deleted, and deleting it
 - `log_dir`: one log directory with its marker and checkpoints
+- `log_dirs`: the directories of a node: which are online, where a new log goes
 - `future_logs`: replicas on their way to another directory
-- `log_manager`: all log directories of a node
+- `log_manager`: the logs of a node, from its start to its stop
+- `upkeep`: what is due in them again and again
 - `offset_map`: the last offset of each key, for compaction
 - `compaction`: what compaction keeps, batch by batch
 - `cleaner`: which log is compacted next, how far, in which steps

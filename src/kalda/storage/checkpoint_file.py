@@ -1,8 +1,8 @@
-"""A checkpoint that is replaced now and then, while the one before may still be on its way to the device.
+"""A checkpoint that is replaced now and then, while a job that writes the contents before it may still run.
 
-A job writes and syncs a file of its own on its thread; the owner's half renames it into place, unless newer contents
-were asked for meanwhile. So the newest contents win in whatever order the threads get there, and no two jobs ever
-write to the same file. The rename is not synced: a loss of power may bring the contents before back, whole.
+The `run` of a job writes and syncs a file of its own; its `finish` renames that into place, unless a newer job was made
+meanwhile. So the newest contents win in whatever order jobs end, and no two jobs write to the same file. The rename is
+not synced: after a loss of power the file may have the contents before it, whole.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ _TEMPORARY = ".new"
 
 
 class CheckpointFile:
-    """Belongs to one thread. `offsets`: what the file says, or will once the newest job is finished. `durable`: what it
-    says after a loss of power, if nothing newer."""
+    """Belongs to one thread."""
 
     __slots__ = ("_disk", "_number", "durable", "offsets", "path")
 
@@ -27,8 +26,11 @@ class CheckpointFile:
         self._disk = disk
         self.path = path
         self.offsets: dict[TopicPartition, int] | None = None
+        """The contents once the newest job is finished; None where they are not known, and the next job must write."""
         self.durable: dict[TopicPartition, int] = {}
+        """The contents that a loss of power leaves, if it does not leave newer ones."""
         self._number = 0
+        """The number of jobs that were made; the last one made wins."""
 
     def job(self, offsets: dict[TopicPartition, int]) -> Job[None] | None:
         """A job that replaces the contents; None where they are the same. Both halves raise `OSError`."""
@@ -55,8 +57,8 @@ class CheckpointFile:
         return Job(f"checkpoint {self.path}", work, finish)
 
     def durable_jobs(self, offsets: dict[TopicPartition, int]) -> list[Job[None]]:
-        """Jobs that replace the contents for good, to be done one after the other. Where newer contents come between,
-        `durable` does not tell of these. All halves raise `OSError`."""
+        """Jobs that replace the contents durably, to be done one after the other. Where a newer job is made between
+        them, `durable` stays as it was. All halves raise `OSError`."""
         self.offsets = None
         write = self.job(offsets)
         assert write is not None
@@ -70,11 +72,11 @@ class CheckpointFile:
         return [write, Job(f"sync {directory}", lambda: self._disk.sync_dir(directory), finish)]
 
     def replace_durably(self, offsets: dict[TopicPartition, int]) -> None:
-        """Here and now, and for good, whatever jobs under way are about to say."""
+        """`durable_jobs`, here and now; jobs under way do not replace these contents."""
         for job in self.durable_jobs(offsets):
             job.complete()
 
 
 def leftovers(names: Iterable[str]) -> list[str]:
-    """What jobs that were never finished have left in a directory."""
+    """The temporary files of jobs that were never finished."""
     return [name for name in names if name.endswith((_TEMPORARY, f"{_TEMPORARY}.tmp"))]

@@ -1,8 +1,8 @@
 """The small text files: offset checkpoints, leader epochs, a partition's topic id, the clean-shutdown marker.
 
-Each replaces its predecessor whole: written beside it, synced, renamed over it, the directory synced. So after a
-crash there is the old file or the new one. `durable=False` leaves the syncs to a later flush: the file may then be
-lost or torn by a loss of power, and its reader must have another source.
+Each replaces its predecessor whole: it is written beside it, synced, and renamed over it, and the directory is synced.
+So after a crash there is the old file or the new one. `durable=False` leaves the syncs to a later flush: a loss of
+power may then lose or tear the file, and its reader must have another source.
 
 A checkpoint's lines: version, number of entries, one line an entry. Bytes from disk are hostile: sizes are bounded,
 and anything malformed raises `ValueError` with the file's name.
@@ -154,9 +154,9 @@ def write_meta_properties(disk: Disk, path: str, values: Mapping[str, str], now_
 
 
 def stored_topic_id(disk: Disk, directory: str, clean: bool) -> Uuid | None:
-    """The topic id in a partition's directory, None where it has none. Raises `ValueError` where a file that a clean
-    stop left cannot be read; after any other, one that was torn before its first sync, and so before any
-    record was, counts as none."""
+    """The topic id in a partition's directory, None where it has none. Raises `ValueError` where the file cannot be
+    read after a clean stop. After any other stop such a file counts as none: it was torn before its first sync, and so
+    before that of any record."""
     try:
         return read_partition_metadata(disk, f"{directory}/{PARTITION_METADATA_FILE}")
     except ValueError:

@@ -1,19 +1,19 @@
 """Log compaction: which log is to be cleaned, how far, and the steps of one cleaning.
 
-A compacted log has a clean part, cleaned before, and a dirty one. The log with the largest share of dirty bytes is
-cleaned next, once that share passes `min.cleanable.dirty.ratio` or a record has been dirty for `max.compaction.lag.ms`.
-Not cleaned are the active segment, what is not stable (an open transaction may yet abort), what is younger than
-`min.compaction.lag.ms`, and what has not been synced.
+A compacted log has a clean part, which was cleaned before, and a dirty one. The log with the largest share of dirty
+bytes is cleaned next, once that share passes `min.cleanable.dirty.ratio` or a record has been dirty for
+`max.compaction.lag.ms`. Not cleaned are the active segment, what is at or above the last stable offset (an open
+transaction may yet abort), what is younger than `min.compaction.lag.ms`, and what has not been synced.
 
 One cleaning builds the offset map from the dirty part (as far as memory allows), then rewrites the log from its start
-up to where the map ends, a group of segments at a time. Each step is a job; its finish swaps the group's result into
-the log. A log that was truncated, deleted or lost its segments meanwhile is left as it is. Between two steps the shell
-may wait, so that the bytes that a cleaning has moved stay below `log.cleaner.io.max.bytes.per.second`.
+up to where the map ends, a group of segments at a time. Each step is a job; its finish puts the cleaned segment in the
+place of its group. A log that was truncated, deleted or lost its segments meanwhile is left as it is. Between two steps
+the shell may wait, so that the bytes that a cleaning has moved stay below `log.cleaner.io.max.bytes.per.second`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -35,7 +35,9 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
+from kalda.storage.naming import SWAP_SUFFIX
 from kalda.storage.offset_map import ENTRY_BYTES, LOAD_FACTOR, OffsetMap
+from kalda.storage.retention import delete_segments
 from kalda.storage.segment import Segment
 
 
@@ -48,6 +50,7 @@ class Cleanable(NamedTuple):
     clean_bytes: int
     dirty_bytes: int
     overdue: bool
+    """a record has been dirty for longer than `max.compaction.lag.ms`"""
 
     @property
     def dirty_ratio(self) -> float:
@@ -58,7 +61,7 @@ def cleanable(log: Log, checkpoint: int | None, now_ms: int) -> Cleanable | None
     """What of a log may be cleaned; None for nothing. `checkpoint`: where the last cleaning ended."""
     first_dirty = log.log_start_offset if checkpoint is None else checkpoint
     if not log.log_start_offset <= first_dirty <= log.log_end_offset:
-        # Truncated or deleted below what was once cleaned: begin again.
+        # Truncated or deleted since the last cleaning: the whole log is dirty.
         first_dirty = log.log_start_offset
     first_uncleanable = _first_uncleanable(log, first_dirty, now_ms)
     clean = sum(segment.size for segment in log.segments if segment.base_offset < first_dirty)
@@ -74,8 +77,8 @@ def cleanable(log: Log, checkpoint: int | None, now_ms: int) -> Cleanable | None
 
 
 def _first_uncleanable(log: Log, first_dirty: int, now_ms: int) -> int:
-    """The base offset of the first segment that must be left alone."""
-    limit = min(log.last_stable_offset, log.segments.active.base_offset, log.vouched_recovery_point)
+    """The base offset of the first segment that must not be cleaned yet."""
+    limit = min(log.last_stable_offset, log.segments.active.base_offset, log.checkpoint_recovery_point)
     lag = log.config.min_compaction_lag_ms
     for segment, following in zip(log.segments, list(log.segments)[1:], strict=False):
         if following.base_offset > limit:
@@ -86,33 +89,45 @@ def _first_uncleanable(log: Log, first_dirty: int, now_ms: int) -> int:
 
 
 class Cleaning:
-    """One cleaning of one log: ask for `next_job`, run it, finish it, until there is none."""
+    """One cleaning of one log: `next_job`, its `run` and its `finish`, until there is none."""
 
     def __init__(self, work: Cleanable, directory: LogDir, now_ms: int, memory_bytes: int) -> None:
         self.log = work.log
         self.end_offset = work.first_dirty
+        """Up to where the log is clean once this cleaning is done: where the offset map ends."""
         self.bytes_read = self.bytes_written = 0
         self._work = work
         self._directory = directory
-        self._vouching: list[Job[None]] = []
+        self._checkpointing: list[Job[None]] = []
+        """Jobs still to be done that make the recovery point durable."""
         self._now_ms = now_ms
+        """When the cleaning began: deletions are judged by it."""
         self._memory_bytes = memory_bytes
+        """How large the offset map may be."""
         self._offsets: OffsetMap | None = None
+        """None before the map is built."""
         self._mapped: dict[int, tuple[Segment, int]] = {}
+        """By base offset: the segments as the map was built, with their sizes."""
         self._groups: list[list[Segment]] = []
+        """What is still to be cleaned: each group becomes one segment."""
         self._rules: CleanRules | None = None
+        """None before the map is built."""
         self._transactions = CleanedTransactions()
-        self._abandoned = self._synced = False
+        """Those that are open where the cleaning is."""
+        self._abandoned = False
+        """The log has changed under the cleaning: no step follows, and the log does not count as cleaned."""
+        self._synced = False
+        """The last step is done."""
 
     def next_job(self) -> Job[None] | None:
         """The next step; None when the cleaning is over."""
         if self._abandoned or self.log.offline:
             return None
         if self._offsets is None:
-            if self.log.vouched_recovery_point < self._work.first_uncleanable:
-                self._abandoned = True  # it was cut back since
+            if self.log.checkpoint_recovery_point < self._work.first_uncleanable:
+                self._abandoned = True  # the log was truncated since
                 return None
-            return self._vouching_job() or self._map_job()
+            return self._recovery_point_job() or self._map_job()
         if not self._groups:
             return None if self._synced else self._sync_job()
         if not self._is_as_mapped():
@@ -122,20 +137,22 @@ class Cleaning:
 
     @property
     def bytes_moved(self) -> int:
-        """Read and written so far, the reading of the dirty part for its keys included."""
+        """Bytes read and written so far, including those read for the map."""
         return self.bytes_read + self.bytes_written
 
     @property
     def done(self) -> bool:
-        """True when everything up to `end_offset` has been cleaned, for good."""
+        """Whether everything up to `end_offset` has been cleaned, durably."""
         return self._synced and not self._abandoned
 
-    def _vouching_job(self) -> Job[None] | None:
-        """Before anything is cleaned: compaction leaves gaps between segments. Beyond what the recovery point vouches
-        for after a crash, they would be taken for what was lost."""
-        if not self._vouching:
-            self._vouching = self._directory.vouching_jobs(self.log.topic_partition, self._work.first_uncleanable)
-        return self._vouching.pop(0) if self._vouching else None
+    def _recovery_point_job(self) -> Job[None] | None:
+        """Before anything is cleaned: compaction leaves gaps between segments. Above the recovery point of the
+        checkpoint, a start after a crash would take such a gap for lost records."""
+        if not self._checkpointing:
+            self._checkpointing = self._directory.durable_recovery_point_jobs(
+                self.log.topic_partition, self._work.first_uncleanable
+            )
+        return self._checkpointing.pop(0) if self._checkpointing else None
 
     def _map_job(self) -> Job[None]:
         log, start, upto = self.log, self._work.first_dirty, self._work.first_uncleanable
@@ -171,7 +188,7 @@ class Cleaning:
         self._groups = group_segments(segments, log.config, upto)
         self._rules = CleanRules(
             offsets=offsets,
-            last_records={s.producer_id: LastRecord(s.last_data_offset, s.epoch) for s in log.producers()},
+            last_records={s.producer_id: LastRecord(s.last_data_offset, s.epoch) for s in log.producer_states},
             delete_retention_ms=log.config.delete_retention_ms,
             now_ms=self._now_ms,
             round_end=upto,
@@ -200,8 +217,8 @@ class Cleaning:
         return Job(f"clean {log.topic_partition}", work, lambda result: self._swap(result, group))
 
     def _is_as_mapped(self) -> bool:
-        """Whether what is not cleaned yet is what the map was made of: of a log that was truncated it may know later
-        records of a key that are gone, and nothing may be dropped for those."""
+        """Whether the segments still to be cleaned are those that the map was built from. Of a log that was truncated
+        the map may hold records that were cut off, and no older record of their keys may be dropped."""
         segments, mapped = self.log.segments, self._mapped
         return all(
             segments.floor(segment.base_offset) is segment
@@ -217,14 +234,15 @@ class Cleaning:
             result.cleaned.close()
             result.cleaned.files()(log.disk)
             return
-        log.replace_segments(result.cleaned, group)
+        replace_segments(log, result.cleaned, group)
         del self._groups[0]
         self.bytes_read += result.bytes_read
         self.bytes_written += result.bytes_written
 
     def _sync_job(self) -> Job[None]:
-        """The last step. Were the old segments to come back from a loss of power, under a checkpoint that calls them
-        clean, a deletion could be removed from among them and what it had deleted would stay."""
+        """The last step: sync the names, before the checkpoint calls the segments clean. Otherwise a loss of power
+        could bring back old segments that count as clean. The next cleaning would remove a deletion from its segment,
+        while the records that it deletes stayed in another."""
         log, end = self.log, self.end_offset
         job = log.flush_job(log.recovery_point)
         edge = log.segments.floor(end)
@@ -232,11 +250,26 @@ class Cleaning:
 
         def finish(_: None) -> None:
             job.finish()
-            # A log that was cut back into what is clean has grown again by what is not.
+            # After a truncation below `end` the log may have grown beyond it again, by records that are not clean.
             self._abandoned = edge is None or log.segments.floor(end) is not edge or edge.size < size
             self._synced = True
 
         return Job(f"sync what was cleaned of {log.topic_partition}", job.run, finish)
+
+
+def replace_segments(log: Log, new: Segment, old: Sequence[Segment]) -> None:
+    """A cleaned segment, synced, takes the place of those that it was made from.
+
+    Its files go from `.cleaned` to `.swap`, which the next start after a crash finishes, before those of the old ones
+    are renamed.
+    """
+    try:
+        new.change_suffix(SWAP_SUFFIX)
+        delete_segments(log, old, kept_snapshot=new.base_offset)
+        new.change_suffix("")
+    except OSError as error:
+        raise log.failed(error) from error
+    log.segments.add(new)
 
 
 def _close(views: Iterable[Segment]) -> None:
@@ -255,18 +288,19 @@ class CleanerConfig:
 
 
 class LogCleaner:
-    """Chooses what to clean among a manager's logs, one at a time, and remembers how far each is clean. Its `config`
-    may be replaced at any time.
+    """Chooses what to clean among a manager's logs, one at a time.
 
-    The shell: `choose`, then each `next_job` of the cleaning on a thread with its `finish` here, then `finished` and
-    the job that it gives; with nothing to choose, again after `backoff_ms`. A cleaning that meets a damaged batch, or a
-    failing disk, is given to `failed`.
+    The shell calls `choose`, then runs each `next_job` of the cleaning on a thread with its `finish` here, then calls
+    `finished` and runs its job; where `choose` finds nothing, again after `backoff_ms`. It calls `failed` with a
+    cleaning that has raised an error: a damaged batch, or a failing disk.
     """
 
     def __init__(self, manager: LogManager, config: CleanerConfig | None = None) -> None:
         self._manager = manager
         self.config = CleanerConfig() if config is None else config
+        """May be replaced at any time."""
         self.uncleanable: set[TopicPartition] = set()
+        """Partitions in whose logs a batch is damaged: they are not chosen until the node starts again."""
 
     def choose(self, now_ms: int) -> Cleaning | None:
         """The cleaning to do next; None for none."""
@@ -296,7 +330,7 @@ class LogCleaner:
         return Cleaning(best, directory, now_ms, self.config.memory_bytes)
 
     def finished(self, cleaning: Cleaning) -> Job[None] | None:
-        """A job that notes how far the log is clean; None where the cleaning was given up."""
+        """A job that writes up to where the log is clean; None where the cleaning was abandoned."""
         topic_partition = cleaning.log.topic_partition
         directory = self._manager.dir_of(topic_partition)
         if not cleaning.done or directory is None or not directory.online:
@@ -304,7 +338,7 @@ class LogCleaner:
         if self._manager.get(topic_partition) is not cleaning.log:
             return None  # moved to another directory meanwhile
         job = directory.cleaned_job(topic_partition, cleaning.end_offset)
-        return None if job is None else self._manager.checkpoint_job(directory, job)
+        return None if job is None else self._manager.dirs.checkpoint_job(directory, job)
 
     def failed(self, cleaning: Cleaning, error: BaseException) -> None:
         """A step raised: a failing disk takes its directory offline, a damaged log is not cleaned any more."""

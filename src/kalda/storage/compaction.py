@@ -1,13 +1,13 @@
 """What compaction keeps of a log, batch by batch.
 
-A record is kept where it is the last of its key, as far as the offset map knows, and it has a value or its deletion is
-not due. Offsets and order never change. Deletions (records without a value) and transaction markers stay until a
-reader who was at the start has had `delete.retention.ms` to come by: the first cleaning that sees one writes the time
-of its removal into the batch (the delete horizon, KIP-534), and a later one removes it.
+A record is kept where the offset map has no later one of its key, and it has a value or its removal is not due. Offsets
+and order never change. Deletions (records without a value) and transaction markers stay for `delete.retention.ms`, so
+that a consumer that began at the log's start can have read them: the first cleaning that keeps one writes the time of
+its removal into the batch (the delete horizon, KIP-534), and a later one removes it.
 
-Records of aborted transactions go at once; their marker goes after the last of them is gone. A batch that holds the
-last sequence of a producer that is still remembered stays as an empty header, and so does the one at the end of the
-cleaned range: what follows from their offsets must not be lost.
+Records of aborted transactions are removed at once, their marker after the last of them. A batch with the last sequence
+of a producer whose state is still held stays as an empty header, and so does the batch at the end of the cleaned range:
+otherwise a recovery would lose that sequence, or the log's end.
 
 All of this reads and writes files only, and runs on any thread.
 """
@@ -41,7 +41,7 @@ _READ_BYTES = 1024 * 1024
 
 
 class LastRecord(NamedTuple):
-    """Where an active producer's state comes from: its last data batch, or only a marker (-1)."""
+    """The batch that an active producer's state is rebuilt from: its last data batch; -1 where it is a marker."""
 
     last_data_offset: int
     epoch: int
@@ -49,16 +49,19 @@ class LastRecord(NamedTuple):
 
 @dataclass(slots=True)
 class CleanedTransactions:
-    """Which transactions are open where the cleaner is, going upwards.
+    """Which transactions are open at the batch that is cleaned, from the log's start upwards.
 
-    `aborted` are those that the transaction index tells, by first offset. Markers are discarded when no batch of their
-    transaction was met on the way.
+    A marker is discarded where no batch of its transaction was found before it.
     """
 
     aborted: list[AbortedTxn] = field(default_factory=list)
+    """From the transaction index, by first offset: those that begin further on."""
     _committing: set[int] = field(default_factory=set)
+    """Producers with batches of an open transaction that is not aborted."""
     _aborting: dict[int, AbortedTxn] = field(default_factory=dict)
+    """By producer: its open transaction, which will be aborted."""
     _met: set[int] = field(default_factory=set)
+    """Producers of which a batch of such a transaction was found."""
 
     def add_aborted(self, txns: Sequence[AbortedTxn]) -> None:
         known = set(self.aborted)
@@ -71,7 +74,7 @@ class CleanedTransactions:
             self._aborting.setdefault(txn.producer_id, txn)
 
     def on_batch(self, header: BatchHeader) -> bool:
-        """True where the batch is of an aborted transaction."""
+        """Whether the batch is of an aborted transaction."""
         self._advance(header.last_offset)
         if not header.is_transactional:
             return False
@@ -82,11 +85,11 @@ class CleanedTransactions:
         return False
 
     def on_marker(self, header: BatchHeader, kind: ControlType | None) -> tuple[bool, AbortedTxn | None]:
-        """(True where nothing of its transaction is left, the aborted transaction that it still ends)."""
+        """(whether no batch of its transaction was found, the aborted transaction that it ends, if it is kept)."""
         self._advance(header.last_offset)
         producer_id = header.producer_id
         if kind is None:
-            return True, None  # it was emptied before
+            return True, None  # an earlier cleaning has emptied it
         if kind is ControlType.ABORT:
             txn = self._aborting.pop(producer_id, None)
             if producer_id in self._met:
@@ -102,7 +105,7 @@ class CleanedTransactions:
 
 
 def marker_kind(header: BatchHeader, data: Buffer) -> ControlType | None:
-    """What a control batch says; None where it is empty."""
+    """The type of a control batch; None where it is empty."""
     if not header.records_count:
         return None
     return read_control_type(read_records(data, 0, header)[0].key)
@@ -134,7 +137,8 @@ def read_batches(segment: Segment, position: int = 0) -> Iterator[tuple[BatchHea
 def build_map(
     offsets: OffsetMap, segments: Sequence[Segment], start: int, upto: int, aborted: Sequence[AbortedTxn]
 ) -> None:
-    """Note the last offset of each key in [start, upto), as far as the map has room; `latest_offset` says how far."""
+    """Put the last offset of each key in [start, upto) into the map, up to `latest_offset` where it has no more
+    room."""
     transactions = CleanedTransactions()
     transactions.add_aborted(aborted)
     for at, segment in enumerate(segments):
@@ -156,16 +160,18 @@ def build_map(
 
 @dataclass(frozen=True, slots=True)
 class CleanRules:
-    """What one cleaning goes by. `round_end`: the offset at which its range ends."""
+    """What one cleaning decides by."""
 
     offsets: OffsetMap
     last_records: Mapping[int, LastRecord]
+    """by producer id"""
     delete_retention_ms: int
     now_ms: int
     round_end: int
+    """the offset at which the range to be cleaned ends"""
 
     def keeps_producer(self, header: BatchHeader) -> bool:
-        """True where the batch is what an active producer's state rests on."""
+        """Whether an active producer's state is rebuilt from this batch."""
         last = self.last_records.get(header.producer_id)
         if last is None:
             return False
@@ -193,15 +199,15 @@ def filter_batch(
         discard = discardable and horizon is not None and horizon <= rules.now_ms
         kept = [] if discard else read_records(data, 0, header)
         removed = discard
-        wants_horizon = discardable
+        needs_horizon = discardable
     else:
         discard = transactions.on_batch(header)
         records = [] if discard else read_records(data, 0, header)
         kept = [record for record in records if rules.keeps_record(header, record)]
         removed = len(kept) < header.records_count
-        wants_horizon = any(record.value is None for record in kept)
+        needs_horizon = any(record.value is None for record in kept)
     if kept:
-        if wants_horizon and header.delete_horizon_ms is None:
+        if needs_horizon and header.delete_horizon_ms is None:
             horizon = rules.now_ms + rules.delete_retention_ms
             return rebuild_batch(header, kept, delete_horizon_ms=horizon), ended
         if not removed:
@@ -214,7 +220,7 @@ def filter_batch(
 
 
 class CleanResult(NamedTuple):
-    """A cleaned segment, still under its temporary name, with what it was made from."""
+    """A cleaned segment, still under its `.cleaned` name, and the bytes that were read and written for it."""
 
     cleaned: Segment
     bytes_read: int
@@ -231,7 +237,7 @@ def clean_group(
     aborted_of: Mapping[int, Sequence[AbortedTxn]],
     modified_ms: int,
 ) -> CleanResult:
-    """Write what is left of a group of segments into one, synced, under `.cleaned` names.
+    """Write what is kept of a group of segments into one, synced, under `.cleaned` names.
 
     `aborted_of`: aborted transactions by the base offset of the segment that they concern.
     """
@@ -275,7 +281,7 @@ def clean_group(
 
 
 def group_segments(segments: Sequence[Segment], config: LogConfig, upto: int) -> list[list[Segment]]:
-    """Neighbours whose sum fits into one segment by size, index sizes and offset range."""
+    """Groups of neighbours that fit into one segment by size, index sizes and offset range."""
     groups: list[list[Segment]] = []
     sizes = (0, 0, 0)
     for at, segment in enumerate(segments):

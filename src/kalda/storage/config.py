@@ -1,4 +1,4 @@
-"""A topic's log settings, typed. Names are Kafka's topic config keys with underscores."""
+"""Settings of logs, typed: a topic's, whose names are Kafka's topic config keys with underscores, and a broker's."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 from kalda.records.batch import TimestampType
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES
-from kalda.records.validate import RecordRules, compression_of_config
+from kalda.records.rules import ReadRecords, RecordRules, compression_of_config
 
 MAX_INT64 = 2**63 - 1
 DAY_MS = 86_400_000
-_LEAST_UNFOLDED = 64 << 20
-_UNFOLDING = 64
-"""What a produced batch that has to be looked into may unfold to: that many times `max.message.bytes`, or the least
-above. Producers bound their batches before they compress them; a bomb shall not hold everybody else up."""
+_LEAST_DECOMPRESSED_BYTES = 64 << 20
+_MAX_COMPRESSION_RATIO = 64
+"""A produced batch that has to be decompressed may grow to that many times `max.message.bytes`, or to the bound above
+where that is more. Producers bound their batches before they compress them; a decompression bomb must not occupy the
+node."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What a log does with its records. Defaults are Kafka 4.3's; ranges are checked where configs are set."""
+    """A topic's. Defaults are Kafka 4.3's; ranges are checked where configs are set."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     compression_type: str = "producer"
@@ -48,6 +49,8 @@ class LogConfig:
     segment_index_bytes: int = 10 << 20
     segment_jitter_ms: int = 0
     segment_ms: int = 7 * DAY_MS
+    kalda_validate_records: ReadRecords = ReadRecords.ALL
+    """The broker's, for all its topics."""
 
     @property
     def compacts(self) -> bool:
@@ -58,7 +61,7 @@ class LogConfig:
         return "delete" in self.cleanup_policy
 
     def record_rules(self) -> RecordRules:
-        """What bears on a produced batch."""
+        """The rules by which a produced batch is validated."""
         level = {
             "gzip": self.compression_gzip_level,
             "lz4": self.compression_lz4_level,
@@ -72,19 +75,20 @@ class LogConfig:
             timestamp_after_max_ms=self.message_timestamp_after_max_ms,
             compacted=self.compacts,
             max_message_bytes=self.max_message_bytes,
+            read=self.kalda_validate_records,
             max_decompressed_bytes=min(
-                MAX_DECOMPRESSED_BYTES, max(_LEAST_UNFOLDED, _UNFOLDING * self.max_message_bytes)
+                MAX_DECOMPRESSED_BYTES, max(_LEAST_DECOMPRESSED_BYTES, _MAX_COMPRESSION_RATIO * self.max_message_bytes)
             ),
         )
 
     @classmethod
     def from_dict(cls, config: Mapping[str, str]) -> LogConfig:
-        """From config keys to text values; absent keys keep their defaults and other keys are passed over.
+        """From config keys with their values as text; absent keys keep their defaults and other keys are passed over.
 
-        `internal.segment.bytes` wins over `segment.bytes`: it may go below the latter's minimum. Raises `ValueError`
+        `internal.segment.bytes`, which may be below the minimum of `segment.bytes`, wins over that. Raises `ValueError`
         on a value that is not of its key's type.
 
-        A node has thousands of logs and few settings: equal ones are one object.
+        Equal settings are one object: a node has thousands of logs and few different settings.
         """
         return _from_items(tuple(config.items()))
 
@@ -133,5 +137,21 @@ _PARSER_OF_TYPE: dict[str, Callable[[str], object]] = {
     "float": float,
     "bool": _boolean,
     "TimestampType": _timestamp_type,
+    "ReadRecords": ReadRecords,
 }
 _PARSERS = {field.name: _PARSER_OF_TYPE[str(field.type)] for field in fields(LogConfig)}
+
+
+@dataclass(frozen=True, slots=True)
+class LogManagerConfig:
+    """Broker settings, by Kafka's defaults; comments name the keys."""
+
+    retention_check_interval_ms: int = 300_000  # log.retention.check.interval.ms
+    flush_check_interval_ms: int = MAX_INT64  # log.flush.scheduler.interval.ms
+    recovery_point_interval_ms: int = 60_000  # log.flush.offset.checkpoint.interval.ms
+    log_start_interval_ms: int = 60_000  # log.flush.start.offset.checkpoint.interval.ms
+    high_watermark_interval_ms: int = 5_000  # replica.high.watermark.checkpoint.interval.ms
+    initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
+    producer_expiration_ms: int = DAY_MS  # producer.id.expiration.ms
+    producer_check_interval_ms: int = 600_000  # producer.id.expiration.check.interval.ms
+    verify_transactions: bool = True  # transaction.partition.verification.enable

@@ -1,7 +1,7 @@
 """Files of the log as printable rows, for people: what kafka-dump-log shows, and the small files too.
 
-A row is a dict of JSON values, bytes excepted. Nothing here trusts the file: a batch that is damaged is shown as far
-as it can be, with what is wrong in `error`, and what follows it is counted in bytes.
+A row is a dict of JSON values, bytes excepted. The file may be damaged anywhere: a damaged batch is shown as far as it
+can be read, with what is wrong in `error`, and of what follows it the number of bytes is shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kalda.storage.txn_index import decode_entries
 
 Row = dict[str, object]
 Meaning = Callable[[Record], object]
-"""What a record says beyond its bytes: a metadata record, a committed offset; None for nothing."""
+"""What a record stands for: a metadata record, a committed offset; None where it stands for nothing."""
 
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _OFFSET_CHECKPOINT = "-offset-checkpoint"
@@ -46,7 +46,7 @@ _OFFSET_CHECKPOINT = "-offset-checkpoint"
 def dump(
     disk: Disk, path: str, *, records: bool = False, meaning: Meaning | None = None, max_bytes: int | None = None
 ) -> Iterator[Row]:
-    """Rows of the file at `path`, by what its name says it is. `records`: those of each batch too.
+    """Rows of the file at `path`, whose name decides its format. `records`: those of each batch too.
 
     `max_bytes` bounds how much of a log is read. Raises `ValueError` for a name that no file of a log has, or a small
     file that is malformed, `CorruptRecord` for a damaged snapshot, `OSError` where the disk fails.
@@ -119,7 +119,7 @@ def _dump_batches(
 
 
 def _dump_batch(file: File, position: int, end: int, records: bool, meaning: Meaning | None) -> tuple[Row, int]:
-    """The batch at `position` and its size; 0 where there is no way on."""
+    """The batch at `position` and its size; 0 where the next one cannot be found."""
     row: Row = {"position": position}
     try:
         header = read_header(file.read(position, HEADER_SIZE))

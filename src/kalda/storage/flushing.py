@@ -1,28 +1,29 @@
 """What of a log's files is not on the device yet, and the job that syncs it.
 
 The recovery point may only pass what is synced: segments with their indexes, the snapshots and leader epochs that
-recovery would otherwise rebuild from batches below it, and the directory's names, without which a synced file may be
-gone.
+recovery would otherwise rebuild from batches below it, and the names in the directory: a crash may lose a synced file
+whose name was not synced.
 
-A segment that has ended gets its last index entries then, which may be after all its batches were synced. Until the
-indexes are as well, checkpoints do not vouch for its end: a start after a crash makes them anew.
+A segment that is not active any more has got its last index entries, perhaps after all its batches were synced. Until
+its indexes are synced too, the recovery point in the checkpoint stays below its end: a start after a crash
+makes them anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kalda.base.disk import Disk, File
 from kalda.storage.checkpoints import PARTITION_METADATA_FILE
 from kalda.storage.job import Job
-from kalda.storage.leader_epochs import LeaderEpochs
-from kalda.storage.producer_snapshot import SnapshotFiles
 from kalda.storage.segment import Segment
-from kalda.storage.segments import Segments
+
+if TYPE_CHECKING:
+    from kalda.storage.log import Log
 
 
 class Unsynced:
-    """Kept by one log. `names`: counts changes of the directory's names; `truncations`: of what had been appended."""
+    """One log's."""
 
     __slots__ = ("_disk", "_names_synced", "_sealed", "directory", "metadata", "names", "truncations")
 
@@ -30,33 +31,38 @@ class Unsynced:
         self._disk = disk
         self.directory = directory
         self.names = 1 if names_changed else 0
+        """Counts the changes of names in the directory."""
         self._names_synced = 0
-        # After an unclean stop nobody knows whether the file that was found had been synced.
+        """The value of `names` at the last sync of the directory."""
         self.metadata = names_changed and disk.stat(self.metadata_path) is not None
-        """`partition.metadata` is not synced yet: a recovery point must not pass it either."""
+        """`partition.metadata` may not be synced: the recovery point must not be raised before it is. After an unclean
+        stop that holds for the file that was found, too."""
         self.truncations = 0
+        """Counts what takes back something that had been appended, or its names: a flush job from before it does not
+        raise the recovery point."""
         self._sealed: list[Segment] = []
-        """Segments whose last index entries are not synced yet."""
+        """Segments before the active one whose last index entries are not synced yet."""
 
     def seal(self, segment: Segment) -> None:
-        """The segment has ended."""
+        """The segment is not appended to any more: complete its indexes."""
         segment.seal()
         if segment not in self._sealed:
             self._sealed.append(segment)
 
-    def vouched(self, segments: Segments, recovery_point: int, end: int) -> int:
-        """The recovery point of a log that ends at `end`, or one below it where recovery must begin a segment earlier:
-        it begins with the segment that would hold the recovery point.
+    def checkpoint_recovery_point(self, log: Log) -> int:
+        """The recovery point that a checkpoint may name: the log's, or a lower one where recovery must begin a segment
+        earlier. Recovery begins with the segment that would hold the recovery point.
 
-        The log's end, in a segment with records, is never vouched for, however well that is synced: recovery and
-        truncation write its indexes anew, and if it then ends just there, a start after a crash has to see to them.
+        It is below the log's end where the last segment has records, even if all of these are synced: recovery and
+        truncation write its indexes anew without syncing them, so a start after a crash has to make them once more.
         """
+        segments, recovery_point = log.segments, log.recovery_point
         oldest = next((each for each in self._sealed if segments.floor(each.base_offset) is each), segments.active)
         holder = segments.floor(recovery_point) or segments.first
         if holder.base_offset < oldest.base_offset:
             oldest = holder
         following = segments.after(oldest)
-        end = end if following is None else following.base_offset
+        end = log.log_end_offset if following is None else following.base_offset
         return min(recovery_point, max(oldest.base_offset, min(recovery_point, end) - 1))
 
     @property
@@ -67,20 +73,12 @@ class Unsynced:
         self._disk.sync_dir(self.directory)
         self._disk.sync_dir(self.directory.rpartition("/")[0])
 
-    def job(
-        self,
-        description: str,
-        segments: Segments,
-        snapshots: SnapshotFiles,
-        epochs: LeaderEpochs,
-        recovery_point: int,
-        upto: int,
-        reached: Callable[[bool], None],
-        indexes: bool,
-    ) -> Job[None]:
-        """Sync what is below `upto`; `reached(whole)` is called in the end, false where it was truncated meanwhile."""
-        files = self._files(segments, snapshots, epochs, recovery_point, upto, indexes)
-        # Snapshots and epochs may be new files: synced ones, whose names a crash could still take.
+    def job(self, log: Log, upto: int, now_ms: int | None, indexes: bool) -> Job[None]:
+        """Sync what is below `upto`. The finish raises the log's recovery point, unless the log was cut meanwhile,
+        and sets the time of its last flush, where `now_ms` is given."""
+        snapshots, epochs = log.snapshots, log.leader_epochs
+        files = self._files(log, upto, indexes)
+        # Snapshots and epochs may be new files, whose names have to be synced too.
         new_files = bool(snapshots.unsynced) or epochs.unsynced
         names, truncations = self.names, self.truncations
         sync_names = new_files or names != self._names_synced
@@ -108,22 +106,18 @@ class Unsynced:
             if epochs.writes == synced_epochs:
                 epochs.unsynced = False
             self._names_synced = max(self._names_synced, names)
-            reached(truncations == self.truncations)
+            if truncations == self.truncations:
+                log.raise_recovery_point(upto)
+            if now_ms is not None:
+                log.last_flush_ms = now_ms
 
-        return Job(description, work, finish)
+        return Job(f"flush {log.topic_partition}", work, finish)
 
-    def _files(
-        self,
-        segments: Segments,
-        snapshots: SnapshotFiles,
-        epochs: LeaderEpochs,
-        recovery_point: int,
-        upto: int,
-        indexes: bool,
-    ) -> list[File]:
-        """Handles of the job's own."""
+    def _files(self, log: Log, upto: int, indexes: bool) -> list[File]:
+        """Handles of the job's own on what it syncs."""
         files: list[File] = []
-        below = segments.between(recovery_point, upto) if upto > recovery_point else []
+        segments, snapshots, epochs = log.segments, log.snapshots, log.leader_epochs
+        below = segments.between(log.recovery_point, upto) if upto > log.recovery_point else []
         sealed = [each for each in self._sealed if each not in below and segments.floor(each.base_offset) is each]
         for segment in sealed + below:
             files += segment.sync_files() if indexes else [segment.file().share()]

@@ -1,19 +1,19 @@
 """Replicas on their way to another log directory (KIP-113).
 
 A replica is moved by a second log of the same partition, in a directory `topic-partition.unique-future` of the target,
-which somebody fills until it says what the first one says. Then `swap` lets them change places. After a crash at any
-moment `settle` goes on from what is there:
+to which `replication.dir_moves` copies the first one's records. When it has all of them, `swap` exchanges the two.
+After a crash at any moment `settle` decides by what is found:
 
 | found | what happened | then |
 | --- | --- | --- |
 | the log and a future one | the move was under way | it goes on |
-| a future log alone | the log had been marked as deleted | the future log takes its name |
-| the same, but a directory is away | the log may be there, with more in it | the replica is offline |
-| two logs | the new name outlived a loss of power, the mark did not | it is the one that the metadata names |
-| two logs | one was made anew while the directory of the other was away | the same |
+| a future log alone | the log had been renamed for deletion | the future log gets the log's name |
+| the same, but a directory is offline | the log may be there, with more records | the replica is offline |
+| two logs | a loss of power undid the renaming of the log alone | the one in the metadata is served |
+| two logs | one was made anew while the directory of the other was offline | the same |
 
-The log is marked first, because a log that has its name back alone is known to be whole: only a synced future log is
-swapped, and nothing synced after the swap can be without the new name, which is synced with it.
+The log is renamed for deletion before the future log gets its name. So a future log that is found without the log has
+all records: only a synced future log is swapped, and whatever is synced after the swap syncs the new name too.
 """
 
 from __future__ import annotations
@@ -39,26 +39,32 @@ _UNIQUE_DIGITS = 32
 _MAX_PREFERRED = 100_000
 
 Placed = Callable[[TopicPartition, Uuid | None], Uuid | None]
-"""In which directory the metadata has this node's replica of a partition of that topic id; None where it has none."""
+"""The directory in which the metadata places this node's replica of a partition with that topic id; None where it
+places none here."""
 
 
 def may_move(topic_partition: TopicPartition) -> bool:
-    """Whether the name of its future directory is one: filesystems have a limit."""
+    """Whether the name of its future directory is short enough for file systems."""
     return len(dir_name(topic_partition)) + 1 + _UNIQUE_DIGITS + len(FUTURE_DIR_SUFFIX) <= _MAX_NAME
 
 
 class FutureLogs:
-    """The future logs of one manager, and what it was told of logs that are to come."""
+    """The future logs of one manager, and the directories that operators prefer for logs that do not exist yet."""
 
     def __init__(self, manager: LogManager, unique: Callable[[], str], now_ms: Callable[[], int]) -> None:
         self._manager = manager
         self._unique = unique
         self._now_ms = now_ms
         self._logs: dict[TopicPartition, Log] = {}
+        """The future log of each partition that is moved."""
         self._home: dict[TopicPartition, LogDir] = {}
+        """The directory of each of them."""
         self._doubles: list[tuple[LogDir, Log]] = []
+        """Logs that were found at the start, of partitions with another log; `settle` decides."""
         self._spare: list[tuple[LogDir, Log]] = []
+        """Future logs that were found at the start, of partitions with another future log; likewise."""
         self._preferred: dict[TopicPartition, str] = {}
+        """By partition: the path of the directory in which its log is to be made; the oldest first."""
 
     def __iter__(self) -> Iterator[Log]:
         return iter(list(self._logs.values()))
@@ -76,34 +82,34 @@ class FutureLogs:
         return self._home.get(topic_partition)
 
     def is_alone(self, topic_partition: TopicPartition, topic_id: Uuid | None) -> bool:
-        """Whether there is a future log and no other, while a directory is away. The controller may name the future
-        one's directory long before it has all that was acknowledged, so it must neither be served nor be dropped."""
+        """Whether there is a future log and no other, while a directory is offline. The metadata may name the future
+        log's directory long before that has all acknowledged records, so it must neither be served nor be dropped."""
         future = self._logs.get(topic_partition)
         return (
             future is not None
             and topic_id in (None, future.topic_id)
             and self._manager.get(topic_partition) is None
-            and not self._manager.all_online
+            and not self._manager.dirs.all_online
         )
 
-    # Wishes
+    # Preferred directories
 
     def prefer(self, topic_partition: TopicPartition, path: str) -> None:
-        """Should a log of this partition be made, make it there."""
+        """If a log of this partition is made, it is made there."""
         self._preferred.pop(topic_partition, None)
         if len(self._preferred) >= _MAX_PREFERRED:
             del self._preferred[next(iter(self._preferred))]
         self._preferred[topic_partition] = path
 
     def take_preferred(self, topic_partition: TopicPartition) -> LogDir | None:
-        """The online directory that was asked for, once."""
+        """The preferred directory, if it is online; the preference is dropped."""
         path = self._preferred.pop(topic_partition, None)
         return next((each for each in self._manager.dirs if each.path == path and each.online), None)
 
     # Life
 
     def create(self, topic_partition: TopicPartition, directory: LogDir) -> Log:
-        """An empty log beside the one that there is. Raises KAFKA_STORAGE_ERROR."""
+        """Make an empty future log. Raises KAFKA_STORAGE_ERROR."""
         current = self._manager.get(topic_partition)
         assert current is not None, f"{topic_partition} has no log to move"
         assert topic_partition not in self._logs, f"{topic_partition} is moved already"
@@ -114,10 +120,10 @@ class FutureLogs:
         return future
 
     def adopt(self, directory: LogDir, log: Log) -> None:
-        """A future log that is there."""
+        """Take in a future log that was made or found."""
         topic_partition = log.topic_partition
         if topic_partition in self._logs:
-            # One of them had been given up when the power failed: which, nobody can tell yet.
+            # One of the two moves had been given up before the power failed: `settle` finds out which.
             self._spare.append((directory, log))
             return
         self._logs[topic_partition] = log
@@ -125,15 +131,15 @@ class FutureLogs:
         directory.futures[topic_partition] = log
 
     def adopt_double(self, directory: LogDir, log: Log) -> None:
-        """A log whose partition has another one: which of them it is, the metadata will tell."""
+        """Take in a log whose partition has another one, until `settle` decides by the metadata which is served."""
         self._doubles.append((directory, log))
 
     def drop(self, topic_partition: TopicPartition) -> None:
-        """Give a move up: its files are deleted later."""
+        """Give up a move: the future log's files are deleted later."""
         self._retire(topic_partition, DELETE_DIR_SUFFIX)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
-        """The metadata does not know the replica: its files are kept for a person to look at."""
+        """The metadata does not have the replica: its files are kept, for an operator to inspect."""
         self._retire(topic_partition, STRAY_DIR_SUFFIX)
 
     def _retire(self, topic_partition: TopicPartition, suffix: str) -> None:
@@ -149,21 +155,22 @@ class FutureLogs:
         return directory
 
     def forget_dir(self, directory: LogDir) -> None:
-        """Its disk failed."""
+        """The disk of `directory` failed: drop what it holds."""
         for topic_partition in list(directory.futures):
             self._forget(topic_partition)
         self._doubles = [(home, log) for home, log in self._doubles if home is not directory]
         self._spare = [(home, log) for home, log in self._spare if home is not directory]
 
-    # Changing places
+    # Swapping
 
     def is_as_durable(self, topic_partition: TopicPartition) -> bool:
-        """Whether the future log has synced whatever the log has."""
+        """Whether the future log has synced all that the log has."""
         current, future = self._manager.get(topic_partition), self._logs[topic_partition]
         return current is not None and future.recovery_point >= current.recovery_point
 
     def align_epochs(self, topic_partition: TopicPartition) -> None:
-        """Epochs come with records; those whose records were compacted away, or that have none yet, do not."""
+        """Give the future log the epochs that its records did not bring: those without a record, or with none left
+        after compaction."""
         current, future = self._manager.get(topic_partition), self._logs[topic_partition]
         assert current is not None
         entries = [entry for entry in current.leader_epochs.entries if entry[1] <= future.log_end_offset]
@@ -174,7 +181,7 @@ class FutureLogs:
     def swap(self, topic_partition: TopicPartition) -> Log:
         """The future log, which has all that the log has, becomes the log; the old one is deleted later.
 
-        Raises KAFKA_STORAGE_ERROR: then the log is what it was, unless its own disk failed.
+        Raises KAFKA_STORAGE_ERROR: then the log is still the same one, unless its own disk failed.
         """
         current, future = self._manager.get(topic_partition), self._logs[topic_partition]
         home, target = self._manager.dir_of(topic_partition), self._home[topic_partition]
@@ -191,13 +198,13 @@ class FutureLogs:
         except ApiError:
             current.rename_dir(before)
             raise
-        # All producers, those among them whose records were deleted: the files have forgotten these.
+        # All producers, with those whose records were deleted, which the future log cannot have.
         states, taken = current.producer_states, future.producer_states.snapshot_offset
         future.producer_states, states.snapshot_offset = states, taken
         future.update_high_watermark(current.high_watermark)
         if (latest := future.leader_epochs.latest_entry()) is not None:
-            future.assign_leader_epoch(*latest)  # so that it looks at the producers anew
-        # What only the copy has synced is lost with its new name, until that is synced too.
+            future.assign_leader_epoch(*latest)  # which derives the first unstable offset from the producers
+        # Until the new name is synced, a loss of power leaves the old log: its recovery point counts.
         future.recovery_point = min(future.recovery_point, current.recovery_point)
         self._forget(topic_partition)
         self._manager.replace(topic_partition, target, future)
@@ -205,22 +212,23 @@ class FutureLogs:
 
         def remove(disk: Disk) -> None:
             try:
-                target.disk.sync_dir(target.path)  # not before the new name is there for good
+                target.disk.sync_dir(target.path)  # first the new name must outlive a loss of power
             except OSError:
-                return  # not this directory's failure: what writes to the other one will meet it
+                return  # a failure of the target, not of this directory: the next write there raises it
             disk.remove_tree(away)
 
         now_ms = self._now_ms()
-        self._manager.doom(target, now_ms, lambda disk: disk.sync_dir(target.path))
-        self._manager.doom(home, now_ms, lambda disk: disk.sync_dir(home.path))
-        self._manager.doom(home, now_ms + current.config.file_delete_delay_ms, remove)
+        self._manager.upkeep.remove_later(target, now_ms, lambda disk: disk.sync_dir(target.path))
+        self._manager.upkeep.remove_later(home, now_ms, lambda disk: disk.sync_dir(home.path))
+        self._manager.upkeep.remove_later(home, now_ms + current.config.file_delete_delay_ms, remove)
         return future
 
     # Start
 
     def settle(self, placed: Placed) -> None:
-        """All logs are open and the metadata is known: decide on what the last stop left in two places, and on future
-        logs. What is decided against is kept for a person to look at, unless it was a mere copy."""
+        """All logs are open and the metadata is loaded: decide which of two logs or future logs of a partition is used,
+        and what becomes of future logs. A log that is not used is kept for an operator to inspect; a mere copy of one
+        is deleted."""
         doubles, self._doubles = self._doubles, []
         for directory, log in doubles:
             self._choose_double(directory, log, placed)
@@ -251,7 +259,8 @@ class FutureLogs:
         self._manager.rename_away(stray_home, stray, STRAY_DIR_SUFFIX)
 
     def _choose_copy(self, directory: LogDir, log: Log, placed: Placed) -> None:
-        """Of two copies one is gone on with: that where the replica is to be, unless the log is there already."""
+        """Of two future logs keep the one in the directory where the metadata places the replica, unless the log is
+        there already."""
         topic_partition = log.topic_partition
         other_home = self._home.get(topic_partition)
         if other_home is None:
@@ -271,7 +280,7 @@ class FutureLogs:
             return  # its disk has failed meanwhile
         where = None if future.topic_id is None else placed(topic_partition, future.topic_id)
         if future.topic_id is None and self._manager.get(topic_partition) is not None:
-            self.drop(topic_partition)  # nothing of it was synced: the log has it all
+            self.drop(topic_partition)  # nothing of it was synced: the log has all records
             return
         if where is None:
             log_.warning("%s is not known to the cluster: it is set aside", future.directory)
@@ -284,7 +293,7 @@ class FutureLogs:
             current = None
         if current is not None:
             if self._manager.dir_of(topic_partition) is home:
-                self.drop(topic_partition)  # it had been given up when the power failed
+                self.drop(topic_partition)  # the move had been given up before the power failed
             return
         if self.is_alone(topic_partition, future.topic_id):
             log_.warning(
@@ -299,17 +308,18 @@ class FutureLogs:
             except ApiError as error:
                 if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                     raise
-                return  # the directory is offline now: the next start does it
+                return  # the directory is offline now: the next start tries again
             self._forget(topic_partition)
             self._manager.replace(topic_partition, home, future)
 
 
 def _is_likelier(one: tuple[Log, LogDir, Uuid | None], other: tuple[Log, LogDir, Uuid | None]) -> bool:
-    """Of two logs of one partition in two directories, whether the first is the replica that the metadata knows: of
-    that topic at all, before a former one of its name; and in that directory. Where the metadata does not say yet in
-    which, the replica was made anew while the directory of the other was away, and what has more of the log is it."""
+    """Of two logs of one partition in two directories, whether the first one is to be served: that of the topic id in
+    the metadata, before one of a former topic of that name; then that in the directory which the metadata names. Where
+    the metadata names none of the two, the replica was made anew while the directory of the other was offline: then the
+    one with the later epoch, or the more records."""
     ranks = [
-        (placed is not None, placed == directory.directory_id, log.latest_epoch or 0, log.log_end_offset)
+        (placed is not None, placed == directory.directory_id, log.leader_epochs.latest or 0, log.log_end_offset)
         for log, directory, placed in (one, other)
     ]
     return ranks[0] >= ranks[1]

@@ -1,4 +1,4 @@
-"""What a log asks of whoever keeps it."""
+"""What a log calls in the manager that holds it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ if TYPE_CHECKING:
 
 
 class LogHooks(Protocol):
-    """Calls back on the thread that owns the log."""
+    """All calls are made on the thread that owns the log."""
 
     def on_io_error(self, log: Log, error: OSError) -> None:
-        """The disk failed under `log`: its whole directory is not to be trusted any more."""
+        """The disk failed under `log`: its whole log directory is not used any more."""
         ...
 
     def on_rolled(self, log: Log) -> None:
-        """Segments before the active one want to be flushed soon (`Log.flush_job`)."""
+        """Segments before the active one are to be flushed soon (`Log.flush_job`)."""
         ...
 
     def on_recovery_point_lowered(self, log: Log) -> None:
-        """`log` is about to be cut below its recovery point: a checkpoint that says more must be replaced first."""
+        """`log` is about to be cut below the recovery point that it had: checkpoints with a higher one must be replaced
+        first. Raises `OSError`: then nothing is cut."""
         ...
 
     def on_log_start_lowered(self, log: Log) -> None:
-        """`log` is about to be cut below its log start offset: likewise, or what is appended there would be dropped."""
+        """`log` is about to be cut below the log start offset that it had: likewise. Otherwise a start after a crash
+        would drop what is appended there. Raises `OSError`."""
         ...
 
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
-        """Run `remove` on some thread when the delay has passed: readers may still hold these files."""
+        """Run `remove` on some thread when the delay has passed: reads under way may still have these files open."""
         ...
 
 
 class StandaloneHooks:
-    """For a log that nobody keeps: tools and tests. Deletes at once."""
+    """For a log without a manager: the metadata log, tools, tests. Deletes at once."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

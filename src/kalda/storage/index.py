@@ -4,9 +4,9 @@
 offset (int64, int32 relative). An entry is made where more than `index.interval.bytes` were appended since the last
 one; it names the batch that starts there by its *last* offset.
 
-An index is held in memory only while its segment is written to: entries are appended to a bytearray and reach the file
-on `flush_to_file`. Afterwards look-ups read the file, a few 8- or 12-byte probes and one page. The Java broker maps
-its indexes and preallocates them; once trimmed the files are the same.
+An index is held in memory only while its segment is written to: entries are appended to a bytearray and written to the
+file by `flush_to_file`. Afterwards look-ups read the file: a few probes of 8 or 12 bytes and one page. Apache Kafka
+maps its indexes and preallocates them; once trimmed the files are the same.
 
 Invariants: offsets grow strictly in the offset index; in the time index timestamps grow strictly and offsets never
 fall. Look-ups on growing memory never hold a view of it, so an append can always resize it.
@@ -21,20 +21,21 @@ from typing import Self
 from kalda.base.disk import Buffer, Disk, File
 
 Reader = Callable[[File, int, int], Buffer]
-"""How a look-up reads a file: waiting for the device, or raising `WouldWait`."""
+"""How a look-up reads `size` bytes from a position of a file: `read_waiting` or `read_cached`."""
 
 _PAGE_ENTRIES = 512
+"""A search by halves ends when so few entries are left: they are read at once."""
 
 
 class WouldWait(Exception):
-    """The page cache cannot answer; the read has to go to a thread."""
+    """The page cache does not have what is to be read: a thread has to read it."""
 
 
 def read_waiting(file: File, position: int, size: int) -> Buffer:
     return file.read(position, size)
 
 
-def read_nowait(file: File, position: int, size: int) -> Buffer:
+def read_cached(file: File, position: int, size: int) -> Buffer:
     data = file.read_nowait(position, size)
     if data is None:
         raise WouldWait
@@ -53,11 +54,17 @@ class Index:
         self._disk = disk
         self.path = path
         self.base_offset = base_offset
+        """Of the segment; offsets are stored relative to it."""
         self.max_bytes = max_bytes
+        """`segment.index.bytes`: the segment is rolled before the index is larger."""
         self._file: File | None = None
+        """None while the file is not open."""
         self._entries: bytearray | None = bytearray() if fresh else None
+        """All entries as they are stored; None while they are in the file only."""
         self._count = 0 if fresh else -1
+        """The number of entries; -1 where the file's size has not been read yet."""
         self._flushed = 0
+        """How many of `_entries` are in the file."""
 
     @property
     def count(self) -> int:
@@ -86,13 +93,13 @@ class Index:
         return entries
 
     def release(self) -> None:
-        """Write what is new and let the memory go."""
+        """Write the new entries to the file, and hold none in memory any more."""
         self.flush_to_file()
         self._entries = None
         self.close()
 
     def flush_to_file(self) -> None:
-        """Write what is new."""
+        """Write the new entries to the file."""
         entries = self._entries
         if entries is not None and self._count > self._flushed:
             width = self.ENTRY.size
@@ -101,7 +108,7 @@ class Index:
             self.close()
 
     def sync_file(self) -> File:
-        """A handle of the caller's own on the file, with everything written to it, to be synced."""
+        """Write the new entries; a handle of the caller's own on the file, to be synced."""
         self.flush_to_file()
         file = self.open().share()
         self.close()
@@ -113,9 +120,9 @@ class Index:
         return self._file
 
     def reading(self, read: Reader) -> File:
-        """The file, to be read. Opening one may wait for the device: `WouldWait` where that must not be."""
+        """The file, for a read. Opening it may wait for the device: `WouldWait` where `read` must not."""
         if self._file is None:
-            if read is read_nowait:
+            if read is read_cached:
                 raise WouldWait
             self._file = self._disk.open(self.path)
         return self._file
@@ -126,13 +133,13 @@ class Index:
             self._file = None
 
     def reset(self) -> None:
-        """Start over with no entries, in memory and in the file."""
+        """Remove all entries, in memory and in the file."""
         self.open().truncate(0)
         self._entries = bytearray()
         self._count = self._flushed = 0
 
     def view(self) -> Self:
-        """The index as it is now, on a handle of its own."""
+        """The index as it is now, with a handle of its own on the file."""
         twin = type(self)(self._disk, self.path, self.base_offset, self.max_bytes)
         twin._count = self.count
         if self._entries is not None:
@@ -142,7 +149,7 @@ class Index:
         return twin
 
     def snapshot(self) -> Self:
-        """As `view`, without a look at the disk: what is not open here, its reader opens."""
+        """As `view`, without touching the disk: what is not open here, its reader opens."""
         twin = type(self)(self._disk, self.path, self.base_offset, self.max_bytes)
         twin._count = self._count
         if self._entries is not None:
@@ -152,14 +159,14 @@ class Index:
         return twin
 
     def adopt(self, twin: Self) -> None:
-        """Take what a snapshot's reader has opened or loaded, where nobody has done so here meanwhile."""
+        """Take what was opened or loaded in a snapshot, where neither has happened here meanwhile."""
         if self._entries is None and self._file is None:
             self._entries, self._count, self._flushed = twin._entries, twin._count, twin._flushed
             if twin._file is not None:
                 self._file = twin._file.share()
 
     def keep(self, count: int) -> None:
-        """Only the first `count` entries stay."""
+        """Drop all but the first `count` entries."""
         entries = self.load()
         width = self.ENTRY.size
         if count < self._count:
@@ -170,20 +177,20 @@ class Index:
                 self._flushed = count
 
     def page_below(self, key: int, read: Reader, at: int = 0) -> tuple[int, Buffer, int]:
-        """The number of entries whose key is at most `key`; with a page of entries around there and its first one's.
+        """(the number of entries whose key is at most `key`, a page of entries, the number of the page's first entry).
 
-        `at` is where in an entry the key stands: any field does that never falls from one entry to the next. The page
-        holds entry `number - 1` where `number` is not 0, and entry `number` where there is one.
+        `at` is the position of the key in an entry: any field will do that never falls from one entry to the next. The
+        page holds entry `number - 1` where `number` is not 0, and entry `number` where there is one.
         """
         width, entries = self.ENTRY.size, self._entries
-        if self._count < 0 and read is read_nowait:
+        if self._count < 0 and read is read_cached:
             raise WouldWait
         count = self.count
         unpack = self.KEY.unpack_from
         low, high = 0, count
         if entries is not None:
             if count and unpack(entries, (count - 1) * width + at)[0] <= key:
-                low = count  # readers are at the end mostly
+                low = count  # most reads are at the end
             while low < high:
                 middle = (low + high) // 2
                 if unpack(entries, middle * width + at)[0] <= key:
@@ -242,7 +249,7 @@ class OffsetIndex(Index):
         return self.count >= self.max_entries
 
     def append(self, offset: int, position: int) -> None:
-        """The owner has rolled before the index was full and before offsets went beyond int32."""
+        """The caller rolls before the index is full and before relative offsets exceed int32."""
         entries = self.load()
         relative = offset - self.base_offset
         if self._count and relative <= self.ENTRY.unpack_from(entries, len(entries) - 8)[0]:
@@ -259,7 +266,7 @@ class OffsetIndex(Index):
         return self.base_offset + relative, position
 
     def position_after(self, offset: int, read: Reader = read_waiting) -> int | None:
-        """Position of the first entry above `offset`: what starts there lies beyond it. None: no such entry."""
+        """Position of the first entry above `offset`; None where there is none."""
         number, page, first = self.page_below(offset - self.base_offset, read)
         if number >= self.count:
             return None
@@ -267,7 +274,8 @@ class OffsetIndex(Index):
         return position
 
     def last_within(self, position: int, offset: int, read: Reader = read_waiting) -> tuple[int, int] | None:
-        """Offset and position of the last entry at most at both; None where there is none."""
+        """Offset and position of the last entry whose position and offset are at most these; None where there is
+        none."""
         number = min(
             self.page_below(position, read, at=self.KEY.size)[0], self.page_below(offset - self.base_offset, read)[0]
         )
@@ -284,7 +292,7 @@ class OffsetIndex(Index):
         return self.base_offset + relative, position
 
     def truncate_to(self, offset: int) -> None:
-        """Entries at or above `offset` go."""
+        """Drop entries at or above `offset`."""
         self.keep(self.page_below(offset - self.base_offset - 1, read_waiting)[0])
 
     def entries(self) -> list[tuple[int, int]]:
@@ -293,7 +301,7 @@ class OffsetIndex(Index):
 
 
 class TimeIndex(Index):
-    """Largest timestamp so far to the last offset of the batch that brought it."""
+    """The largest timestamp so far, and the last offset of its batch."""
 
     __slots__ = ()
 
@@ -302,7 +310,7 @@ class TimeIndex(Index):
 
     @property
     def is_full(self) -> bool:
-        """One entry short of full: the last place is for the entry made when the segment is closed."""
+        """Whether one more entry fits only: that is the one which is made when the segment is sealed."""
         return self.count >= self.max_entries - 1
 
     def maybe_append(self, timestamp: int, offset: int) -> None:
@@ -331,7 +339,7 @@ class TimeIndex(Index):
         return timestamp, self.base_offset + relative
 
     def truncate_to(self, offset: int) -> None:
-        """Entries at or above `offset` go."""
+        """Drop entries at or above `offset`."""
         relative = offset - self.base_offset
         entries = self.load()
         count = self._count
@@ -345,6 +353,6 @@ class TimeIndex(Index):
 
 
 def _rows(entry: Struct, data: bytes) -> list[tuple[int, int]]:
-    """The entries in `data`. A node that runs, or has died, leaves zeros behind the last one: room made beforehand."""
+    """The entries in `data`. The zeros behind the last one in an index that Apache Kafka has open are not entries."""
     size = max(len(data.rstrip(b"\0")), min(len(data), entry.size))
     return list(entry.iter_unpack(data[: min(-(-size // entry.size), len(data) // entry.size) * entry.size]))

@@ -1,8 +1,8 @@
 """Work that waits for a device, in two halves.
 
-`run` may be called on any thread: it reads and writes files, and reads only what was snapshotted when the job was
-made. `finish` is called on the thread that owns the log: it takes what `run` found, changes the log and gives the
-result, or raises what went wrong. So nothing shared is ever locked.
+`run` may be called on any thread: it reads and writes files, and of the state only a snapshot that was taken when the
+job was made. `finish` is called on the thread that owns the state: it gets what `run` returned, changes the state and
+returns the result, or raises what `run` raised. So nothing that is shared needs a lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ W = TypeVar("W")
 
 
 class Job(Generic[T]):
-    """Runs once, finishes once."""
+    """`run` is called once, then `finish` once."""
 
     __slots__ = ("_error", "_failed", "_finish", "_outcome", "_work", "description")
 
@@ -25,12 +25,15 @@ class Job(Generic[T]):
         self._work: Callable[[], object] = work
         self._finish: Callable[[object], T] = finish  # type: ignore[assignment]
         self._failed: Callable[[OSError], T] | None = None
+        """What `finish` calls instead of raising an `OSError`; None: it raises."""
         self._outcome: object = None
+        """What `_work` returned."""
         self._error: BaseException | None = None
+        """What `_work` raised."""
 
     @staticmethod
     def together(description: str, jobs: Sequence[Job[None]]) -> Job[None]:
-        """Several as one. What one of them meets, the others do not: each is finished, then the first error raised."""
+        """Several as one. Where one fails the others run and finish all the same; then the first error is raised."""
 
         def work() -> None:
             for job in jobs:
@@ -50,12 +53,12 @@ class Job(Generic[T]):
         return Job(description, work, finish)
 
     def on_failure(self, failed: Callable[[OSError], T]) -> Self:
-        """A failing disk is not raised any more: `finish` gives what `failed` makes of it, on the owner's thread."""
+        """Where `run` raises an `OSError`, `finish` returns `failed(error)` instead of raising it."""
         self._failed = failed
         return self
 
     def run(self) -> None:
-        """The half for another thread. What it raises, `finish` raises again."""
+        """The half for another thread. `finish` raises again what this raises."""
         try:
             self._outcome = self._work()
         except OSError as error:
@@ -67,7 +70,7 @@ class Job(Generic[T]):
             raise
 
     def finish(self) -> T:
-        """The owner's half. Raises what `run` met."""
+        """The owner's half. Raises what `run` raised."""
         if self._error is None:
             return self._finish(self._outcome)
         if self._failed is not None and isinstance(self._error, OSError):

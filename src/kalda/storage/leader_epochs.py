@@ -1,15 +1,15 @@
 """Which leader epoch began at which offset (KIP-101).
 
-A replica that comes back compares its epochs with the leader's to find where their logs part. Each entry is an epoch
-and the offset of the first record written in it.
+A replica that starts again compares its epochs with the leader's to find where their logs diverge. Each entry is an
+epoch and the offset of the first record written in it.
 
-Invariants: epochs and start offsets both grow strictly. A new entry takes with it every later one that contradicts it.
+Invariants: epochs and start offsets both grow strictly. A new entry replaces every later one that contradicts it.
 
 The file is written with the next flush or clean stop, not on each change: batches carry their epoch too, so recovery
-finds lost entries of the unflushed end again, and a flush syncs the file before the recovery point moves. An epoch in
-which nothing was written is not put there: nobody can have copied anything of it, and opening the log would cut it off
-again. A node that comes back leads thousands of partitions in new epochs at once, and neither that nor its next stop
-writes a file for those that saw no record.
+finds lost entries of the unflushed end again, and a flush syncs the file before the recovery point is raised. An epoch
+in which nothing was appended is not written: no replica can have copied a record of it, and opening the log would drop
+it again. A node that starts leads thousands of partitions in new epochs at once; neither that nor its next stop writes
+a file for those that got no record.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ class LeaderEpochs:
         self.directory = directory
         self._epochs: list[int] = []
         self._offsets: list[int] = []
+        """Where each of `_epochs` began."""
         self.unsynced = False
+        """The file was written and not synced."""
         self.unwritten = False
+        """The file does not have all entries, or has others."""
         self.writes = 0
-        """Counts what was put into the file."""
+        """Counts the writes of the file."""
         for epoch, offset in entries or ():
             self._add(epoch, offset)
         self._stored = list(entries or ())
+        """The entries in the file."""
 
     @classmethod
     def load(cls, disk: Disk, directory: str) -> LeaderEpochs:
@@ -63,7 +67,7 @@ class LeaderEpochs:
         return (self._epochs[-1], self._offsets[-1]) if self._epochs else None
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Epoch `epoch` begins at `start_offset`; False where that is known."""
+        """Epoch `epoch` begins at `start_offset`; False where there is that entry already."""
         assert epoch >= 0, f"epoch {epoch} in {self.directory}"
         assert start_offset >= 0, f"offset {start_offset} in {self.directory}"
         if self._epochs and epoch == self._epochs[-1] and start_offset >= self._offsets[-1]:
@@ -73,11 +77,12 @@ class LeaderEpochs:
         return True
 
     def correct(self, epoch: int, offset: int) -> None:
-        """A batch of `epoch` is at `offset`: what says otherwise, and all that was to come after it, goes. The file may
-        be of before a truncation, and tell of records whose place others have taken, perhaps of an earlier epoch."""
+        """A batch of `epoch` is at `offset`: drop the entries that contradict it, and all after them. The file may have
+        been written before a truncation, and name epochs of records that others have replaced, perhaps of an earlier
+        epoch."""
         known = self.epoch_for_offset(offset)
         if known == epoch or (known is None and self._epochs and epoch <= self._epochs[0]):
-            return  # in the latter case it is below the log's start
+            return  # in the latter case the batch is below the log's start
         at = min(bisect_right(self._epochs, epoch), bisect_right(self._offsets, offset))
         del self._epochs[at:], self._offsets[at:]
         if self.latest != epoch:
@@ -91,7 +96,7 @@ class LeaderEpochs:
         self._offsets.append(start_offset)
 
     def replace(self, entries: list[tuple[int, int]]) -> None:
-        """Know these, whatever was known before."""
+        """Replace all entries."""
         self._epochs.clear()
         self._offsets.clear()
         for epoch, offset in entries:
@@ -99,12 +104,12 @@ class LeaderEpochs:
         self.unwritten = True
 
     def write(self) -> None:
-        """Put the entries into the file; a sync is still owed."""
+        """Write the entries to the file, without a sync."""
         self._write(self.entries)
 
     def write_below(self, end_offset: int) -> bool:
-        """`write`, of the epochs that begin below `end_offset`, and of those in the file already: another flush, which
-        goes further, may rely on them. False where it says just these."""
+        """`write`, of the epochs that begin below `end_offset`, and of those in the file already, which a flush job
+        that goes further may be about to sync. False where the file has just these."""
         stored = set(self._stored)
         entries = [entry for entry in self.entries if entry[1] < end_offset or entry in stored]
         if entries == self._stored:
@@ -146,7 +151,7 @@ class LeaderEpochs:
         return self._epochs[at - 1] if at else None
 
     def truncate_from_end(self, end_offset: int, *, write: bool = True) -> None:
-        """Epochs that begin at or after `end_offset` go."""
+        """Drop epochs that begin at or after `end_offset`."""
         if end_offset < 0 or not self._offsets or self._offsets[-1] < end_offset:
             return
         at = bisect_left(self._offsets, end_offset)
@@ -155,7 +160,7 @@ class LeaderEpochs:
             self.write()
 
     def truncate_from_start(self, start_offset: int, *, write: bool = True) -> None:
-        """Epochs that end before `start_offset` go; the one that spans it begins there."""
+        """Drop epochs that end before `start_offset`; the one that spans it begins there from now on."""
         at = bisect_right(self._offsets, start_offset)
         if not at or self._offsets[at - 1] == start_offset == self._offsets[0]:
             return
@@ -165,8 +170,8 @@ class LeaderEpochs:
             self.write()
 
     def forget(self) -> None:
-        """Know nothing, and for good, before the records go: of an empty log nobody could tell later that what the
-        file says is of former ones."""
+        """Drop all entries, synced, before the records are removed: in an empty log no batch would contradict the
+        entries of former records."""
         self._epochs.clear()
         self._offsets.clear()
         write_epochs(self._disk, self.path, (), durable=True)

@@ -1,14 +1,15 @@
 """Opening a log: cheaply after a clean stop, by recovery after any other.
 
-After a clean stop the directory is what it was in memory: sizes are taken from its entries, the log's end is found
-from the last index entry, the producers from the last snapshot. Otherwise everything from the recovery point on is
-read: batches must follow one another with right CRCs, the first that does not ends the log, later segments go, and
-indexes, transaction index, leader epochs and producer state are made anew from what was read.
+After a clean stop the files are complete: sizes are taken from the directory's entries, the log's end is found from the
+last index entry, the producers' state from the last snapshot. After any other stop everything from the recovery point
+on is read: batches must follow one another and have the CRC that their header names. The log ends before the first one
+that does not, later segments are removed, and indexes, transaction index, leader epochs and producers' state are made
+anew from what was read.
 
-A recovery that cuts nothing syncs nothing and leaves the recovery point where it was, as Kafka does: the next crash
-reads the same again, and a node with thousands of logs is not held up by as many syncs. What was read may thus not be
-on the device yet, so whoever promises durability flushes first (`Log.flush_due`, `MetadataLog.open`). Indexes that were
-missing where no recovery would look are synced: nobody would make them anew a second time.
+A recovery that cuts nothing syncs nothing and leaves the recovery point where it was, as Kafka does: a start after the
+next crash reads the same again, and a node with thousands of logs does not wait for as many syncs. What was read may
+thus not be on the device yet: where durability is promised, it is flushed first (`Log.flush_due`, `MetadataLog.open`).
+Indexes that were missing below the recovery point are synced: no later recovery would make them anew.
 
 All functions here work on their own objects and may run on any thread.
 """
@@ -45,7 +46,7 @@ _RECOVERY_CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class Loaded(NamedTuple):
-    """What `load` found."""
+    """What `load` found. Offsets as in `LogOffsets`; `next_offset` is the log's end."""
 
     segments: Segments
     epochs: LeaderEpochs
@@ -54,11 +55,12 @@ class Loaded(NamedTuple):
     log_start_offset: int
     next_offset: int
     recovery_point: int
-    changed: bool  # names in the directory may be unsynced
+    changed: bool
+    """names in the directory may not be synced"""
 
 
 class Loading:
-    """One opening. `clean`: the last stop was clean, and said so."""
+    """One opening."""
 
     def __init__(
         self,
@@ -80,14 +82,23 @@ class Loading:
         self._config = config
         self._now_ms = now_ms
         self._clean = clean
+        """The last stop left the marker of a clean stop."""
         self._recovery_point = recovery_point
+        """From the checkpoint; everything below it was synced."""
         self._log_start_offset = log_start_offset
+        """From the checkpoint; 0 where that does not name the log."""
         self._compacted_upto = compacted_upto
+        """As in `LogDir.compacted_upto`."""
         self._expiration_ms = expiration_ms
         self._jitter = jitter
         self._changed = False
+        """Names in the directory were changed."""
         self._truncated = False
-        self._recovered_from = self._recovery_begin = 0
+        """Records were cut off, or segments removed."""
+        self._recovery_begin = 0
+        """Base offset of the segment that holds the recovery point: recovery reads from there on."""
+        self._recovered_from = 0
+        """Base offset of the first segment that was recovered; lower where one before that had no index."""
         self._producers = ProducerStates(name)
 
     def load(self) -> Loaded:
@@ -108,7 +119,7 @@ class Loading:
             next_offset = self._recover(segments, to_recover)
         first = max(self._log_start_offset, segments.first.base_offset) if len(segments) else self._log_start_offset
         if len(segments) and next_offset < first:
-            # The end was lost beyond what was deleted on purpose: nothing that is left may be served.
+            # The log's end was lost, down to below its start: all that is left was deleted on purpose.
             for segment in list(segments):
                 self._drop(segments, segment)
         if not len(segments):
@@ -123,7 +134,7 @@ class Loading:
             self._load_producers(segments, first, next_offset)
         producers.on_log_start_offset(first)
         for segment in segments:
-            segment.close()  # a partition that nobody touches holds no file
+            segment.close()  # a partition without requests has no file open
         made_anew = bool(to_recover) and (self._clean or self._recovered_from < self._recovery_begin)
         if self._truncated or made_anew:
             self._sync(segments)
@@ -136,7 +147,7 @@ class Loading:
     # Files
 
     def _clean_up(self, names: list[str]) -> list[str]:
-        """Finish or undo what an earlier process left half done; the names that remain."""
+        """Finish or undo what was under way when the process before this one stopped; the names that remain."""
         if not any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")) for name in names):
             return names
         self._changed = True
@@ -155,7 +166,8 @@ class Loading:
         return self._disk.list_dir(self._directory)
 
     def _finish_swaps(self, swaps: list[str], names: list[str]) -> None:
-        """Replacements that were complete take their place; what they replace goes first."""
+        """Cleaned segments that were complete get their final names; the segments that they replace are removed
+        first."""
         for name in swaps:
             if not name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
                 continue
@@ -217,7 +229,7 @@ class Loading:
                 return epochs
         except ValueError:
             pass
-        # Torn by a loss of power, perhaps to nothing. Every batch carries its epoch.
+        # A loss of power may have torn the file, or emptied it. Each batch has its epoch: read them all.
         epochs = LeaderEpochs(self._disk, self._directory)
         for segment in segments:
             try:
@@ -248,7 +260,7 @@ class Loading:
         return [segment for segment in segments if segment.base_offset >= begin or segment.base_offset in unindexed]
 
     def _recover(self, segments: Segments, to_recover: list[Segment]) -> int:
-        """Recover these segments in order; the log's end. What follows a cut segment goes."""
+        """Recover these segments in order; the log's end. Segments after one that was cut are removed."""
         producers = self._producers
         self._recovered_from = to_recover[0].base_offset
         for segment in to_recover:
@@ -274,7 +286,7 @@ class Loading:
             return segments.active.next_offset()
 
     def _sync(self, segments: Segments) -> None:
-        """What recovery cut and rebuilt is synced, so that the next one need not look below the new recovery point.
+        """Sync what recovery cut and rebuilt: the recovery point is raised to the log's end.
 
         Otherwise a second crash could bring the cut bytes back, behind what was appended in their place.
         """
@@ -296,10 +308,10 @@ class Loading:
         self._disk.sync_dir(self._directory)
 
     def _lacks_end(self, end: int, next_base: int) -> bool:
-        """True where records are missing between a segment and the next: its end was never synced.
+        """Whether records are missing between a segment that ends at `end` and the next: its end was never synced.
 
-        Below the recovery point a gap is what compaction left, and so it is below where that says to have come, as
-        Kafka may compact beyond. Where neither is known, it may be so anywhere.
+        Compaction leaves such gaps too: below the recovery point, and, as Kafka may compact beyond that, below the
+        offset up to which the log was compacted. Where neither is known, any gap may be compaction's.
         """
         if self._compacted_upto is None and self._config.compacts:
             return False
@@ -311,7 +323,7 @@ class Loading:
         """Producer state at `upto`: the last snapshot, and the batches after it."""
         producers = self._producers
         if self._clean and not self._snapshots.offsets and not self._truncated and upto:
-            # A clean stop writes a snapshot wherever there was a producer to remember.
+            # A clean stop writes a snapshot where there is any producer.
             producers.clear(upto)
             return
         self._snapshots.load_latest(producers, start, upto, self._now_ms, self._expiration_ms)
@@ -324,7 +336,7 @@ def _offsets(names: list[str], suffix: str) -> list[int]:
 
 
 def replay_producers(producers: ProducerStates, segments: Segments, upto: int) -> None:
-    """Apply the batches between where `producers` is and `upto`."""
+    """Apply the batches from the end of `producers` up to `upto`."""
     if producers.map_end_offset >= upto:
         return
     for segment in segments.between(producers.map_end_offset, upto):
@@ -342,10 +354,10 @@ def replay_producers(producers: ProducerStates, segments: Segments, upto: int) -
 
 
 def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderEpochs, upto: int | None) -> int:
-    """Keep the sound batches of a segment and make its indexes anew; the number of bytes cut off.
+    """Cut a segment before its first damaged batch and make its indexes anew; the number of bytes cut off.
 
-    `upto` is the next segment's base offset: no batch reaches it. `producers` is at this segment's base offset and is
-    brought to its end.
+    `upto` is the next segment's base offset, which no batch may reach. `producers` are those at this segment's base
+    offset; the batches that are kept are applied to them.
     """
     offset_index, time_index = segment.offset_index, segment.time_index
     offset_index.reset()
@@ -354,7 +366,7 @@ def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderE
     interval = segment.config.index_interval_bytes
     largest = (-1, segment.base_offset)
     position = last_entry = 0
-    for at, header, chunk in _sound_batches(segment):
+    for at, header, chunk in _undamaged_batches(segment):
         if upto is not None and header.last_offset >= upto:
             break
         if header.max_timestamp > largest[0]:
@@ -382,7 +394,7 @@ def _note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
         epochs.correct(header.partition_leader_epoch, header.base_offset)
 
 
-def _sound_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, Buffer]]:
+def _undamaged_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, Buffer]]:
     """(position, header, bytes) of each batch up to the first that is cut off, out of place, or fails its CRC."""
     file, size = segment.file(), segment.size
     position, expected = 0, segment.base_offset

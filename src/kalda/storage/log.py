@@ -1,92 +1,72 @@
 """One partition's log.
 
-Appends go to the active segment; reads take whole batches from any. Offsets, lowest first:
+Appends go to the active segment, at the log's end; reads take whole batches from any segment. Where the log begins and
+ends, and what of it is committed and synced, its `LogOffsets` say.
 
-- log start offset: nothing below is served; moved by retention and DeleteRecords
-- recovery point: everything below has been synced
-- last stable offset: everything below is of no open transaction, and committed
-- high watermark: everything below is committed; told by replication
-- log end offset: the next record's
+Invariants: those of `offsets.py`; a batch is in one segment; the producers' state is that at the log's end; the leader
+epochs cover each record.
 
-Invariants: log start <= high watermark <= log end; recovery point <= log end; a batch is in one segment; the last
-stable offset is never above the high watermark.
-
-The log belongs to one thread. What may wait for a device is handed out as a `Job` (or, for reads, a `ColdRead`), whose
-other-thread half works on a snapshot. A failing disk raises KAFKA_STORAGE_ERROR, here and in every later call, and is
-told to the hooks.
+The log belongs to one thread. What may wait for a device is given out as a `Job` (a read as a `ColdRead`), whose half
+for another thread works on a snapshot. A disk that fails raises KAFKA_STORAGE_ERROR, here and in every later call, and
+calls the hooks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable
 
 from kalda.base.disk import Buffer, Disk
-from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.file_slice import FileSlice
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
-from kalda.records.batch import NO_TIMESTAMP, BatchHeader, check_crc, iter_batches, stamp
+from kalda.records.batch import NO_TIMESTAMP, BatchHeader
+from kalda.records.inspection import Inspection
 from kalda.records.validate import validate_produced
+from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import DAY_MS, LogConfig
 from kalda.storage.flushing import Unsynced
 from kalda.storage.hooks import LogHooks, StandaloneHooks
-from kalda.storage.index import Reader, WouldWait, read_nowait, read_waiting
+from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
 from kalda.storage.loading import Loaded, Loading
-from kalda.storage.naming import DELETED_SUFFIX, SWAP_SUFFIX
-from kalda.storage.producer_state import Marker, ProducerState, Verification, read_marker
-from kalda.storage.reading import (
-    SLICED_BYTES,
-    ColdRead,
-    Places,
-    collect_aborted,
-)
-from kalda.storage.searching import max_timestamp_job, timestamp_job
-from kalda.storage.segment import MAX_GAP, Placed, Segment
+from kalda.storage.offsets import LogOffsets
+from kalda.storage.producer_state import Marker, Verification, read_marker
+from kalda.storage.reading import ColdRead, Reads, collect_aborted
+from kalda.storage.segment import MAX_GAP, Segment
 from kalda.storage.segments import Segments
-from kalda.storage.truncating import cut, empty
 from kalda.storage.txn_index import AbortedTxn
-from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, TimestampOffset, UnexpectedAppendOffset
+from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
 
-__all__ = ["AppendInfo", "AppendOrigin", "FetchInfo", "Log", "TimestampOffset", "UnexpectedAppendOffset"]
-
-_HOT_BYTES = 1 << 20
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
-class Log:
-    """Made by `Log.open`."""
+class Log(LogOffsets):
+    """Made by `Log.open`. What else is done with a log is done by functions that take one: `truncating`, `retention`,
+    `searching`, `opening`, `cleaner`."""
 
     __slots__ = (
         "__weakref__",
-        "_expiration_ms",
-        "_first_unstable",
-        "_hooks",
         "_jitter",
         "_latest_epoch",
-        "_places",
         "_rules",
-        "_unsynced",
         "_verify",
         "cold",
         "config",
         "directory",
         "disk",
-        "high_watermark",
+        "hooks",
         "last_flush_ms",
         "leader_epochs",
-        "log_end_offset",
-        "log_start_offset",
         "offline",
         "producer_states",
-        "recovery_point",
+        "reads",
         "segments",
         "snapshots",
         "topic_id",
         "topic_partition",
+        "unsynced",
     )
 
     def __init__(
@@ -99,35 +79,40 @@ class Log:
         loaded: Loaded,
         *,
         now_ms: int,
-        expiration_ms: int,
         verify_transactions: bool,
         hooks: LogHooks,
         jitter: Callable[[int], int],
     ) -> None:
+        super().__init__(loaded.log_start_offset, loaded.next_offset, loaded.recovery_point)
         self.disk = disk
         self.directory = directory
+        """The path of the partition's own directory; another one after `rename_dir`."""
         self.topic_partition = topic_partition
         self.topic_id = topic_id
+        """As in `partition.metadata`; None where there is no such file yet."""
         self.segments: Segments = loaded.segments
         self.leader_epochs = loaded.epochs
         self.producer_states = loaded.producers
         self.snapshots = loaded.snapshots
-        self.log_start_offset = loaded.log_start_offset
-        self.log_end_offset = loaded.next_offset
-        self.recovery_point = loaded.recovery_point
-        self.high_watermark = loaded.log_start_offset
+        """Files with the producers' state."""
+        self.unsynced = Unsynced(disk, directory, loaded.changed)
+        """What of the files has been written and not synced."""
+        self.reads = Reads(self.segments)
+        """What earlier reads have left for later ones."""
+        self.hooks = hooks
         self.last_flush_ms = now_ms
+        """When a flush that was given the time ended; when the log was opened, before."""
         self.offline = False
-        self.cold = False  # true where the active segment has not been opened yet: `opening_job` does that
-        self._expiration_ms = expiration_ms
+        """Closed, or failed by its disk: every call raises KAFKA_STORAGE_ERROR, for good."""
+        self.cold = False
+        """The files of the active segment have not been opened yet: `opening_job` opens them, before an append."""
         self._verify = verify_transactions
-        self._hooks = hooks
+        """The first batch of a transaction needs the guard that `start_verification` gave."""
         self._jitter = jitter
-        self._unsynced = Unsynced(disk, directory, loaded.changed)
-        self._places = Places(self.segments)
-        self._first_unstable: int | None = None
+        """A random number below its argument: how much earlier than `segment.ms` a new segment is rolled."""
         self._latest_epoch = -1
-        self._refresh()
+        """The latest leader epoch, -1 for none; kept for appends, by `refresh`."""
+        self.refresh()
         self.update_config(config)
 
     @classmethod
@@ -151,9 +136,10 @@ class Log:
     ) -> Log:
         """Open the log in `directory`, making it where it is missing.
 
-        `clean`: the process that had it before stopped cleanly; otherwise it is recovered from `recovery_point`, which
-        reads files: such a log is opened on a thread. Raises INCONSISTENT_TOPIC_ID where the directory belongs to
-        another topic than `topic_id`, and `OSError` where the disk fails.
+        `clean`: the process that had it open before stopped cleanly. Otherwise the log is recovered from
+        `recovery_point` on, which reads files, so it is opened on a thread. `compacted_upto`: as in
+        `LogDir.compacted_upto`. Raises INCONSISTENT_TOPIC_ID where the directory belongs to another topic than
+        `topic_id`, and `OSError` where the disk fails.
         """
         fresh = disk.stat(directory) is None
         if fresh:
@@ -185,7 +171,6 @@ class Log:
             found,
             loaded,
             now_ms=now_ms,
-            expiration_ms=producer_expiration_ms,
             verify_transactions=verify_transactions,
             hooks=StandaloneHooks(disk) if hooks is None else hooks,
             jitter=jitter,
@@ -198,49 +183,40 @@ class Log:
     # Properties
 
     @property
-    def last_stable_offset(self) -> int:
-        """What a read_committed consumer may read up to."""
-        first, high = self._first_unstable, self.high_watermark
-        return high if first is None or first > high else first
-
-    @property
     def size_bytes(self) -> int:
         return self.segments.size_bytes
 
     @property
     def flush_due(self) -> bool:
-        """True where `flush.messages` records have been appended since the last flush."""
+        """Whether `flush.messages` records have been appended since the last flush."""
         return self.log_end_offset - self.recovery_point >= self.config.flush_messages
 
     @property
-    def vouched_recovery_point(self) -> int:
-        """What a checkpoint may say of the recovery point; see `Unsynced.vouched`."""
-        return self._unsynced.vouched(self.segments, self.recovery_point, self.log_end_offset)
-
-    @property
-    def latest_epoch(self) -> int | None:
-        return self.leader_epochs.latest
+    def checkpoint_recovery_point(self) -> int:
+        """The recovery point that a checkpoint may name; see `Unsynced.checkpoint_recovery_point`."""
+        return self.unsynced.checkpoint_recovery_point(self)
 
     def update_config(self, config: LogConfig) -> None:
+        """Go by other settings from now on."""
         self.config = config
         for segment in self.segments:
             segment.config = config
         self._rules = config.record_rules()
 
     def assign_topic_id(self, topic_id: Uuid) -> None:
-        """Write `partition.metadata`. The next flush syncs it: a log with synced records always has its id."""
-        self._online()
+        """Write `partition.metadata`. The next flush syncs it: a log with synced records always has a synced id."""
+        self.check_online()
         if self.topic_id is not None:
             if self.topic_id != topic_id:
                 raise ApiError(ErrorCode.INCONSISTENT_TOPIC_ID, f"{self.directory} has topic id {self.topic_id.hex()}")
             return
         try:
-            write_partition_metadata(self.disk, self._unsynced.metadata_path, topic_id, durable=False)
+            write_partition_metadata(self.disk, self.unsynced.metadata_path, topic_id, durable=False)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
         self.topic_id = topic_id
-        self._unsynced.metadata = True
-        self._unsynced.names += 1
+        self.unsynced.metadata = True
+        self.unsynced.names += 1
 
     # Appending
 
@@ -252,20 +228,23 @@ class Log:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         verification: Verification | None = None,
         transaction_version: int = 0,
+        inspection: Inspection | None = None,
     ) -> AppendInfo:
         """Validate one batch, give it offsets and write it. `records` is written to.
 
-        A duplicate of one of its producer's last five batches is not appended again: its first offsets are returned.
-        `transaction_version`: of the transaction that a marker ends. The raft leader's batches may be several, and are
-        taken as they are. Raises `ApiError` with Kafka's codes; nothing has been appended then.
+        A duplicate of one of its producer's last five batches is not appended again: the offsets that it got the first
+        time are returned. `transaction_version`: of the transaction that a marker ends. A raft leader may append
+        several batches, which are not validated. Raises `ApiError` with Kafka's codes, or
+        `InspectionUnfinished` where a client's batch has too many records to check them at once; nothing has been
+        appended then. `inspection` is the finished one of that batch.
         """
         if self.offline:
-            self._online()
+            self.check_online()
         first_offset = self.log_end_offset
         if origin is _RAFT_LEADER:
-            return self._append_raft(records, leader_epoch, now_ms)
+            return self._append_many(records, stamped_batches(records, first_offset, leader_epoch), now_ms)
         buf, header, max_timestamp, last_offset, append_time_ms = validate_produced(
-            records, self._rules, first_offset, leader_epoch, now_ms, origin is _CLIENT
+            records, self._rules, first_offset, leader_epoch, now_ms, origin is _CLIENT, inspection
         )
         size = len(buf)
         if size > self.config.segment_bytes:
@@ -294,7 +273,7 @@ class Log:
                 self.assign_leader_epoch(leader_epoch, first_offset)
             segment.append_one(buf, size, last_offset, max_timestamp)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
         self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
         if idempotent:
             self._apply_producer(header, marker)
@@ -303,71 +282,35 @@ class Log:
             AppendInfo, (first_offset, last_offset, max_timestamp, append_time_ms, start_offset, size, False)
         )
 
-    def _append_raft(self, records: bytearray | memoryview, leader_epoch: int, now_ms: int) -> AppendInfo:
-        offset = self.log_end_offset
-        headers, placed, end = [], [], 0
-        max_timestamp = -1
-        for position, header in iter_batches(records):
-            stamp(records, position, offset, leader_epoch)
-            header = header._replace(base_offset=offset, partition_leader_epoch=leader_epoch)
-            offset = header.next_offset
-            end = position + header.size_bytes
-            headers.append(header)
-            placed.append(Placed(offset - 1, header.max_timestamp, header.size_bytes))
-            max_timestamp = max(max_timestamp, header.max_timestamp)
-        return self._append_many(memoryview(records)[:end], headers, placed, max_timestamp, now_ms)
-
     def append_as_follower(self, records: Buffer, leader_epoch: int, now_ms: int = 0) -> AppendInfo:
         """Write batches as a leader sent them: with their offsets and epochs. A cut-off batch at the end is left out.
 
-        Batches of a later epoch than `leader_epoch` are left out too: the fetch belongs to an older leader.
+        Batches of a later epoch than `leader_epoch` are left out too: they were fetched in an older leader's epoch.
         Raises `UnexpectedAppendOffset` where the first batch does not follow the log, `CorruptRecord` for bad bytes.
         """
         if self.offline:
-            self._online()
-        headers: list[BatchHeader] = []
-        placed: list[Placed] = []
-        end, expected, max_timestamp = 0, self.log_end_offset, -1
-        for position, header in iter_batches(records):
-            if header.partition_leader_epoch > leader_epoch:
-                break
-            check_crc(records, position, header)
-            if header.base_offset < expected or header.last_offset_delta < 0:
-                if not headers:
-                    raise UnexpectedAppendOffset(
-                        f"{self.topic_partition} ends at {expected}; the first batch from the leader begins at "
-                        f"{header.base_offset}",
-                        header.base_offset,
-                        header.last_offset,
-                    )
-                raise CorruptRecord(f"{self.topic_partition}: offset {header.base_offset} follows {expected - 1}")
-            expected = header.next_offset
-            size = header.size_bytes
-            end = position + size
-            headers.append(header)
-            placed.append(Placed(expected - 1, header.max_timestamp, size))
-            if header.max_timestamp > max_timestamp:
-                max_timestamp = header.max_timestamp
-        return self._append_many(memoryview(records)[:end], headers, placed, max_timestamp, now_ms)
+            self.check_online()
+        batches = replicated_batches(records, self.log_end_offset, leader_epoch, self.topic_partition)
+        return self._append_many(records, batches, now_ms)
 
-    def _append_many(
-        self, data: memoryview, headers: list[BatchHeader], placed: list[Placed], max_timestamp: int, now_ms: int
-    ) -> AppendInfo:
+    def _append_many(self, records: Buffer, batches: Batches, now_ms: int) -> AppendInfo:
         """Write batches that have their offsets."""
+        headers, placed, size, max_timestamp = batches
         if not headers:
             end = self.log_end_offset
             return AppendInfo(end, end - 1, -1, NO_TIMESTAMP, self.log_start_offset, 0)
+        data = memoryview(records)[:size]
         first_offset, last_offset = headers[0].base_offset, placed[-1].last_offset
         try:
             segment = self.segments.active
-            if segment.should_roll(len(data), max_timestamp, last_offset, now_ms):
+            if segment.should_roll(size, max_timestamp, last_offset, now_ms):
                 segment = self._roll(now_ms, first_offset)
             for header in headers:
                 if header.partition_leader_epoch > self._latest_epoch:
                     self.assign_leader_epoch(header.partition_leader_epoch, header.base_offset)
             segment.append(data, placed)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
         self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
         position = 0
         for header in headers:
@@ -375,33 +318,27 @@ class Log:
                 whole = data[position : position + header.size_bytes]
                 self._apply_producer(header, read_marker(whole, header) if header.is_control else None)
             position += header.size_bytes
-        return AppendInfo(
-            headers[0].base_offset,
-            headers[-1].last_offset,
-            max_timestamp,
-            NO_TIMESTAMP,
-            self.log_start_offset,
-            len(data),
-        )
+        return AppendInfo(first_offset, last_offset, max_timestamp, NO_TIMESTAMP, self.log_start_offset, size)
 
     def _apply_producer(self, header: BatchHeader, marker: Marker | None) -> None:
         states = self.producer_states
         if not header.is_control:
             if states.apply_data(header):
-                self._first_unstable = states.first_unstable_offset
+                self.refresh()
         elif marker is not None:
             completed = states.apply_marker(header, marker)
             if completed is not None:
                 try:
                     states.finish(completed, self.segments.active.txn_index)
                 except OSError as error:
-                    raise self._failed(error) from error
-                self._refresh()
+                    raise self.failed(error) from error
+                self.refresh()
 
     def start_verification(
         self, producer_id: int, sequence: int, epoch: int, now_ms: int, *, supports_epoch_bump: bool = False
     ) -> Verification | None:
-        """The guard for a transactional append that must first be verified with the coordinator; None: go ahead."""
+        """The guard for a transactional append that must first be verified with the coordinator; None where it need
+        not (KIP-890)."""
         if not self._verify:
             return None
         return self.producer_states.verify(producer_id, sequence, epoch, now_ms, supports_epoch_bump)
@@ -413,77 +350,53 @@ class Log:
 
         With `min_one_message` the first batch comes however large it is. Raises OFFSET_OUT_OF_RANGE.
         """
-        return self._read(offset, max_bytes, end_offset, min_one_message, read_waiting)
-
-    def read_nowait(
-        self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool = False
-    ) -> FetchInfo | None:
-        """As `read`, or None where the page cache cannot answer: then `cold_read` goes to a thread."""
-        try:
-            return self._read(offset, max_bytes, end_offset, min_one_message, read_nowait)
-        except WouldWait:
-            return None
-
-    def cold_read(self, offset: int, *, by_name: bool = False) -> ColdRead:
-        """A reader for another thread, of the log as it is now: `read(offset, max_bytes, end_offset, min_one)`.
-        `by_name`: it opens itself what is not open, and finds nothing where that is gone by then."""
-        self._in_range(offset)
-        found = self.segments.for_read(offset)
-        try:
-            views = [segment.snapshot() if by_name else segment.view() for segment in found]
-        except OSError as error:
-            raise self._failed(error) from error
-        return ColdRead(self.topic_partition, views, self.log_end_offset, found if by_name else [])
-
-    def take_over(self, read: ColdRead) -> None:
-        """Keep open, for the next one, what a reader by name has opened. A disk that has failed it has failed."""
-        if read.failure is not None:
-            self.on_io_error(read.failure)
-        if not self.offline:
-            self._places.take_over(read)
-
-    def _read(self, offset: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader) -> FetchInfo:
+        self.check_range(offset)
         log_end = self.log_end_offset
-        if not self.log_start_offset <= offset <= log_end or self.offline:
-            self._in_range(offset)
         end_offset = min(end_offset, log_end)
         if offset >= end_offset:
             return FetchInfo(offset, offset, b"")
         try:
-            place = self._places.find(offset, read)
-            if place is None:
-                return FetchInfo(offset, offset, b"")
-            segment, position = place
-            if position >= segment.hot_from and position >= segment.size - _HOT_BYTES:
-                read = read_waiting
-            if end_offset < log_end:
-                max_bytes = segment.bound(position, end_offset, max_bytes, read)
-            found = segment.read_slice(position, max_bytes, end_offset, min_one, read)
+            return self.reads.here(offset, max_bytes, end_offset, log_end, min_one_message, read_waiting)
         except OSError as error:
-            raise self._failed(error) from error
-        if found.next_offset >= 0:
-            self._places.note(found.next_offset, segment, found.end_position)
-        return found.info(offset)
+            raise self.failed(error) from error
 
-    def slice_nowait(self, offset: int, max_bytes: int, end_offset: int, jobs: Jobs) -> FetchInfo | None:
-        """As `read_nowait`, of much: a part of the file that is read as it is sent, by `jobs` where it is not in the
-        page cache. None where there is too little to gain, or the index cannot say where it ends. What is sliced must
-        not be truncated: a consumer's part of the log."""
-        if max_bytes < SLICED_BYTES or self.offline or not self.log_start_offset <= offset < end_offset:
-            return None
+    def read_nowait(
+        self,
+        offset: int,
+        max_bytes: int,
+        end_offset: int,
+        min_one_message: bool = False,
+        slices: Jobs | None = None,
+    ) -> FetchInfo | ColdRead:
+        """As `read`, never waiting: where the page cache cannot answer, a read for `start_reads`.
+
+        With `slices` a large part may come as a `FileSlice`, which these jobs read where it is not in the page cache.
+        That part must not be truncated later: it must be below the high watermark.
+        """
+        log_end = self.log_end_offset
+        if not self.log_start_offset <= offset <= log_end or self.offline:
+            self.check_range(offset)
+        if end_offset > log_end:
+            end_offset = log_end
+        if offset >= end_offset:
+            return FetchInfo(offset, offset, b"")
         try:
-            found = self._places.slice(offset, max_bytes, end_offset)
-        except WouldWait:
-            return None
+            return self.reads.nowait(self, offset, max_bytes, end_offset, min_one_message, slices)
         except OSError as error:
-            raise self._failed(error) from error
-        if found is None:
-            return None
-        file, position, size, next_offset = found
-        return FetchInfo(offset, next_offset, cast(Buffer, FileSlice(file, position, size, jobs, self.on_io_error)))
+            raise self.failed(error) from error
 
-    def _in_range(self, offset: int) -> None:
-        self._online()
+    def read_later(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool = False) -> ColdRead:
+        """As `read`, on another thread even where the page cache could answer: for bulk reads, which would otherwise
+        occupy the log's thread. The result is a read for `start_reads`."""
+        self.check_range(offset)
+        try:
+            return ColdRead(self, offset, max_bytes, min(end_offset, self.log_end_offset), min_one_message)
+        except OSError as error:
+            raise self.failed(error) from error
+
+    def check_range(self, offset: int) -> None:
+        """Raise where the log does not have `offset`, which may be its end, or is offline."""
+        self.check_online()
         start, end = self.log_start_offset, self.log_end_offset
         if not start <= offset <= end:
             why = f"offset {offset} of {self.topic_partition} is not within [{start}, {end}]"
@@ -491,21 +404,11 @@ class Log:
 
     def aborted_transactions(self, first_offset: int, upto: int) -> list[AbortedTxn]:
         """Aborted transactions that overlap [first_offset, upto), by first offset."""
-        self._online()
+        self.check_online()
         try:
             return collect_aborted(self.segments, first_offset, upto)
         except OSError as error:
-            raise self._failed(error) from error
-
-    def timestamp_job(self, timestamp: int) -> Job[TimestampOffset | None]:
-        """A job that finds the first record at or after `timestamp`; None where there is none."""
-        self._online()
-        return timestamp_job(str(self.topic_partition), self.segments, timestamp, self.log_start_offset)
-
-    def max_timestamp_job(self) -> Job[TimestampOffset | None]:
-        """A job that finds the record with the largest timestamp; None in a log without any."""
-        self._online()
-        return max_timestamp_job(str(self.topic_partition), self.segments)
+            raise self.failed(error) from error
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest epoch at most `epoch`, its end offset); (-1, -1) where unknown (KIP-101)."""
@@ -514,18 +417,19 @@ class Log:
     # Offsets
 
     def update_high_watermark(self, offset: int) -> int:
-        """Told by replication; kept within the log. Returns what it became."""
+        """Called by replication; kept within the log. Returns what it became."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
-            offset = max(self.log_start_offset, min(offset, self.log_end_offset))
+            offset = self.nearest(offset)
         self.high_watermark = offset
-        if self._first_unstable is not None:
+        if self.first_unstable_offset is not None:
             self.producer_states.on_high_watermark(offset)
-            self._refresh()
+            self.refresh()
         return offset
 
     def advance_log_start_offset(self, offset: int) -> bool:
-        """Serve nothing below `offset` any more; False where that is so already. Raises OFFSET_OUT_OF_RANGE."""
-        self._online()
+        """Serve nothing below `offset` any more; False where the log starts there or later already. Raises
+        OFFSET_OUT_OF_RANGE above the high watermark."""
+        self.check_online()
         if offset > self.high_watermark:
             raise ApiError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -533,153 +437,67 @@ class Log:
             )
         if offset <= self.log_start_offset:
             return False
-        self._start_at(offset)
-        return True
-
-    def _start_at(self, offset: int) -> None:
-        self.log_start_offset = offset
+        self.raise_log_start(offset)
+        self.producer_states.on_log_start_offset(offset)
+        self.refresh()
+        self.unsynced.names += 1
         try:
             self.leader_epochs.truncate_from_start(offset)
         except OSError as error:
-            raise self._failed(error) from error
-        self._unsynced.names += 1
-        self.producer_states.on_log_start_offset(offset)
-        self.high_watermark = max(self.high_watermark, offset)
-        self._refresh()
+            raise self.failed(error) from error
+        return True
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
-        """Epoch `epoch` begins at `start_offset`: told to a new leader before its first append."""
-        self._online()
+        """Epoch `epoch` begins at `start_offset`: called in a new leader before its first append."""
+        self.check_online()
         self.leader_epochs.assign(epoch, start_offset)
-        self._refresh()
+        self.refresh()
 
-    def _refresh(self) -> None:
-        """What is remembered of epochs and transactions for the hot path."""
+    def refresh(self) -> None:
+        """Derive the latest epoch and the first unstable offset anew: leader epochs or producers have changed."""
         latest = self.leader_epochs.latest
         self._latest_epoch = -1 if latest is None else latest
         first = self.producer_states.first_unstable_offset
-        self._first_unstable = None if first is None else max(first, self.log_start_offset)
+        self.first_unstable_offset = None if first is None else max(first, self.log_start_offset)
 
     # Segments
 
     def roll(self, now_ms: int) -> None:
         """Begin a new segment at the log's end."""
-        self._online()
+        self.check_online()
         try:
             self._roll(now_ms, self.log_end_offset)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
 
     def _roll(self, now_ms: int, first_offset: int) -> Segment:
-        # At the log's end even where the first batch leaves a gap: segments that meet show that none is missing.
+        # At the log's end even where the first batch leaves a gap: a segment that begins where the one before it ends
+        # shows recovery that nothing is missing between them.
         base = self.log_end_offset if first_offset - self.log_end_offset <= MAX_GAP else first_offset
         active = self.segments.active
         if active.base_offset == base:
-            # Empty, but its clock or an index is used up: it is made anew in place.
+            # Empty, but over age, or its index is full: it is made anew in place.
             self.segments.remove(active)
             active.close()
         else:
-            self._unsynced.seal(active)
-            self._places.keep_open(active)
+            self.unsynced.seal(active)
+            self.reads.keep_open(active)
         jitter = self._jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
         segment = Segment.create(self.disk, self.directory, base, self.config, now_ms, jitter)
         self.segments.add(segment)
-        self._unsynced.names += 1
+        self.unsynced.names += 1
         states = self.producer_states
         states.map_end_offset = base
         self.snapshots.take(states)
-        self._hooks.on_rolled(self)
+        self.hooks.on_rolled(self)
         return segment
 
-    def delete_segments(self, segments: Sequence[Segment], *, kept_snapshot: int = -1) -> None:
-        """Take segments out of the log and have their files deleted after `file.delete.delay.ms`.
-
-        At least one must be left, or be added at once. The caller moves the log start offset.
-        """
-        doomed: list[str] = []
-        removers: list[Callable[[Disk], None]] = []
-        try:
-            for segment in segments:
-                self.segments.remove(segment)
-                segment.close()
-                segment.change_suffix(DELETED_SUFFIX)
-                removers.append(segment.files())
-                if segment.base_offset != kept_snapshot:
-                    doomed += self.snapshots.mark_deleted(segment.base_offset)
-        except OSError as error:
-            raise self._failed(error) from error
-        self._forget_places()
-        self._unsynced.names += 1
-
-        def remove(disk: Disk) -> None:
-            for remover in removers:
-                remover(disk)
-            for path in doomed:
-                disk.remove(path)
-
-        if segments:
-            self._hooks.delete_later(self, self.config.file_delete_delay_ms, remove)
-
-    def _forget_places(self) -> None:
-        self._places.forget()
-        self._unsynced.truncations += 1
-
-    def delete_old_segments(self, now_ms: int) -> int:
-        """Apply retention; the number of segments deleted."""
-        from kalda.storage.retention import delete_old_segments
-
-        return delete_old_segments(self, now_ms)
-
-    def replace_segments(self, new: Segment, old: Sequence[Segment]) -> None:
-        """A cleaned segment, synced, takes the place of those that it was made from.
-
-        Its files go from `.cleaned` to `.swap`, which a crash finishes, before those of the old ones go.
-        """
-        try:
-            new.change_suffix(SWAP_SUFFIX)
-            self.delete_segments(old, kept_snapshot=new.base_offset)
-            new.change_suffix("")
-        except OSError as error:
-            raise self._failed(error) from error
-        self.segments.add(new)
-
-    def truncate_to(self, offset: int) -> bool:
-        """Give up everything from `offset` on; False where the log ends before. For followers."""
-        if offset >= self.log_end_offset:
-            # A former leader that wrote nothing in its epoch has noted its beginning all the same.
-            self._online()
-            try:
-                self.leader_epochs.truncate_from_end(self.log_end_offset)
-            except OSError as error:
-                raise self._failed(error) from error
-            self._refresh()
-            return False
-        self.cut_with(lambda: cut(self, offset))
-        return True
-
-    def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
-        """Empty the log; it goes on at `offset`."""
-        self.cut_with(lambda: empty(self, offset, log_start_offset))
-
-    def cut_with(self, work: Callable[[], None]) -> None:
-        self._online()
-        try:
-            self._forget_places()
-            self._unsynced.names += 1
-            work()
-        except OSError as error:
-            raise self._failed(error) from error
-        self.producer_states.on_high_watermark(self.high_watermark)
-        self._refresh()
-
-    def lower_recovery_point(self, offset: int) -> None:
-        """What is synced beyond `offset` is about to be cut off."""
-        if offset < self.log_start_offset:
-            self.log_start_offset = offset
-            self._hooks.on_log_start_lowered(self)
-        if offset < self.recovery_point:
-            self.recovery_point = offset
-            self._hooks.on_recovery_point_lowered(self)
+    def on_segments_changed(self) -> None:
+        """Segments are, or are about to be, removed or cut: positions in them are not valid any more, and flush jobs
+        under way do not raise the recovery point."""
+        self.reads.forget()
+        self.unsynced.names += 1
+        self.unsynced.truncations += 1
 
     # Flushing and closing
 
@@ -688,40 +506,25 @@ class Log:
         self.flush_job(upto).complete()
 
     def flush_job(self, upto: int | None = None, now_ms: int | None = None, *, indexes: bool = True) -> Job[None]:
-        """A job that syncs everything below `upto` (the log's end); its finish moves the recovery point there. Without
-        the `indexes` only for a log whose every opening makes them anew."""
-        self._online()
+        """A job that syncs everything below `upto` (the log's end); its finish raises the recovery point to it.
+        `now_ms` is noted as the time of the last flush. Only a log whose indexes are made anew by each opening is
+        flushed without its `indexes`."""
+        self.check_online()
         upto = self.log_end_offset if upto is None else min(upto, self.log_end_offset)
-
-        def reached(whole: bool) -> None:
-            if whole and upto > self.recovery_point:
-                self.recovery_point = upto
-            if now_ms is not None:
-                self.last_flush_ms = now_ms
-
         try:
-            return self._unsynced.job(
-                f"flush {self.topic_partition}",
-                self.segments,
-                self.snapshots,
-                self.leader_epochs,
-                self.recovery_point,
-                upto,
-                reached,
-                indexes,
-            )
+            return self.unsynced.job(self, upto, now_ms, indexes)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
 
     def close_job(self) -> Job[None]:
         """A job that leaves the files as a clean stop does: complete indexes, a producer snapshot, all of it synced."""
-        self._online()
+        self.check_online()
         try:
             self.snapshots.take(self.producer_states)
-            self._unsynced.seal(self.segments.active)
+            self.unsynced.seal(self.segments.active)
             job = self.flush_job()
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
 
         def finish(_: None) -> None:
             job.finish()
@@ -730,56 +533,48 @@ class Log:
         return Job(f"close {self.topic_partition}", job.run, finish)
 
     def close(self, clean: bool = True) -> None:
-        """`close_job` here and now; with `clean` false only the file descriptors are let go."""
+        """`close_job` here and now; with `clean` false, close the files and write nothing."""
         if clean and not self.offline:
             self.close_job().complete()
             return
         for segment in self.segments:
             segment.close()
-        self._places.forget()
+        self.reads.forget()
         self.offline = True
 
     def rename_dir(self, directory: str) -> None:
-        """Move the log; open files stay open."""
-        self._online()
+        """Rename the log's directory; open files stay open. Raises KAFKA_STORAGE_ERROR."""
+        self.check_online()
         try:
             self.disk.rename(self.directory, directory)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
         self.directory = directory
         for segment in self.segments:
             segment.move(directory)
         self.leader_epochs.directory = directory
-        self._unsynced.directory = directory
-        self._unsynced.names += 1
-        self._unsynced.truncations += 1  # jobs of before have not synced the new name
+        self.unsynced.directory = directory
+        self.unsynced.names += 1
+        self.unsynced.truncations += 1  # a flush job under way does not sync the new name
         self.snapshots.directory = directory
-
-    # Producers
-
-    def producers(self) -> list[ProducerState]:
-        """Every producer that the log remembers."""
-        return list(self.producer_states)
-
-    def expire_producers(self, now_ms: int) -> int:
-        """Forget producers silent for `producer.id.expiration.ms`; the number forgotten."""
-        return self.producer_states.expire(now_ms, self._expiration_ms)
 
     # Failures
 
-    def _online(self) -> None:
+    def check_online(self) -> None:
+        """Raise KAFKA_STORAGE_ERROR where the log is closed or its disk failed."""
         if self.offline:
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"the log {self.topic_partition} is closed or its disk failed"
             )
 
     def on_io_error(self, error: BaseException) -> None:
-        """A job's thread met this: the log goes offline and the hooks are told."""
+        """A job raised this: an `OSError` takes the log offline."""
         if isinstance(error, OSError):
-            self._failed(error)
+            self.failed(error)
 
-    def _failed(self, error: OSError) -> ApiError:
+    def failed(self, error: OSError) -> ApiError:
+        """The disk failed: the log is offline from now on, and the hooks are called, once. Returns what to raise."""
         if not self.offline:
             self.offline = True
-            self._hooks.on_io_error(self, error)
+            self.hooks.on_io_error(self, error)
         return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}")

@@ -1,9 +1,9 @@
-"""One log directory: its logs, its checkpoints, and whether it can be trusted.
+"""One log directory: its logs, its checkpoints, its marker of a clean stop, and whether it is online.
 
 A directory goes offline with the first error of its disk and stays so until the node starts again. Its logs then fail
 every call; those of other directories go on.
 
-Checkpoints cover all logs of the directory and are rewritten only when they would say something new.
+Checkpoints cover all logs of the directory and are written only where their contents have changed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 
 _MAX_FORMER = 10_000
+"""So many names of logs that were removed are kept apart; with more, any name may be one of them."""
 
 
 class LogDirDescription(NamedTuple):
@@ -45,21 +46,21 @@ class LogDirDescription(NamedTuple):
     usable_bytes: int
     logs: list[Log]
     futures: list[Log]
-    """replicas that are moved here"""
+    """replicas on their way to this directory"""
     cordoned: bool
 
 
 class LogDir:
-    """A directory on one disk. `directory_id` is None where `meta.properties` gives none."""
+    """A directory on one disk."""
 
     __slots__ = (
         "_any_former",
+        "_checkpoint_too_high",
         "_checkpoints",
         "_former",
         "_lock",
         "_locks",
         "_unopened",
-        "_vouches_too_much",
         "cleaner_offsets",
         "cordoned",
         "directory_id",
@@ -79,32 +80,40 @@ class LogDir:
         self.disk = disk
         self.path = path
         self.online = True
+        """No error of the disk has come up."""
         self.cordoned = False
-        """No new replica comes here, though those that are here go on (`cordoned.log.dirs`, KIP-1066)."""
+        """It gets no new replica, though those that it has go on (`cordoned.log.dirs`, KIP-1066)."""
         self.directory_id: Uuid | None = None
+        """From `meta.properties`; None where that has none."""
         self.logs: dict[TopicPartition, Log] = {}
         self.futures: dict[TopicPartition, Log] = {}
         """Logs that are to replace those of other directories; a partition has one log of either kind here."""
         self.had_clean_shutdown = False
+        """`prepare` found the marker of a clean stop, and checkpoints that can be read."""
         self.previous_broker_epoch = -1
+        """The broker epoch in that marker; -1 for none."""
         self.recovery_points: dict[TopicPartition, int] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.log_starts: dict[TopicPartition, int] = {}
+        """These three are as `prepare` has read them, for the opening of logs."""
         self.cleaner_offsets: dict[TopicPartition, int] = {}
         """Up to where each log has been compacted."""
         names = (RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, LOG_START_OFFSET_FILE, CLEANER_OFFSET_FILE)
         self._checkpoints = {name: CheckpointFile(disk, f"{path}/{name}") for name in names}
         self._locks = locks
+        """`prepare` takes the directory's lock. Otherwise the caller holds it."""
         self._lock: File | None = None
         self._unopened: set[TopicPartition] = set()
+        """Logs that were found and are still to be opened."""
         self._former: set[TopicPartition] = set()
-        """Checkpoints on the disk may still speak of logs of these names, which are gone."""
-        self._vouches_too_much = False
+        """Names of logs that were removed, for which the checkpoints on the disk may still have entries."""
         self._any_former = False
-        """There were too many names to remember."""
+        """There were too many of them: the checkpoints may have an entry for a removed log of any name."""
+        self._checkpoint_too_high = False
+        """The recovery point checkpoint on the disk has a higher one than was found: it has to be replaced."""
 
     def prepare(self) -> list[str]:
-        """Lock the directory, take the marker of a clean stop away, read the checkpoints; the names that it holds.
+        """Lock the directory, remove the marker of a clean stop, read the checkpoints; the names that it holds.
 
         Raises `OSError` where the disk fails, `BlockingIOError` where another process has the directory. A checkpoint
         that cannot be read makes the stop count as unclean.
@@ -122,17 +131,17 @@ class LogDir:
         broker_epoch = read_clean_shutdown(disk, marker)
         if broker_epoch is not None:
             self.had_clean_shutdown, self.previous_broker_epoch = True, broker_epoch
-            # Gone before anything is touched: a crash from now on is an unclean stop.
+            # Removed before anything else is changed: a crash from now on is an unclean stop.
             disk.remove(marker)
-        # What is seen now stays so. A log that was moved away might come back when power is lost later on, and be all
-        # there is of it where its new directory fails as well.
+        # The names that are found now outlive a loss of power. Otherwise a log that was moved to another directory
+        # could come back later, and be served where that directory has failed.
         disk.sync_dir(path)
         self.recovery_points = self._read(RECOVERY_POINT_FILE)
         self.log_starts = self._read(LOG_START_OFFSET_FILE)
         self.high_watermarks = self._read(HIGH_WATERMARK_FILE)
         was_clean = self.had_clean_shutdown
         self.cleaner_offsets = dict(self._read(CLEANER_OFFSET_FILE))
-        self.had_clean_shutdown = was_clean  # without that file everything is dirty again, and no worse
+        self.had_clean_shutdown = was_clean  # without that file all logs are compacted again, and nothing is lost
         names = disk.list_dir(path)
         for name in leftovers(names):
             disk.remove(f"{path}/{name}")
@@ -149,33 +158,33 @@ class LogDir:
         return offsets
 
     def compacted_upto(self, topic_partition: TopicPartition) -> int | None:
-        """How far compaction may have gone beyond the recovery point; None where nobody knows, without a checkpoint of
-        those. A log that it does not know has not been compacted, see `vouching_jobs`."""
+        """How far compaction may have gone beyond the recovery point; None where it is unknown, as there is no recovery
+        point checkpoint. A log without an entry in that has not been compacted, see `durable_recovery_point_jobs`."""
         return self.cleaner_offsets.get(topic_partition, 0) if self.recovery_points else None
 
     def expect(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """These logs are here, and are still to be opened."""
+        """These logs were found, and are about to be opened."""
         self._unopened.update(topic_partitions)
 
     def opened(self, log: Log) -> None:
-        """One of them has been. Where the checkpoint vouches for more than was found, it is replaced before anything is
-        appended: it would vouch for that. Raises `OSError`."""
+        """One of them has been opened. Where the checkpoint has a higher recovery point than was found, it is replaced
+        before anything is appended there, which would be taken for synced. Raises `OSError`."""
         topic_partition = log.topic_partition
         self._unopened.discard(topic_partition)
         self._former.discard(topic_partition)
         if log.recovery_point < self.recovery_points.get(topic_partition, 0):
-            self._vouches_too_much = True
-        if self._vouches_too_much and self.may_be_marked:
+            self._checkpoint_too_high = True
+        if self._checkpoint_too_high and self.may_be_marked:
             self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
-            self._vouches_too_much = False
+            self._checkpoint_too_high = False
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """Its log is here no more."""
+        """Its log was removed from this directory."""
         del self.logs[topic_partition]
         self._note_former(topic_partition)
 
     def forget_future(self, topic_partition: TopicPartition) -> None:
-        """A replica is not moved here any more, or has been."""
+        """The move of a replica to this directory was given up, or is complete."""
         del self.futures[topic_partition]
         self._note_former(topic_partition)
 
@@ -187,13 +196,14 @@ class LogDir:
 
     @property
     def may_be_marked(self) -> bool:
-        """A marker, and checkpoints written anew, vouch for every log of the directory: not while some are unread."""
+        """Whether a marker and checkpoints may be written. They cover every log of the directory, so all must be
+        open."""
         return self.online and not self._unopened
 
     # Checkpoints
 
     def _offsets(self) -> dict[str, dict[TopicPartition, int]]:
-        """What each file ought to say."""
+        """The contents that each file ought to have."""
         return {
             RECOVERY_POINT_FILE: self._recovery_points(),
             HIGH_WATERMARK_FILE: self._high_watermarks(),
@@ -201,11 +211,11 @@ class LogDir:
         }
 
     def recovery_point_job(self) -> Job[None] | None:
-        """A job that writes the recovery points; None where the file says them already."""
+        """A job that writes the recovery points; None where the file has them already."""
         return self._job(RECOVERY_POINT_FILE, self._recovery_points)
 
     def lower(self, log: Log) -> None:
-        """The recovery point of `log` was lowered: the checkpoints say no more than that, here and now, and for good.
+        """The recovery point of `log` was lowered: replace checkpoints with higher offsets, here and now, durably.
         Raises `OSError`."""
         self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
         topic_partition, offset = log.topic_partition, log.recovery_point
@@ -213,17 +223,18 @@ class LogDir:
             self.cleaner_offsets[topic_partition] = offset
             self._checkpoints[CLEANER_OFFSET_FILE].replace_durably(dict(self.cleaner_offsets))
 
-    def vouching_jobs(self, topic_partition: TopicPartition, upto: int) -> list[Job[None]]:
-        """Jobs to be done one after the other, after which the recovery point of this log, which is `upto` at least, is
-        known after a crash; none where it is. Where another checkpoint came in between, there are some again."""
+    def durable_recovery_point_jobs(self, topic_partition: TopicPartition, upto: int) -> list[Job[None]]:
+        """Jobs to be done one after the other that make the checkpoint name a recovery point of this log of at least
+        `upto`, durably; none where it does. The log's recovery point is that high. Where another checkpoint job was
+        made between them, the next call returns some again."""
         checkpoint = self._checkpoints[RECOVERY_POINT_FILE]
         if checkpoint.durable.get(topic_partition, 0) >= upto:
             return []
         return checkpoint.durable_jobs(self._recovery_points())
 
-    def vouch_no_more_for(self, topic_partition: TopicPartition) -> None:
-        """A log of this name is made: it must not inherit from a former one what the checkpoints say, where that was
-        recovered, committed, deleted or compacted up to. Raises `OSError`."""
+    def drop_former_entries(self, topic_partition: TopicPartition) -> None:
+        """A log of this name is about to be made: it must not inherit the offsets that the checkpoints have for a
+        former one. Raises `OSError`."""
         if (self._any_former or topic_partition in self._former) and self.may_be_marked:
             wanted = self._offsets()
             if self.cleaner_offsets:
@@ -238,10 +249,10 @@ class LogDir:
         return chain(self.logs.items(), self.futures.items())
 
     def _recovery_points(self) -> dict[TopicPartition, int]:
-        return {tp: log.vouched_recovery_point for tp, log in self._all()}
+        return {tp: log.checkpoint_recovery_point for tp, log in self._all()}
 
     def rewrite_checkpoints(self) -> None:
-        """The next jobs write, whatever was asked for before: jobs of before may never be finished."""
+        """Let the next jobs write even unchanged contents: jobs that were made before may never be finished."""
         for checkpoint in self._checkpoints.values():
             checkpoint.offsets = None
 
@@ -255,37 +266,37 @@ class LogDir:
         return self._job(LOG_START_OFFSET_FILE, self._log_starts)
 
     def replace_log_starts(self) -> None:
-        """Write them here and now, and for good. Raises `OSError`."""
+        """Write them here and now, durably. Raises `OSError`."""
         self._checkpoints[LOG_START_OFFSET_FILE].replace_durably(self._log_starts())
 
     def _log_starts(self) -> dict[TopicPartition, int]:
-        """Only starts that the segments' names do not tell."""
+        """Of logs that start within a segment: the others start where their first segment does."""
         return {
             tp: log.log_start_offset for tp, log in self._all() if log.log_start_offset > log.segments.first.base_offset
         }
 
     def _forget_cleaned(self) -> None:
-        """Logs that are here no more."""
+        """Drop the entries of logs that were removed."""
         self.cleaner_offsets = {tp: offset for tp, offset in self.cleaner_offsets.items() if tp in self.logs}
 
     def cleaned_job(self, topic_partition: TopicPartition, offset: int) -> Job[None] | None:
-        """A job that writes up to where logs have been compacted: this one to `offset`."""
+        """A job that writes up to where the logs have been compacted; this one up to `offset`."""
         self.cleaner_offsets[topic_partition] = offset
         self._forget_cleaned()
         return self._job(CLEANER_OFFSET_FILE, lambda: dict(self.cleaner_offsets))
 
     def _job(self, name: str, offsets: Callable[[], dict[TopicPartition, int]]) -> Job[None] | None:
-        # A log that its disk has failed may be in the middle of anything, and is not asked.
+        # Not in a directory that is offline: its logs may have stopped in the middle of a change.
         return self._checkpoints[name].job(offsets()) if self.may_be_marked else None
 
     def write_marker(self, broker_epoch: int) -> None:
-        """Last of all: whoever finds it trusts everything else."""
+        """The last file that a clean stop writes: where it is found, all other files are complete."""
         write_clean_shutdown(self.disk, f"{self.path}/{CLEAN_SHUTDOWN_FILE}", broker_epoch)
 
     # State
 
     def space(self) -> tuple[int, int]:
-        """Total and usable bytes, asked of the file system, on any thread; -1 where it does not say."""
+        """Total and usable bytes of the file system, on any thread; -1 where it does not name them."""
         with contextlib.suppress(OSError):
             return self.disk.total_bytes(self.path), self.disk.usable_bytes(self.path)
         return -1, -1
@@ -296,7 +307,7 @@ class LogDir:
         return LogDirDescription(self.path, self.directory_id, self.online, total, usable, logs, futures, self.cordoned)
 
     def take_offline(self) -> list[Log]:
-        """Nothing here is used any more; the logs that were."""
+        """Close everything; the logs that were served."""
         self.online = False
         logs = list(self.logs.values())
         for log in (*logs, *self.futures.values()):

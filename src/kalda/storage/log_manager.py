@@ -1,33 +1,31 @@
 """All logs of a node, over one or more log directories.
 
 Start: `load_jobs` opens every log (recovering it where the last stop was not clean); then `get` and
-`get_or_create_log`. While running, `poll` does what is due: retention, checkpoints, flushes, deletions. It hands out
-what waits for a device as jobs, and looks at a bounded number of logs in one call. Stop: `close_jobs`, then
-`marker_jobs`, so that the marker is written only over directories that are whole.
+`get_or_create_log`. While running, `upkeep` does what is due. Stop: `close_jobs`, then `marker_jobs`, so that the
+marker is written only over directories that are whole. `dirs` are the log directories, and say which are online.
 
-The runner of a job calls `run` on any thread, then `finish` here. A failing disk takes its directory offline in
-`finish`; neither half raises for it.
+A partition has one log here, in one directory. While its replica is moved it has another one in `futures`.
+
+The shell calls `run` of a job on any thread, then `finish` on the manager's. A failing disk takes its directory offline
+in `finish`; neither half raises for it.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import islice
-from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid, is_reserved
-from kalda.storage.config import DAY_MS, MAX_INT64, LogConfig
+from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.future_logs import FutureLogs
 from kalda.storage.job import Job
 from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir, LogDirDescription
+from kalda.storage.log_dir import LogDir
+from kalda.storage.log_dirs import LogDirs
 from kalda.storage.naming import (
     DELETE_DIR_SUFFIX,
     FUTURE_DIR_SUFFIX,
@@ -36,53 +34,13 @@ from kalda.storage.naming import (
     marked_dir_name,
     parse_dir_name,
 )
+from kalda.storage.upkeep import Upkeep
 
-T = TypeVar("T")
-_LOGS_A_POLL = 64
 _LOGS_A_JOB = 8
-_FRESH_INTERVAL_MS = 20
-
-
-def _nothing(_: object) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class LogManagerConfig:
-    """Broker settings, by Kafka's defaults; comments name the keys."""
-
-    retention_check_interval_ms: int = 300_000  # log.retention.check.interval.ms
-    flush_check_interval_ms: int = MAX_INT64  # log.flush.scheduler.interval.ms
-    recovery_point_interval_ms: int = 60_000  # log.flush.offset.checkpoint.interval.ms
-    log_start_interval_ms: int = 60_000  # log.flush.start.offset.checkpoint.interval.ms
-    high_watermark_interval_ms: int = 5_000  # replica.high.watermark.checkpoint.interval.ms
-    initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
-    producer_expiration_ms: int = DAY_MS  # producer.id.expiration.ms
-    producer_check_interval_ms: int = 600_000  # producer.id.expiration.check.interval.ms
-    verify_transactions: bool = True  # transaction.partition.verification.enable
-
-
-class _Task(Enum):
-    """What is due again and again: the first three log by log, the others once a directory."""
-
-    RETENTION = auto()
-    PRODUCERS = auto()
-    FLUSHES = auto()
-    RECOVERY_POINTS = auto()
-    LOG_STARTS = auto()
-    HIGH_WATERMARKS = auto()
-
-
-_WALKS = frozenset((_Task.RETENTION, _Task.PRODUCERS, _Task.FLUSHES))
-_CHECKPOINTS = {
-    _Task.RECOVERY_POINTS: LogDir.recovery_point_job,
-    _Task.LOG_STARTS: LogDir.log_start_job,
-    _Task.HIGH_WATERMARKS: LogDir.high_watermark_job,
-}
 
 
 class NewLog(NamedTuple):
-    """What `get_or_create_log` is to find."""
+    """A log that `make_logs_job` makes: the arguments of `get_or_create_log`."""
 
     topic_partition: TopicPartition
     topic_id: Uuid | None
@@ -91,7 +49,7 @@ class NewLog(NamedTuple):
 
 
 class LogManager:
-    """Belongs to one thread, as its logs do. Is also their hooks."""
+    """Belongs to one thread, as its logs do. Implements their hooks."""
 
     def __init__(
         self,
@@ -105,35 +63,32 @@ class LogManager:
         on_dir_failed: Callable[[LogDir, OSError], None] = lambda directory, error: None,
         locks_dirs: bool = True,
     ) -> None:
-        """`dirs`: paths with their disks, in the order of `log.dirs`; `config_of(topic)`: a topic's settings while the
-        metadata is not known yet; `unique`: fresh 32 hex digits; `jitter(bound)`: a random number below `bound`;
-        `locks_dirs`: false where the caller holds the directories' locks.
+        """`dirs`: paths with their disks, in the order of `log.dirs`; `config_of(topic)`: a topic's settings until the
+        metadata is loaded; `unique`: 32 new hex digits; `jitter(bound)`: a random number below `bound`;
+        `on_dir_failed`: called when a directory has just gone offline; `locks_dirs`: false where the caller holds the
+        directories' locks.
         """
         self.config = config or LogManagerConfig()
-        self.dirs = [LogDir(disk, path, locks=locks_dirs) for path, disk in dirs.items()]
         self._config_of = config_of
         self._unique = unique
         self._now_ms = now_ms
         self._jitter = jitter
         self._on_dir_failed = on_dir_failed
         self._logs: dict[TopicPartition, Log] = {}
+        """The log of each partition. Future logs are not here."""
         self._home: dict[TopicPartition, LogDir] = {}
-        self._doomed: list[tuple[int, int, LogDir, Callable[[Disk], None]]] = []
-        self._doomed_count = 0
-        self._rolled: dict[Log, None] = {}
-        self._fresh: dict[TopicPartition, None] = {}
-        self._syncing_fresh = False
-        self._walks: dict[_Task, deque[TopicPartition]] = {}
-        self._due: dict[_Task, int] = {}
-        self.stray: list[TopicPartition] = []
+        """The directory of each of them."""
+        self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs)
+        self.upkeep = Upkeep(self.dirs, self._logs, self.config, now_ms)
         self.futures = FutureLogs(self, unique, now_ms)
         """Replicas on their way to another directory."""
 
     # Start
 
     def load_jobs(self) -> list[Job[None]]:
-        """Lock and read every directory; jobs that open its logs: one a directory after a clean stop, one a log after
-        any other. A directory that fails is taken offline. Raises `BlockingIOError` where one is another process's.
+        """Lock and read every directory. Returns jobs that open the logs: one a directory after a clean stop, one a log
+        after any other. A directory whose disk fails is taken offline. Raises `BlockingIOError` where another process
+        holds one.
         """
         jobs: list[Job[None]] = []
         now = self._now_ms()
@@ -143,27 +98,26 @@ class LogManager:
             except BlockingIOError:
                 raise
             except (OSError, ValueError) as error:
-                self.fail_dir(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
+                self.dirs.fail(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
                 continue
             directory.expect(tp for tp, _ in found)
             if directory.had_clean_shutdown:
                 jobs.append(self._load_job(directory, found))
             else:
                 jobs.extend(self._load_job(directory, [one]) for one in found)
-        first = now + self.config.initial_delay_ms
-        self._due = {task: first for task, _ in self._tasks()}
+        self.upkeep.start(now)
         return jobs
 
     def _found(self, directory: LogDir, names: list[str], now_ms: int) -> list[tuple[TopicPartition, str]]:
-        return [(tp, name) for name in names if (tp := self._wanted(directory, name, now_ms)) is not None]
+        return [(tp, name) for name in names if (tp := self._partition_of(directory, name, now_ms)) is not None]
 
-    def _wanted(self, directory: LogDir, name: str, now_ms: int) -> TopicPartition | None:
+    def _partition_of(self, directory: LogDir, name: str, now_ms: int) -> TopicPartition | None:
         topic_partition = parse_dir_name(name)
         if topic_partition is None or topic_partition.topic == METADATA_TOPIC_NAME:
             return None
         path = f"{directory.path}/{name}"
         if name.endswith(DELETE_DIR_SUFFIX):
-            self.doom(directory, now_ms, lambda disk: disk.remove_tree(path))
+            self.upkeep.remove_later(directory, now_ms, lambda disk: disk.remove_tree(path))
             return None
         if name.endswith(STRAY_DIR_SUFFIX):
             return None
@@ -191,17 +145,12 @@ class LogManager:
                 try:
                     directory.opened(log)
                 except OSError as error:
-                    self.fail_dir(directory, error)
+                    self.dirs.fail(directory, error)
 
-        return self._job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
-
-    def _job(
-        self, directory: LogDir, description: str, work: Callable[[], T], finish: Callable[[T], None] = _nothing
-    ) -> Job[None]:
-        return Job(description, work, finish).on_failure(lambda error: self.fail_dir(directory, error))
+        return self.dirs.job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
 
     def _open(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
-        """On any thread. What a clean stop cannot have left is recovered."""
+        """On any thread. A log that a clean stop cannot have left like that is recovered."""
         try:
             return self._open_as(directory, topic_partition, name, clean)
         except (CorruptRecord, ValueError) as error:
@@ -218,7 +167,7 @@ class LogManager:
             topic_partition=topic_partition,
             now_ms=self._now_ms(),
             clean=clean,
-            # A checkpoint may speak of another log of the partition that was here: a copy is read whole.
+            # The checkpoint's entry may be that of a former log of the partition: a future log is read whole.
             recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
@@ -227,17 +176,6 @@ class LogManager:
             hooks=self,
             jitter=self._jitter,
         )
-
-    @property
-    def all_online(self) -> bool:
-        """Whether no log directory has failed: where one has, a log that is not there may be in it."""
-        return all(directory.online for directory in self.dirs)
-
-    @property
-    def previous_broker_epoch(self) -> int:
-        """The broker epoch of the last clean stop; -1 where it was not clean everywhere."""
-        epochs = {directory.previous_broker_epoch for directory in self.dirs if directory.online}
-        return epochs.pop() if len(epochs) == 1 else -1
 
     # Logs
 
@@ -260,9 +198,8 @@ class LogManager:
         config: LogConfig,
         directory_id: Uuid | None,
     ) -> Log:
-        """The partition's log with this config, made where there is none: where an operator wants it, else in the
-        directory of that id, else, where the id is none or reserved, in the one with the fewest logs of those that are
-        not cordoned.
+        """The partition's log with this config. Where there is none, it is made in the directory that an operator
+        prefers, else where `LogDirs.choose` says.
 
         Raises KAFKA_STORAGE_ERROR where that directory is offline, INCONSISTENT_TOPIC_ID where the log is another
         topic's.
@@ -280,18 +217,18 @@ class LogManager:
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} may be in a log directory that is offline"
             )
-        directory = self.futures.take_preferred(topic_partition) or self._choose(directory_id)
+        directory = self.futures.take_preferred(topic_partition) or self.dirs.choose(directory_id)
         if self.futures.dir_of(topic_partition) is directory:
             self.futures.drop(topic_partition)
         log = self.make_log(directory, dir_name(topic_partition), topic_partition, topic_id, config)
         self._add(directory, log)
-        self._fresh[topic_partition] = None
+        self.upkeep.sync_soon(topic_partition)
         return log
 
     def make_logs_job(self, wanted: Sequence[NewLog]) -> Job[None]:
         """A job that makes the logs of some partitions that have none, so that `get_or_create_log` finds them.
 
-        Where one cannot be made, that will say why.
+        A log that cannot be made is left out: `get_or_create_log` raises the error.
         """
         planned: list[tuple[LogDir, NewLog]] = []
         more: Counter[str] = Counter()
@@ -299,8 +236,8 @@ class LogManager:
             if self.futures.is_alone(new.topic_partition, new.topic_id):
                 continue
             try:
-                directory = self.futures.take_preferred(new.topic_partition) or self._choose(new.directory_id, more)
-                directory.vouch_no_more_for(new.topic_partition)
+                directory = self.futures.take_preferred(new.topic_partition) or self.dirs.choose(new.directory_id, more)
+                directory.drop_former_entries(new.topic_partition)
             except (ApiError, OSError):
                 continue
             if self.futures.dir_of(new.topic_partition) is not directory:
@@ -313,11 +250,11 @@ class LogManager:
         def finish(made: list[Log | OSError | ApiError]) -> None:
             for (directory, new), log in zip(planned, made, strict=True):
                 if isinstance(log, OSError):
-                    self.fail_dir(directory, log)
+                    self.dirs.fail(directory, log)
                 elif isinstance(log, Log):
                     if directory.online and new.topic_partition not in self._logs:
                         self._add(directory, log)
-                        self._fresh[new.topic_partition] = None
+                        self.upkeep.sync_soon(new.topic_partition)
                     else:
                         log.close(clean=False)
 
@@ -337,10 +274,10 @@ class LogManager:
     ) -> Log:
         """An empty log in that directory. Raises KAFKA_STORAGE_ERROR."""
         try:
-            directory.vouch_no_more_for(topic_partition)
+            directory.drop_former_entries(topic_partition)
             return self._make(directory, name, topic_partition, topic_id, config, self._now_ms())
         except OSError as error:
-            self.fail_dir(directory, error)
+            self.dirs.fail(directory, error)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory.path}: {error}") from error
 
     def _make(
@@ -366,20 +303,6 @@ class LogManager:
             jitter=self._jitter,
         )
 
-    def _choose(self, directory_id: Uuid | None, planned: Mapping[str, int] = MappingProxyType({})) -> LogDir:
-        online = [directory for directory in self.dirs if directory.online]
-        if directory_id is not None and not is_reserved(directory_id):
-            for directory in online:
-                if directory.directory_id == directory_id:
-                    return directory
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory with id {directory_id.hex()} is online")
-        if not online:
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "every log directory is offline")
-        # The controller gives no replicas to a broker that is cordoned as a whole; one that it gave before it heard of
-        # that has to be somewhere.
-        free = [directory for directory in online if not directory.cordoned] or online
-        return min(free, key=lambda directory: len(directory.logs) + planned.get(directory.path, 0))
-
     def _add(self, directory: LogDir, log: Log) -> None:
         self._logs[log.topic_partition] = log
         self._home[log.topic_partition] = directory
@@ -391,31 +314,30 @@ class LogManager:
             return None
         directory = self._home.pop(topic_partition)
         directory.forget(topic_partition)
-        self._rolled.pop(log, None)
-        self._fresh.pop(topic_partition, None)
+        self.upkeep.forget(log)
         return directory, log
 
     def replace(self, topic_partition: TopicPartition, directory: LogDir, log: Log) -> None:
-        """From now on this is the partition's log; what was it before is the caller's."""
+        """From now on `log` is the partition's log. The caller closes the one before it."""
         self._drop(topic_partition)
         self._add(directory, log)
-        self._fresh[topic_partition] = None
-        self._checkpoint_soon()
+        self.upkeep.sync_soon(topic_partition)
+        self.upkeep.checkpoint_soon()
 
     def delete_log(self, topic_partition: TopicPartition) -> None:
-        """Forget a log at once; its directory is renamed, and removed after `file.delete.delay.ms`."""
+        """Drop a log at once; its directory is renamed, and removed after `file.delete.delay.ms`."""
         self.futures.drop(topic_partition)
         self._retire(topic_partition, DELETE_DIR_SUFFIX)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
-        """Forget a log that the metadata does not know; its directory is kept for a person to look at (`-stray`)."""
+        """Drop a log that the metadata does not have, and its future log; the directories are kept under names that end
+        in `-stray`, for an operator to inspect."""
         self.futures.set_aside(topic_partition)
         self.set_log_aside(topic_partition)
 
     def set_log_aside(self, topic_partition: TopicPartition) -> None:
-        """`set_aside`, but for what is to take its place."""
+        """`set_aside`, of the log alone: its future log is to replace it."""
         self._retire(topic_partition, STRAY_DIR_SUFFIX)
-        self.stray.append(topic_partition)
 
     def _retire(self, topic_partition: TopicPartition, suffix: str) -> None:
         dropped = self._drop(topic_partition)
@@ -423,9 +345,8 @@ class LogManager:
             self.rename_away(*dropped, suffix)
 
     def rename_away(self, directory: LogDir, log: Log, suffix: str) -> None:
-        """Close a log that nobody uses any more, under a name that says so; what is to be deleted is, later.
-
-        Where the disk fails, its directory is offline, and the next start finds the log again.
+        """Close a log that is not used any more, and rename its directory to that suffix; one that is to be deleted is
+        deleted later. Where the disk fails, its log directory is offline, and the next start finds the log again.
         """
         if log.offline:
             return
@@ -437,148 +358,19 @@ class LogManager:
                 raise
             return
         log.close(clean=False)
-        self._rolled.pop(log, None)
+        self.upkeep.forget(log)
         if suffix == DELETE_DIR_SUFFIX:
-            self.doom(directory, self._now_ms() + log.config.file_delete_delay_ms, lambda disk: disk.remove_tree(path))
-        self._checkpoint_soon()
-
-    def _checkpoint_soon(self) -> None:
-        """A new log of a name must not inherit an old one's offsets after a crash."""
-        self._due[_Task.RECOVERY_POINTS] = self._due[_Task.LOG_STARTS] = self._now_ms()
-
-    def describe_job(self) -> Job[list[LogDirDescription]]:
-        """A job that asks the file systems for space, and describes every directory."""
-        asked = [directory for directory in self.dirs if directory.online]
-        return Job(
-            "describe the log directories",
-            lambda: {directory.path: directory.space() for directory in asked},
-            lambda spaces: [each.describe(spaces.get(each.path, (-1, -1))) for each in self.dirs],
-        )
-
-    # Periodic work
-
-    def poll(self, now_ms: int) -> list[Job[None]]:
-        """What is due, bounded: call again at `next_deadline_ms`. The jobs may run in any order."""
-        jobs: list[Job[None]] = []
-        while self._doomed and self._doomed[0][0] <= now_ms:
-            _, _, directory, remove = heapq.heappop(self._doomed)
-            if directory.online:
-                jobs.append(self._removal_job(directory, remove))
-        for log in list(self._rolled)[:_LOGS_A_POLL]:
-            del self._rolled[log]
-            if not log.offline:
-                self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.segments.active.base_offset)))
-        if self._fresh and not self._syncing_fresh:
-            jobs.append(self._fresh_job(now_ms))
-        for task, interval in self._tasks():
-            if self._due.get(task, now_ms) <= now_ms:
-                self._due[task] = now_ms + interval
-                if task in _WALKS:
-                    self._walks[task] = deque(self._logs)
-                else:
-                    jobs.extend(self._checkpoint_jobs(task))
-        for task in list(self._walks):
-            jobs.extend(self._walk(task, now_ms))
-        return jobs
-
-    def next_deadline_ms(self, now_ms: int) -> int:
-        """When `poll` has something to do again."""
-        if self._walks or self._rolled:
-            return now_ms
-        if self._fresh:
-            return now_ms + (_FRESH_INTERVAL_MS if self._syncing_fresh else 0)
-        deadlines = list(self._due.values())
-        if self._doomed:
-            deadlines.append(self._doomed[0][0])
-        return max(now_ms, min(deadlines, default=MAX_INT64))
-
-    def _tasks(self) -> tuple[tuple[_Task, int], ...]:
-        config = self.config
-        return (
-            (_Task.RETENTION, config.retention_check_interval_ms),
-            (_Task.PRODUCERS, config.producer_check_interval_ms),
-            (_Task.FLUSHES, config.flush_check_interval_ms),
-            (_Task.RECOVERY_POINTS, config.recovery_point_interval_ms),
-            (_Task.LOG_STARTS, config.log_start_interval_ms),
-            (_Task.HIGH_WATERMARKS, config.high_watermark_interval_ms),
-        )
-
-    def _checkpoint_jobs(self, task: _Task) -> list[Job[None]]:
-        make = _CHECKPOINTS[task]
-        return [self.checkpoint_job(directory, job) for directory in self.dirs if (job := make(directory)) is not None]
-
-    def checkpoint_job(self, directory: LogDir, job: Job[None]) -> Job[None]:
-        """A directory's own, whose failure is the directory's."""
-
-        def finish(_: None) -> None:
-            if directory.online:
-                try:
-                    job.finish()
-                except OSError as error:
-                    self.fail_dir(directory, error)
-
-        return self._job(directory, job.description, job.run, finish)
-
-    def _walk(self, task: _Task, now_ms: int) -> list[Job[None]]:
-        """A bounded number of logs of a walk over all."""
-        jobs: list[Job[None]] = []
-        left = self._walks[task]
-
-        def visit(log: Log) -> None:
-            if task is _Task.RETENTION:
-                log.delete_old_segments(now_ms)
-            elif task is _Task.PRODUCERS:
-                log.expire_producers(now_ms)
-            elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
-                jobs.append(self._flush(log, now_ms))
-
-        for _ in range(min(_LOGS_A_POLL, len(left))):
-            log = self._logs.get(left.popleft())
-            if log is not None and not log.offline:
-                self._guard(log, visit)
-        if not left:
-            del self._walks[task]
-        return jobs
-
-    def _flush(self, log: Log, now_ms: int, upto: int | None = None) -> Job[None]:
-        return log.flush_job(upto, now_ms).on_failure(log.on_io_error)
-
-    def _fresh_job(self, now_ms: int) -> Job[None]:
-        """Syncs the topic ids and the names of some new logs, one after another: a topic may have thousands."""
-        jobs: list[Job[None]] = []
-        for topic_partition in list(self._fresh)[:_LOGS_A_POLL]:
-            del self._fresh[topic_partition]
-            log = self._logs[topic_partition]
-            if not log.offline:
-                self._guard(log, lambda log: jobs.append(self._flush(log, now_ms, log.recovery_point)))
-        self._syncing_fresh = True
-        together = Job.together(f"sync {len(jobs)} new logs", jobs)
-
-        def finish(_: None) -> None:
-            self._syncing_fresh = False
-            together.finish()
-
-        return Job(together.description, together.run, finish)
-
-    def _guard(self, log: Log, visit: Callable[[Log], object]) -> None:
-        """A disk that fails under one log takes its directory offline; the others are still to be visited."""
-        try:
-            visit(log)
-        except OSError as error:
-            self.on_io_error(log, error)  # whoever looks at a log, as retention does, meets the disk itself
-        except ApiError as error:
-            if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
-                raise
-
-    def _removal_job(self, directory: LogDir, remove: Callable[[Disk], None]) -> Job[None]:
-        return self._job(directory, f"delete files of {directory.path}", lambda: remove(directory.disk))
+            self.upkeep.remove_later(
+                directory, self._now_ms() + log.config.file_delete_delay_ms, lambda disk: disk.remove_tree(path)
+            )
+        self.upkeep.checkpoint_soon()
 
     # Stop
 
     def close_jobs(self) -> Iterator[Job[None]]:
         """Jobs that close every log as a clean stop does, a few logs each, in any order. No log is used after this.
 
-        Each is made when it is asked for, as it holds the files open that it is to sync.
+        Each job is made when the iterator gets to it, as it holds open the files that it is to sync.
         """
         logs = iter([*self, *self.futures])
         while some := list(islice(logs, _LOGS_A_JOB)):
@@ -588,26 +380,27 @@ class LogManager:
         jobs: list[Job[None]] = []
         for log in logs:
             if not log.offline:
-                self._guard(log, lambda log: jobs.append(log.close_job().on_failure(log.on_io_error)))
+                self.dirs.guard(log, lambda log: jobs.append(log.close_job().on_failure(log.on_io_error)))
         return jobs
 
     def marker_jobs(self, broker_epoch: int) -> list[Job[None]]:
-        """When all `close_jobs` are finished: the checkpoints and the marker of a clean stop, one job a directory.
+        """Jobs for the checkpoints and the marker of a clean stop, one a directory, once all `close_jobs` are finished.
 
-        None for a directory with logs that were not opened: they may still need recovery.
+        There is none for a directory with logs that were not opened: these may still need recovery.
         """
         return [self._marker_job(directory, broker_epoch) for directory in self.dirs if directory.may_be_marked]
 
     def _marker_job(self, directory: LogDir, broker_epoch: int) -> Job[None]:
         directory.rewrite_checkpoints()
-        jobs = [job for make in _CHECKPOINTS.values() if (job := make(directory)) is not None]
+        written = (directory.recovery_point_job(), directory.log_start_job(), directory.high_watermark_job())
+        jobs = [job for job in written if job is not None]
 
         def work() -> None:
             for job in jobs:
                 job.complete()
             directory.write_marker(broker_epoch)
 
-        return self._job(directory, f"mark {directory.path}", work, lambda _: directory.unlock())
+        return self.dirs.job(directory, f"mark {directory.path}", work, lambda _: directory.unlock())
 
     def close(self, broker_epoch: int = -1) -> None:
         """`close_jobs` and `marker_jobs`, here and now."""
@@ -620,40 +413,27 @@ class LogManager:
 
     # Failures, and the logs' hooks
 
-    def fail_dir(self, directory: LogDir, error: OSError) -> None:
-        """The disk failed: the directory is offline from now on, and whoever made this manager is told once."""
-        if directory.online:
-            directory.take_offline()
-            self.futures.forget_dir(directory)
-            self._on_dir_failed(directory, error)
-
-    def _holder(self, log: Log) -> LogDir | None:
-        return next((each for each in self.dirs if log.directory.startswith(each.path + "/")), None)
+    def _on_failed(self, directory: LogDir, error: OSError) -> None:
+        self.futures.forget_dir(directory)
+        self._on_dir_failed(directory, error)
 
     def on_io_error(self, log: Log, error: OSError) -> None:
-        directory = self._holder(log)
-        if directory is not None:
-            self.fail_dir(directory, error)
+        self.dirs.fail_of(log, error)
 
     def on_rolled(self, log: Log) -> None:
-        self._rolled[log] = None
+        self.upkeep.on_rolled(log)
 
     def on_recovery_point_lowered(self, log: Log) -> None:
-        directory = self._holder(log)
+        directory = self.dirs.holder(log)
         if directory is not None and directory.online:
             directory.lower(log)  # raises where that cannot be written: then nothing is cut
 
     def on_log_start_lowered(self, log: Log) -> None:
-        directory = self._holder(log)
+        directory = self.dirs.holder(log)
         if directory is not None and directory.online:
             directory.replace_log_starts()
 
     def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
-        directory = self._holder(log)
+        directory = self.dirs.holder(log)
         if directory is not None:
-            self.doom(directory, self._now_ms() + delay_ms, remove)
-
-    def doom(self, directory: LogDir, due_ms: int, remove: Callable[[Disk], None]) -> None:
-        """Have `remove` run on some thread when its time has come."""
-        self._doomed_count += 1
-        heapq.heappush(self._doomed, (due_ms, self._doomed_count, directory, remove))
+            self.upkeep.remove_later(directory, self._now_ms() + delay_ms, remove)

@@ -38,7 +38,8 @@ def dir_name(topic_partition: TopicPartition) -> str:
 
 
 def marked_dir_name(topic_partition: TopicPartition, unique: str, suffix: str) -> str:
-    """A directory that is to be deleted, is stray or is to replace another: `topic-partition.unique-suffix`.
+    """The name of a directory that is to be deleted, is stray, or is to replace another:
+    `topic-partition.unique-suffix`.
 
     The topic is cut where the name would be longer than filesystems take; `unique` is 32 hex digits.
     """
@@ -47,7 +48,7 @@ def marked_dir_name(topic_partition: TopicPartition, unique: str, suffix: str) -
 
 
 def parse_dir_name(name: str) -> TopicPartition | None:
-    """The partition whose directory is called so, with or without a mark; None where no partition's is."""
+    """The partition whose directory has this name, with or without a suffix; None where it is no partition's."""
     for suffix in (DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX):
         if name.endswith(suffix):
             name = name[: -len(suffix)].rpartition(".")[0]

@@ -1,8 +1,8 @@
 """The summary of a log's dirty part: the last offset of each key, in 24 bytes a key.
 
-A hash table over one bytearray: 16 bytes of the key's MD5, 8 of the offset. Keys are told apart by their hash alone:
-two keys of one hash would lose the older one's last value, which at 128 bits does not happen by chance. Probing takes
-successive windows of the hash, then neighbours; the table is never filled beyond nine tenths.
+A hash table over one bytearray: 16 bytes of the key's MD5, 8 of the offset. Keys are compared by their hash alone: two
+keys with the same hash would lose the older one's last value, which at 128 bits does not happen by chance. Probing
+takes successive windows of the hash, then neighbours; the table is never filled beyond nine tenths.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ _WINDOWS = Struct(">IIII")
 
 
 class OffsetMap:
-    """Keys to their last offsets. `latest_offset` is the last offset that the map has an opinion on; -1: none."""
+    """Keys to their last offsets."""
 
     __slots__ = ("_memory", "_slots", "latest_offset", "max_size", "size")
 
     def __init__(self, memory_bytes: int) -> None:
         self._slots = max(2, memory_bytes // ENTRY_BYTES)
         self._memory = bytearray(self._slots * ENTRY_BYTES)
+        """A free entry is zeros where the hash would be."""
         self.max_size = int(self._slots * LOAD_FACTOR)
         self.size = 0
+        """The number of keys."""
         self.latest_offset = -1
+        """The last offset whose record has been put, or needed not be; -1 for none. Records above it are not
+        covered."""
 
     @property
     def is_full(self) -> bool:
         return self.size >= self.max_size
 
     def put(self, key: bytes, offset: int) -> None:
-        """Offsets are put in rising order. The caller has made sure that the map is not full."""
+        """Offsets are put in rising order. The map must not be full."""
         assert not self.is_full, "the offset map is full"
         digest = md5(key, usedforsecurity=False).digest()
         at, found = self._find(digest)

@@ -1,8 +1,8 @@
-"""Opening what the first appends to logs need, on another thread.
+"""Opening the files that the first append to a log needs, on another thread.
 
-Logs that a node finds on its disk hold no files open until somebody comes. Opening them may wait for the device: for
-the directory's entries, for the file's first batch, which tells when the segment is to be rolled, and for the indexes,
-which go into memory. Whoever appends to many logs has them opened together.
+A log that a node finds on its disk has no file open before its first append or read. Opening may wait for the device:
+for the directory's entries, for the file's first batch, whose timestamp decides when the segment is rolled, and for the
+indexes, which are loaded into memory. One job opens the files of many logs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kalda.storage.log import Log
 
 
 def opening_job(logs: Sequence[Log]) -> Job[None]:
-    """A job after which these are not `cold`. What fails in it, the append meets again, and says so."""
+    """A job after which these are not `cold`. An error in it is passed over: the append that follows raises it."""
     opening = [(log, log.segments.active, log.segments.active.snapshot()) for log in logs]
 
     def work() -> None:

@@ -80,7 +80,9 @@ class SnapshotFiles:
         self._disk = disk
         self.directory = directory
         self.offsets = sorted(offsets)
+        """Of all files, rising."""
         self.unsynced: list[int] = []
+        """Those of files that were written and not synced."""
 
     def path(self, offset: int) -> str:
         return f"{self.directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
@@ -90,7 +92,7 @@ class SnapshotFiles:
         return self.offsets[-1] if self.offsets else None
 
     def take(self, states: ProducerStates) -> bool:
-        """Write the state at its `map_end_offset`; False where there is one as late already."""
+        """Write the state at its `map_end_offset`; False where there is a snapshot as late as that already."""
         offset = states.map_end_offset
         if offset <= states.snapshot_offset:
             return False
@@ -110,9 +112,10 @@ class SnapshotFiles:
     def load_latest(
         self, states: ProducerStates, start_offset: int, upto: int, now_ms: int, expiration_ms: int
     ) -> None:
-        """Bring `states` to the last sound snapshot in (start_offset, upto]; to nothing at `start_offset` without one.
+        """Load the latest undamaged snapshot in (start_offset, upto] into `states`; without one, clear them as of
+        `start_offset`. Producers that have expired by `now_ms` are left out.
 
-        Snapshots outside that range, and damaged ones, are removed: they say nothing about this log.
+        Snapshots outside that range, and damaged ones, are removed: they are not of this log as it is now.
         """
         for offset in list(self.offsets):
             if offset > upto or offset <= start_offset:
@@ -139,7 +142,7 @@ class SnapshotFiles:
         self._disk.remove(self.path(offset))
 
     def remove_strays(self, bases: list[int]) -> None:
-        """Keep those at a segment's base, and the last one if it is beyond every base: the state at the log's end."""
+        """Remove all but those at a segment's base and, beyond every base, the last one: the state at the log's end."""
         strays = [offset for offset in self.offsets if offset not in bases]
         if strays and (not bases or strays[-1] > bases[-1]):
             strays.pop()
@@ -147,7 +150,7 @@ class SnapshotFiles:
             self.remove(offset)
 
     def mark_deleted(self, offset: int) -> list[str]:
-        """Rename the one at `offset`, if there is one, for a later deletion; its new path."""
+        """Rename the one at `offset` for a later deletion; its new path, nothing where there is none."""
         if offset not in self.offsets:
             return []
         path = self.path(offset) + DELETED_SUFFIX

@@ -1,11 +1,11 @@
-"""What a log knows of its producers: sequences for idempotence, open transactions for isolation (KIP-98, KIP-890).
+"""The producers of a log: sequences for idempotence, open transactions for isolation (KIP-98, KIP-890).
 
 Per producer id: its epoch, its last five batches (a producer has at most five in flight, so a retried one is always
-among them), and where its open transaction began. Sequences are checked for what clients append; replicas take what
-the leader took.
+among them), and where its open transaction began. Sequences are checked in the leader, when a client's batch comes;
+replicas apply what the leader has appended.
 
-Transactions: an open one holds the last stable offset at its first offset. A completed one still does until its
-marker is below the high watermark ("unreplicated"), because a new leader might not have the marker.
+Transactions: the last stable offset is not above the first offset of an open one. Nor is it above that of a completed
+one before the marker is below the high watermark ("unreplicated"), because a new leader may not have the marker.
 
 Invariants: `map_end_offset` is the offset up to which batches have been applied; a snapshot file holds the state at
 exactly its offset; the keys of `_ongoing` and `_unreplicated` are first offsets, in rising order.
@@ -29,7 +29,7 @@ MAX_EPOCH = 2**15 - 1
 
 
 class BatchMetadata(NamedTuple):
-    """One remembered batch."""
+    """One of the last five batches of a producer."""
 
     last_sequence: int
     last_offset: int
@@ -47,7 +47,7 @@ class BatchMetadata(NamedTuple):
 
 
 class ProducerState:
-    """One producer. `txn_first_offset` is -1 where no transaction is open."""
+    """One producer."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "producer_id", "txn_first_offset")
 
@@ -62,10 +62,15 @@ class ProducerState:
     ) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
+        """The largest producer epoch that was appended."""
         self.coordinator_epoch = coordinator_epoch
+        """Of the last marker; -1 for none."""
         self.last_timestamp = last_timestamp
+        """Of the last batch or marker: the producer expires `producer.id.expiration.ms` after it."""
         self.txn_first_offset = txn_first_offset
+        """Where its open transaction began; -1 where none is open."""
         self.batches = list(batches)
+        """Its last data batches of this epoch, at most `MAX_BATCHES`, oldest first."""
 
     @property
     def last_sequence(self) -> int:
@@ -80,7 +85,7 @@ class ProducerState:
         return self.batches[-1].offset_delta if self.batches else 0
 
     def take_epoch(self, epoch: int) -> None:
-        """A new epoch starts a new run of sequences."""
+        """A new epoch begins with sequence 0: the batches of the old one are dropped."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches.clear()
@@ -101,7 +106,7 @@ class ProducerState:
 
 
 class Marker(NamedTuple):
-    """The end of a transaction as its control record says it."""
+    """The end of a transaction, from its control record."""
 
     commit: bool
     coordinator_epoch: int
@@ -129,13 +134,15 @@ class CompletedTxn(NamedTuple):
 
 
 class Verification:
-    """A transactional append that waits for the coordinator to say that the partition is in the transaction."""
+    """A transactional append that waits for its coordinator to confirm that the partition is in the transaction."""
 
     __slots__ = ("epoch", "lowest_sequence", "supports_epoch_bump", "timestamp")
 
     def __init__(self, timestamp: int, sequence: int, epoch: int, supports_epoch_bump: bool) -> None:
         self.timestamp = timestamp
+        """When it was made."""
         self.lowest_sequence = sequence
+        """The first batch of the transaction here must have it: a later one that overtakes that batch is refused."""
         self.epoch = epoch
         self.supports_epoch_bump = supports_epoch_bump
 
@@ -155,12 +162,19 @@ class ProducerStates:
 
     def __init__(self, log_name: str, start_offset: int = 0) -> None:
         self.log_name = log_name
+        """For messages."""
         self._states: dict[int, ProducerState] = {}
-        self._ongoing: dict[int, int] = {}  # first offset -> producer id
-        self._unreplicated: dict[int, int] = {}  # first offset -> last offset
+        """By producer id."""
+        self._ongoing: dict[int, int] = {}
+        """Open transactions: first offset to producer id."""
+        self._unreplicated: dict[int, int] = {}
+        """Transactions that have ended above the high watermark: first offset to the marker's."""
         self._verifications: dict[int, Verification] = {}
+        """By producer id. Not part of snapshots: after a start they are made anew."""
         self.map_end_offset = start_offset
+        """Up to where batches have been applied."""
         self.snapshot_offset = start_offset
+        """The offset of the latest snapshot that was written or loaded."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -172,14 +186,14 @@ class ProducerStates:
         return self._states.get(producer_id)
 
     def load(self, states: list[ProducerState], offset: int) -> None:
-        """The state at `offset`, as a snapshot gave it."""
+        """Replace everything by the state at `offset`, from a snapshot."""
         self.clear(offset)
         self._states = {state.producer_id: state for state in states}
         open_ones = [(state.txn_first_offset, state.producer_id) for state in states if state.txn_first_offset >= 0]
         self._ongoing = dict(sorted(open_ones))
 
     def clear(self, offset: int) -> None:
-        """Nothing is known, as of `offset`."""
+        """Drop everything: there is no producer as of `offset`."""
         self._states.clear()
         self._ongoing.clear()
         self._unreplicated.clear()
@@ -188,7 +202,8 @@ class ProducerStates:
     # Checking
 
     def admit(self, header: BatchHeader, guard: Verification | None, verify: bool) -> BatchMetadata | None:
-        """Check a client's batch; the batch that it repeats, if it does. Raises as `check_data`, `check_verified`."""
+        """Check a client's batch. Returns the batch of which it is a duplicate, None where it is to be appended. Raises
+        as `check_data` and `check_verified`."""
         state = self._states.get(header.producer_id)
         if state is not None and state.batches:
             epoch, sequence = header.producer_epoch, header.base_sequence
@@ -198,7 +213,7 @@ class ProducerStates:
                 and not self._verifications
                 and header.is_transactional == (state.txn_first_offset >= 0)
             ):
-                return None  # the usual case: the next batch of a known producer, in no transaction or an open one
+                return None  # the usual case: the next batch of a producer, in no transaction or in the open one
             duplicate = state.duplicate_of(epoch, sequence, header.last_sequence)
             if duplicate is not None:
                 return duplicate
@@ -241,7 +256,7 @@ class ProducerStates:
                 lowest = verification.lowest_sequence
                 self._out_of_order(producer_id, sequence, f"sequence {lowest} is still being verified")
         if state is None or state.epoch == NO_PRODUCER_EPOCH:
-            # Nothing is known, perhaps because retention took it: any sequence may start.
+            # No batch of it is remembered, perhaps because retention deleted them: any sequence may come first.
             return
         if epoch != state.epoch:
             if sequence != 0:
@@ -260,8 +275,8 @@ class ProducerStates:
     def check_marker(self, header: BatchHeader, marker: Marker, origin: AppendOrigin, transaction_version: int) -> None:
         """Raise unless this marker may end its producer's transaction.
 
-        Under transaction version 2 the coordinator bumps the epoch with every marker, so an equal epoch is a late
-        marker of another transaction; but where nothing is open, it is a retry and harmless (KIP-890).
+        Under transaction version 2 the coordinator bumps the epoch with every marker, so a marker with an equal epoch
+        is a late one of another transaction; but where no transaction is open, it is a retry and harmless (KIP-890).
         """
         state = self._states.get(header.producer_id)
         if state is None or origin is AppendOrigin.REPLICATION:
@@ -337,21 +352,21 @@ class ProducerStates:
         self.map_end_offset = header.next_offset
 
     def finish(self, completed: CompletedTxn, txn_index: TxnIndex | None) -> None:
-        """The marker of `completed` is in the log: note it, where it aborts, and let go."""
+        """The marker of `completed` is in the log: add an aborted one to `txn_index`, then `complete` it."""
         if completed.aborted and txn_index is not None:
             producer_id, first_offset, last_offset, _ = completed
             txn_index.append(AbortedTxn(producer_id, first_offset, last_offset, self.stable_offset_with(completed)))
         self.complete(completed)
 
     def stable_offset_with(self, completed: CompletedTxn) -> int:
-        """The last stable offset once `completed` is: for its entry in the transaction index."""
+        """The last stable offset once `completed` is replicated: for its entry in the transaction index."""
         for first_offset, producer_id in self._ongoing.items():
             if producer_id != completed.producer_id:
                 return first_offset
         return completed.last_offset + 1
 
     def complete(self, completed: CompletedTxn) -> None:
-        """It is over, but holds the last stable offset until its marker is replicated."""
+        """It has ended, but the last stable offset stays below it until its marker is replicated."""
         if self._ongoing.pop(completed.first_offset, None) is None:
             raise CorruptRecord(f"{self.log_name} ends a transaction at {completed.first_offset} that it never began")
         self._unreplicated[completed.first_offset] = completed.last_offset
@@ -359,13 +374,14 @@ class ProducerStates:
             self._unreplicated = dict(sorted(self._unreplicated.items()))
 
     def on_high_watermark(self, high_watermark: int) -> None:
+        """Markers below it are replicated."""
         if self._unreplicated:
             done = [first for first, last in self._unreplicated.items() if last < high_watermark]
             for first in done:
                 del self._unreplicated[first]
 
     def on_log_start_offset(self, offset: int) -> None:
-        """Records below are gone; so are transactions that ended there."""
+        """Records below were deleted: drop the transactions that ended there."""
         done = [first for first, last in self._unreplicated.items() if last < offset]
         for first in done:
             del self._unreplicated[first]
@@ -373,7 +389,7 @@ class ProducerStates:
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Where the oldest transaction began that is open, or not yet replicated to its end."""
+        """Where the oldest transaction began that is open, or whose marker is not replicated yet."""
         first = None
         for offsets in (self._ongoing, self._unreplicated):
             for offset in offsets:
@@ -391,9 +407,8 @@ class ProducerStates:
     def verify(
         self, producer_id: int, sequence: int, epoch: int, now_ms: int, supports_epoch_bump: bool
     ) -> Verification | None:
-        """Whether an append to a transaction must first be verified with its coordinator.
-
-        None: it need not, the transaction is open here. Otherwise the guard to be handed to the append.
+        """The guard that the append must be given, for an append to a transaction that must first be verified with its
+        coordinator; None where it need not, as the transaction is open here.
         """
         state = self._states.get(producer_id)
         if state is not None:
@@ -424,15 +439,15 @@ class ProducerStates:
     # Expiry
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers that have been silent; the number forgotten. Open transactions keep theirs."""
-        silent = [
+        """Drop producers without a batch for `expiration_ms` and without an open transaction; the number dropped."""
+        expired = [
             state.producer_id
             for state in self._states.values()
             if state.txn_first_offset < 0 and now_ms - state.last_timestamp >= expiration_ms
         ]
-        for producer_id in silent:
+        for producer_id in expired:
             del self._states[producer_id]
         stale = [pid for pid, found in self._verifications.items() if now_ms - found.timestamp >= expiration_ms]
         for producer_id in stale:
             del self._verifications[producer_id]
-        return len(silent)
+        return len(expired)

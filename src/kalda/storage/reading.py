@@ -1,89 +1,150 @@
-"""Reading batches out of segments, here or on another thread."""
+"""Reading batches out of a log, wherever they are: the one place that decides how.
+
+A read has one of these outcomes. Callers distinguish two kinds: a `FetchInfo` is the result; any other outcome is given
+to `start_reads`, which calls back with a `FetchInfo` or an `ApiError`.
+
+| outcome | when | what waits for the device |
+| --- | --- | --- |
+| `FetchInfo` with bytes | the page cache has the index entries and the batches | nothing |
+| `FetchInfo` with a `FileSlice` | likewise, and it is so much that it is read while it is sent | nothing |
+| `ColdRead` | a file has to be opened, or a device has to be read | a thread |
+
+This is where reads of remote storage (tiered segments) belong: one more outcome of `Reads.nowait` and `Log.read_later`,
+for an offset below the first local segment, which `start_reads` starts beside the job of the cold reads. No caller
+changes for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
-from kalda.base.disk import File
+from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
-from kalda.storage.index import Reader, read_nowait, read_waiting
+from kalda.base.file_slice import FileSlice
+from kalda.base.scheduling import Jobs
+from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo
 
-SLICED_BYTES = 128 * 1024
-"""What is less goes out in one write anyway."""
+if TYPE_CHECKING:
+    from kalda.storage.log import Log
+
+_SLICED_BYTES = 128 * 1024
+"""The least size of a slice: less is sent in one write anyway."""
+_HOT_BYTES = 1 << 20
+"""So much of what this process has appended last is taken to be in the page cache."""
 _REMEMBERED = 32
 _OPEN_SEGMENTS = 4
+_ATTEMPTS = 5
+"""How often a cold read whose files are renamed or removed under it begins again."""
 
 
-class Places:
-    """Where a log's readers began and will go on, so that the next one there needs no index; and the old segments that
-    were read last, whose files stay open for it."""
+class Reads:
+    """The reads of one log, and what they leave for later ones: positions, so that a read that begins where another has
+    ended needs no index; and the files of the older segments that were read last, which stay open."""
 
-    __slots__ = ("_opened", "_segments", "known")
+    __slots__ = ("_opened", "_segments", "positions")
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        self.known: dict[int, tuple[Segment, int]] = {}
-        """Segment and position of the batch that holds an offset, or of the first one after it."""
+        """The log's own."""
+        self.positions: dict[int, tuple[Segment, int]] = {}
+        """By offset: segment and position of the batch that holds it, or of the first one after it. The oldest entry
+        goes where there are more than `_REMEMBERED`."""
         self._opened: list[Segment] = []
+        """Segments before the active one whose files are open, the one that was opened first in front."""
 
-    def find(self, offset: int, read: Reader) -> tuple[Segment, int] | None:
-        """Where a reader at `offset` begins; None where there is nothing for it."""
-        place = self.known.get(offset)
+    def nowait(
+        self, log: Log, offset: int, max_bytes: int, end_offset: int, min_one: bool, slices: Jobs | None
+    ) -> FetchInfo | ColdRead:
+        """The outcome of a read of [offset, end_offset), both within the log, offset first."""
+        try:
+            if slices is not None and max_bytes >= _SLICED_BYTES:
+                sliced = self._slice(log, offset, max_bytes, end_offset, slices)
+                if sliced is not None:
+                    return sliced
+            return self.here(offset, max_bytes, end_offset, log.log_end_offset, min_one, read_cached)
+        except WouldWait:
+            return ColdRead(log, offset, max_bytes, end_offset, min_one)
+
+    def here(
+        self, offset: int, max_bytes: int, end_offset: int, log_end_offset: int, min_one: bool, read: Reader
+    ) -> FetchInfo:
+        """A read of [offset, end_offset) by means of `read`. Raises `WouldWait` where that does."""
+        place = self.positions.get(offset)
         if place is None or place[1] >= place[0].size:
-            place = find_place(self._segments, offset, read)
-            if place is not None:
-                self.note(offset, *place)
-                if place[0] is not self._segments.active:
-                    self.keep_open(place[0])
+            place = self._find(offset, read)
+            if place is None:
+                return FetchInfo(offset, offset, b"")
+        segment, position = place
+        if position >= segment.hot_from and position >= segment.size - _HOT_BYTES:
+            read = read_waiting  # this process has just written it: it is in the page cache
+        if end_offset < log_end_offset:
+            max_bytes = segment.bound(position, end_offset, max_bytes, read)
+        found = segment.read_slice(position, max_bytes, end_offset, min_one, read)
+        if found.next_offset >= 0:
+            self._note(found.next_offset, segment, found.end_position)
+        return found.info(offset)
+
+    def _slice(self, log: Log, offset: int, max_bytes: int, end_offset: int, jobs: Jobs) -> FetchInfo | None:
+        """A large part of the file, cut by the index. None where it would not be large, or the index is not in the page
+        cache; the batches may be there all the same."""
+        try:
+            place = self.positions.get(offset)
+            if place is None or place[1] >= place[0].size:
+                place = self._find(offset, read_cached)
+                if place is None:
+                    return None
+            segment, position = place
+            if segment.size - position < _SLICED_BYTES:
+                return None
+            cut = segment.cut(position, max_bytes, end_offset, read_cached)
+            if cut is None or cut[0] - position < _SLICED_BYTES:
+                return None
+            end, next_offset = cut
+            file = segment.reading(read_cached).share()
+        except WouldWait:
+            return None
+        self._note(next_offset, segment, end)
+        part = FileSlice(file, position, end - position, jobs, log.on_io_error)
+        return FetchInfo(offset, next_offset, cast(Buffer, part))
+
+    def _find(self, offset: int, read: Reader) -> tuple[Segment, int] | None:
+        """Where a read at `offset` begins, by the index; None where there is no batch for it."""
+        place = find_place(self._segments, offset, read)
+        if place is not None:
+            self._note(offset, *place)
+            if place[0] is not self._segments.active:
+                self.keep_open(place[0])
         return place
 
-    def slice(self, offset: int, max_bytes: int, end_offset: int) -> tuple[File, int, int, int] | None:
-        """A large part for a reader at `offset`, cut by the index: a handle of its own on the file, position and size,
-        and the offset after it. None where it would not be large. Raises `WouldWait`."""
-        place = self.find(offset, read_nowait)
-        if place is None:
-            return None
-        segment, position = place
-        if segment.size - position < SLICED_BYTES:
-            return None
-        cut = segment.cut(position, max_bytes, end_offset, read_nowait)
-        if cut is None or cut[0] - position < SLICED_BYTES:
-            return None
-        end, next_offset = cut
-        self.note(next_offset, segment, end)
-        return segment.reading(read_nowait).share(), position, end - position, next_offset
-
-    def note(self, offset: int, segment: Segment, position: int) -> None:
-        """That is where a reader at `offset` begins."""
-        known = self.known
-        known[offset] = (segment, position)
-        if len(known) > _REMEMBERED:
-            del known[next(iter(known))]
+    def _note(self, offset: int, segment: Segment, position: int) -> None:
+        """Remember that a read at `offset` begins at that position."""
+        positions = self.positions
+        positions[offset] = (segment, position)
+        if len(positions) > _REMEMBERED:
+            del positions[next(iter(positions))]
 
     def keep_open(self, segment: Segment) -> None:
-        """One that is not appended to any more was read, or has just been the active one."""
+        """A segment before the active one was opened to be read, or has just been the active one."""
         if segment not in self._opened:
             self._opened.append(segment)
             if len(self._opened) > _OPEN_SEGMENTS:
                 self._opened.pop(0).close()
 
-    def take_over(self, read: ColdRead) -> None:
-        """Keep open what a reader by name has opened of segments that are still there."""
-        for segment, view in read.opened():
-            if view.is_open and self._segments.floor(segment.base_offset) is segment:
-                segment.adopt(view)
-                if segment is not self._segments.active:
-                    self.keep_open(segment)
-            view.close()
+    def adopt(self, segment: Segment, view: Segment) -> None:
+        """Keep the files open that a cold read has opened, where its segment is still the log's."""
+        if view.is_open and self._segments.floor(segment.base_offset) is segment:
+            segment.adopt(view)
+            if segment is not self._segments.active:
+                self.keep_open(segment)
 
     def forget(self) -> None:
-        """Positions are not what they were."""
-        self.known.clear()
+        """Segments were removed or cut: nothing that is held here is valid any more."""
+        self.positions.clear()
         self._opened.clear()
 
 
@@ -103,54 +164,139 @@ def find_place(segments: Segments, offset: int, read: Reader) -> tuple[Segment, 
 
 
 class ColdRead:
-    """A read for another thread: `Log.read`'s arguments, on a snapshot of the log with file handles of its own.
+    """A read that may wait for a device: `run` does it on another thread, on a snapshot of the log; `finish` follows on
+    the log's own thread.
 
-    To be called once; raises `ApiError`. `origins` are the log's own segments where the views are snapshots of them:
-    what has been renamed or removed before it is opened is not there then, and reads as nothing. Whoever has called it
-    gives it to `Log.take_over` afterwards, on the log's thread, so that the next reader finds the files open, and a
-    disk that failed is not trusted any more.
+    No file is opened to make the snapshot, so `run` opens by name what was closed. A file that was renamed or removed
+    before that, or replaced by compaction, belongs to another state of the log: then `finish` takes a new snapshot, for
+    another `run`.
     """
 
-    __slots__ = ("_log_end_offset", "_topic_partition", "_views", "failure", "origins")
+    __slots__ = ("_by_name", "_end_offset", "_failure", "_found", "_log", "_max_bytes", "_min_one", "_offset", "_views")
 
-    def __init__(
-        self,
-        topic_partition: TopicPartition,
-        views: Sequence[Segment],
-        log_end_offset: int,
-        origins: Sequence[Segment] = (),
-    ) -> None:
-        self.origins = origins
-        self.failure: OSError | None = None
-        """What the disk said, where it failed."""
-        self._topic_partition = topic_partition
-        self._views = Segments(views)
-        self._log_end_offset = log_end_offset
+    def __init__(self, log: Log, offset: int, max_bytes: int, end_offset: int, min_one: bool) -> None:
+        """`offset` and `end_offset` are within the log."""
+        self._log = log
+        self._offset = offset
+        self._max_bytes = max_bytes
+        self._end_offset = end_offset
+        self._min_one = min_one
+        self._views: list[tuple[Segment, Segment]] = []
+        """Segments of the log, each with the snapshot of it that `run` reads."""
+        self._by_name: list[tuple[Segment, Segment]] = []
+        """Those of them whose file was closed when the snapshot was made."""
+        self._found: FetchInfo | None = None
+        """What `run` has read; None before it, or where it failed."""
+        self._failure: ApiError | OSError | None = None
+        """What was raised in `run`."""
+        self._take_snapshot()
 
-    def opened(self) -> list[tuple[Segment, Segment]]:
-        """Segments of the log, each with its view."""
-        return list(zip(self.origins, self._views, strict=True)) if self.origins else []
+    def _take_snapshot(self) -> None:
+        """Take a snapshot of the segments that the read needs."""
+        self._views = [(segment, segment.snapshot()) for segment in self._log.segments.for_read(self._offset)]
+        self._by_name = [pair for pair in self._views if not pair[1].is_open]
+        self._found = self._failure = None
 
-    def __call__(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> FetchInfo:
-        end_offset = min(end_offset, self._log_end_offset)
+    def run(self, min_one: bool = True) -> bool:
+        """Read, on any thread. Whether a batch was found. With `min_one` false the first batch must fit, too."""
+        try:
+            self._found = self._read(self._min_one and min_one)
+        except (OSError, ApiError) as error:
+            self._failure = error
+            return False
+        return self._found.size_bytes > 0
+
+    def _read(self, min_one: bool) -> FetchInfo:
+        offset, max_bytes, end_offset = self._offset, self._max_bytes, self._end_offset
         if offset >= end_offset:
             return FetchInfo(offset, offset, b"")
+        place = find_place(Segments([view for _, view in self._views]), offset, read_waiting)
+        if place is None:
+            return FetchInfo(offset, offset, b"")
+        segment, position = place
+        max_bytes = segment.bound(position, end_offset, max_bytes, read_waiting)
+        return segment.read_slice(position, max_bytes, end_offset, min_one, read_waiting).info(offset)
+
+    def result(self) -> FetchInfo:
+        """What `run` has found, for callers that do not `finish`: no batch where the files were renamed or removed.
+        Raises `ApiError`."""
+        if self._found is not None:
+            return self._found
+        if isinstance(self._failure, FileNotFoundError):
+            return FetchInfo(self._offset, self._offset, b"")
+        raise self._error()
+
+    def finish(self, last: bool = False) -> FetchInfo | ApiError | None:
+        """On the log's thread: what `run` has found; None where it must `run` again, or an error instead with `last`.
+        An `OSError` of the disk takes the log offline."""
+        log, views = self._log, self._views
+        self._views = []
+        replaced = any(
+            view.is_open and log.segments.floor(segment.base_offset) is not segment for segment, view in self._by_name
+        )
+        if isinstance(self._failure, FileNotFoundError):
+            replaced = True
+        elif isinstance(self._failure, OSError):
+            log.on_io_error(self._failure)
+        for segment, view in views:
+            if not log.offline:
+                log.reads.adopt(segment, view)
+            view.close()
+        if not replaced:
+            return self._error() if self._found is None else self._found
         try:
-            place = find_place(self._views, offset, read_waiting)
-            if place is None:
-                return FetchInfo(offset, offset, b"")
-            segment, position = place
-            max_bytes = segment.bound(position, end_offset, max_bytes, read_waiting)
-            return segment.read_slice(position, max_bytes, end_offset, min_one_message, read_waiting).info(offset)
+            log.check_range(self._offset)
+            if last:
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"segments of {log.topic_partition} change while read")
+            self._end_offset = min(self._end_offset, log.log_end_offset)
+            self._take_snapshot()
+        except ApiError as error:
+            return error
         except OSError as error:
-            if self.origins and isinstance(error, FileNotFoundError):
-                return FetchInfo(offset, offset, b"")
-            self.failure = error
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._topic_partition}: {error}") from error
-        finally:
-            if not self.origins:
-                for view in self._views:
-                    view.close()
+            return log.failed(error)
+        return None
+
+    def _error(self) -> ApiError:
+        if isinstance(self._failure, ApiError):
+            return self._failure
+        return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._log.topic_partition}: {self._failure}")
+
+
+def start_reads(jobs: Jobs, reads: Sequence[ColdRead], done: Callable[[list[FetchInfo | ApiError]], None]) -> None:
+    """Run reads by one job, one after another; `done` gets their results, in the same order, on the log's thread. A
+    batch larger than its limit is only returned where no batch was found before it (KIP-74).
+
+    A read whose files were renamed or removed meanwhile is done again.
+    """
+    _start(jobs, reads, [None] * len(reads), done, _ATTEMPTS)
+
+
+def _start(
+    jobs: Jobs,
+    reads: Sequence[ColdRead],
+    results: list[FetchInfo | ApiError | None],
+    done: Callable[[list[FetchInfo | ApiError]], None],
+    attempts: int,
+) -> None:
+    unread = [at for at, result in enumerate(results) if result is None]
+
+    def work() -> None:
+        found = any(isinstance(result, FetchInfo) and result.size_bytes for result in results)
+        for at in unread:
+            found = reads[at].run(min_one=not found) or found
+
+    def finish(_: None, error: BaseException | None) -> None:
+        for at in unread:
+            if error is None:
+                results[at] = reads[at].finish(last=attempts == 1)
+            else:
+                results[at] = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+        if None in results:
+            _start(jobs, reads, results, done, attempts - 1)
+        else:
+            done([result for result in results if result is not None])
+
+    jobs.run(work, finish)
 
 
 def collect_aborted(segments: Segments, first_offset: int, upto: int) -> list[AbortedTxn]:

@@ -1,14 +1,16 @@
-"""What may be deleted: by time, by size, by log start offset.
+"""Which segments are deleted, by time, by size, by log start offset; and deleting them.
 
-Only from the old end, whole segments, and only below the high watermark. The active segment goes too where all its
-records are over age; the log then goes on in a fresh one.
+Whole segments are deleted, from the old end, and only below the high watermark. The active segment is deleted too where
+all its records are over age; the log then goes on in a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from kalda.base.disk import Disk
+from kalda.storage.naming import DELETED_SUFFIX
 from kalda.storage.segment import Segment
 
 if TYPE_CHECKING:
@@ -70,8 +72,38 @@ def _delete_while(log: Log, now_ms: int, doomed: Callable[[Segment, Segment | No
         return 0
     if len(chosen) == len(all_segments):
         log.roll(now_ms)
-    log.delete_segments(chosen)
+    delete_segments(log, chosen)
     first = log.segments.first.base_offset
     if first > log.log_start_offset:
         log.advance_log_start_offset(first)
     return len(chosen)
+
+
+def delete_segments(log: Log, segments: Sequence[Segment], *, kept_snapshot: int = -1) -> None:
+    """Take segments out of the log and have their files deleted after `file.delete.delay.ms`.
+
+    At least one must be left, or be added at once. The caller moves the log start offset. `kept_snapshot`: the offset
+    of a snapshot of the producers' state that stays, of all that stand at the beginning of these segments.
+    """
+    doomed: list[str] = []
+    removers: list[Callable[[Disk], None]] = []
+    try:
+        for segment in segments:
+            log.segments.remove(segment)
+            segment.close()
+            segment.change_suffix(DELETED_SUFFIX)
+            removers.append(segment.files())
+            if segment.base_offset != kept_snapshot:
+                doomed += log.snapshots.mark_deleted(segment.base_offset)
+    except OSError as error:
+        raise log.failed(error) from error
+    log.on_segments_changed()
+
+    def remove(disk: Disk) -> None:
+        for remover in removers:
+            remover(disk)
+        for path in doomed:
+            disk.remove(path)
+
+    if segments:
+        log.hooks.delete_later(log, log.config.file_delete_delay_ms, remove)

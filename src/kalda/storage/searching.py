@@ -1,26 +1,31 @@
 """Searches by time, on another thread.
 
-Which segment has what is looked for, their largest timestamps tell. Those of segments that nobody has touched since the
-start are in files: they are opened by name, by the search, and what it has found of them is kept.
+The largest timestamp of each segment decides in which one a search goes on. Those of segments that were not used since
+the start are in files: the search opens these by name, and the timestamps that it reads are kept in the segments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.records.batch import TimestampType
 from kalda.records.builder import Record, read_records
 from kalda.storage.job import Job
 from kalda.storage.segment import Segment
-from kalda.storage.segments import Segments
 from kalda.storage.values import TimestampOffset
 
+if TYPE_CHECKING:
+    from kalda.storage.log import Log
 
-def timestamp_job(name: str, segments: Segments, timestamp: int, start_offset: int) -> Job[TimestampOffset | None]:
-    """For the first record at or after `timestamp` and `start_offset`."""
+
+def timestamp_job(log: Log, timestamp: int) -> Job[TimestampOffset | None]:
+    """A job that finds the first record at or after `timestamp`; None where there is none."""
+    log.check_online()
+    start_offset = log.log_start_offset
     chosen: list[Segment] = []
-    for segment in segments:
+    for segment in log.segments:
         known = segment.known_timestamp
         if known is None or known >= timestamp:
             chosen.append(segment)
@@ -31,30 +36,32 @@ def timestamp_job(name: str, segments: Segments, timestamp: int, start_offset: i
         view = next((each for each in views if each.largest_timestamp() >= timestamp), None)
         return None if view is None else find_timestamp(view, timestamp, start_offset)
 
-    return _job(name, chosen, find)
+    return _job(log, chosen, find)
 
 
-def max_timestamp_job(name: str, segments: Segments) -> Job[TimestampOffset | None]:
-    """For the record with the largest timestamp."""
+def max_timestamp_job(log: Log) -> Job[TimestampOffset | None]:
+    """A job that finds the record with the largest timestamp; None in a log without any."""
+    log.check_online()
 
     def find(views: Iterable[Segment]) -> TimestampOffset | None:
         view = max(views, key=lambda each: each.max_timestamp[0])
         return find_max_timestamp(view) if view.max_timestamp[0] >= 0 else None
 
-    largest = max((segment.known_timestamp or -1 for segment in segments), default=-1)
-    return _job(name, [each for each in segments if each.known_timestamp in (None, largest)], find)
+    largest = max((segment.known_timestamp or -1 for segment in log.segments), default=-1)
+    return _job(log, [each for each in log.segments if each.known_timestamp in (None, largest)], find)
 
 
 def _job(
-    name: str, segments: list[Segment], find: Callable[[Iterable[Segment]], TimestampOffset | None]
+    log: Log, segments: list[Segment], find: Callable[[Iterable[Segment]], TimestampOffset | None]
 ) -> Job[TimestampOffset | None]:
+    name = str(log.topic_partition)
     views = [segment.snapshot(times=True) for segment in segments]
 
     def work() -> TimestampOffset | None:
         try:
             return find(views)
         except FileNotFoundError as error:
-            # Deleted or renamed since: whoever asks again is told by what is there then.
+            # Deleted or renamed since the job was made: the client's next request searches the files of that time.
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{name}: {error}") from error
         finally:
             for view in views:

@@ -1,11 +1,14 @@
 """One log file with its indexes.
 
 A segment holds the batches from its base offset up to the next segment's. `size` counts the bytes that were written
-whole: a reader never looks beyond it. Files are opened on first use, so that a partition nobody touches costs no file
+whole: nothing beyond it is read. Files are opened on first use, so that a partition without requests costs no file
 descriptor.
 
 Times: the segment's age for rolling counts from its first batch's timestamp where there is one, from its creation
 otherwise; its age for retention from its largest timestamp, from the file's modification otherwise.
+
+A thread reads from a copy of the segment: a `view` has handles of its own on every file, a `snapshot` only on those
+that are open already. What a snapshot's reader has opened, `adopt` takes into the segment.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
 from kalda.storage.config import LogConfig
-from kalda.storage.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_nowait, read_waiting
+from kalda.storage.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_cached, read_waiting
 from kalda.storage.naming import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -31,8 +34,10 @@ from kalda.storage.txn_index import TxnIndex
 from kalda.storage.values import FetchInfo
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
-MAX_GAP = 2**30  # of offsets that an index, relative to its segment's base, can bear easily
-_SCAN_BYTES = 8 * 1024  # more than what lies between two index entries, by default
+MAX_GAP = 2**30
+"""The largest gap of offsets that is left inside a segment: its indexes hold offsets relative to its base, as int32."""
+_SCAN_BYTES = 8 * 1024
+"""What a scan for a batch reads at once: more than what lies between two index entries, by default."""
 _MIN_LENGTH = HEADER_SIZE - LOG_OVERHEAD
 _WALK = Struct(">qi11xi")  # base offset, length, last offset delta
 _WALK_SIZE = _WALK.size
@@ -63,7 +68,7 @@ class Slice(NamedTuple):
 
 
 class Segment:
-    """Owned by one log; `reader` arguments say whether a read may wait for the device."""
+    """Owned by one log; a `read` argument says whether the read may wait for the device."""
 
     __slots__ = (
         "_disk",
@@ -103,18 +108,30 @@ class Segment:
         self._disk = disk
         self.directory = directory
         self.base_offset = base_offset
+        """No batch of the segment ends below it; it names the files, and index entries are relative to it."""
         self.config = config
         self.size = size
+        """Bytes of whole batches in the log file. Whatever follows them in the file is not part of the segment."""
         self.created_ms = created_ms
+        """When it was made, or found on the disk."""
         self.jitter_ms = jitter_ms
+        """By how much earlier than `segment.ms` it is rolled."""
         self.suffix = suffix
-        self.hot_from = size  # what this process wrote itself is in the page cache
+        """What follows the usual names of the files: `.cleaned`, `.swap`, `.deleted`, or nothing."""
+        self.hot_from = size
+        """The position from which on this process has written the bytes itself: they are in the page cache."""
         self.bytes_since_index = 0
+        """Bytes appended since the last index entry."""
         self.indexes_full = False
-        self.sealed = not fresh  # the indexes are whole, and in their files
+        """An index has no room for another entry: the next append rolls."""
+        self.sealed = not fresh
+        """Nothing was appended since the indexes were completed and written to their files."""
         self._file: File | None = None
+        """The log file; None while it is not open."""
         self._first_timestamp: int | None = None
+        """The first batch's largest timestamp; None where it has not been read, or there is no batch."""
         self._max_timestamp: tuple[int, int] | None = (-1, base_offset) if fresh else None
+        """The largest timestamp, -1 for none, and the last offset of its batch; None where it has not been read."""
         limit = config.segment_index_bytes
         self.offset_index = OffsetIndex(disk, self.path(INDEX_SUFFIX), base_offset, limit, fresh=fresh)
         self.time_index = TimeIndex(disk, self.path(TIME_INDEX_SUFFIX), base_offset, limit, fresh=fresh)
@@ -131,7 +148,7 @@ class Segment:
         jitter_ms: int = 0,
         suffix: str = "",
     ) -> Segment:
-        """A new, empty segment with its files. Files that are left over under its names are emptied."""
+        """A new, empty segment with its files. Files that exist under its names are emptied."""
         segment = cls(
             disk,
             directory,
@@ -147,7 +164,7 @@ class Segment:
             file.truncate(0)
         disk.remove(segment.path(TXN_INDEX_SUFFIX))
         for index in (segment.offset_index, segment.time_index):
-            # Kafka looks for the index files of every segment and recovers one that lacks them.
+            # Kafka recovers a segment that has no index files.
             if index.open().size():
                 index.open().truncate(0)
             index.close()
@@ -167,9 +184,9 @@ class Segment:
         return self._file is not None
 
     def reading(self, read: Reader) -> File:
-        """The file, to be read. Opening one may wait for the device: `WouldWait` where that must not be."""
+        """The log file, for a read. Opening it may wait for the device: `WouldWait` where `read` must not."""
         if self._file is None:
-            if read is read_nowait:
+            if read is read_cached:
                 raise WouldWait
             self._file = self._disk.open(self.path(LOG_SUFFIX))
         return self._file
@@ -177,7 +194,7 @@ class Segment:
     # Writing
 
     def append(self, data: Buffer | Sequence[Buffer], batches: Sequence[Placed]) -> None:
-        """Write whole batches at the end and index them. On an `OSError` nothing here has changed."""
+        """Write whole batches at the end and index them. On an `OSError` the segment is what it was."""
         position = self.size
         file = self._file or self.file()
         if isinstance(data, (bytes, bytearray, memoryview)):
@@ -239,7 +256,7 @@ class Segment:
         config = self.config
         if waited_ms > config.segment_ms - self.jitter_ms or self.indexes_full:
             return True
-        # Records of the active segment are not compacted: it has to end for them to be in time (KIP-354).
+        # Records of the active segment are not compacted: it is rolled in time for `max.compaction.lag.ms` (KIP-354).
         return waited_ms > config.max_compaction_lag_ms and config.compacts
 
     def first_timestamp(self, read: Reader) -> int:
@@ -260,8 +277,8 @@ class Segment:
         return self._max_timestamp
 
     def _find_largest_timestamp(self) -> tuple[int, int]:
-        """`max_timestamp` of a segment that was cut: its indexes do not tell of the last batches, as one that has ended
-        does. By the time index alone retention might take them for older than they are."""
+        """`max_timestamp` of a segment that was cut: its last batches may come after its last index entry, so their
+        headers are read. By the time index alone retention would delete them too early."""
         largest = self.time_index.last()
         indexed, _ = self.offset_index.last()
         for _, header in self.headers(self.locate(indexed, read_waiting) or 0):
@@ -271,11 +288,11 @@ class Segment:
 
     @property
     def known_timestamp(self) -> int | None:
-        """The largest timestamp; None where only the files tell."""
+        """The largest timestamp; None where it has not been read from the files, or there is none."""
         return self._max_timestamp[0] if self._max_timestamp is not None and self._max_timestamp[0] >= 0 else None
 
     def largest_timestamp(self) -> int:
-        """For retention: by the records where they have timestamps, by the file otherwise."""
+        """For retention: the records' where they have timestamps, else the file's time of modification."""
         if self.max_timestamp[0] >= 0:
             return self.max_timestamp[0]
         return self.modified_ms()
@@ -299,11 +316,12 @@ class Segment:
             try:
                 return self._locate_from(position, indexed, offset, read)
             except CorruptRecord:
-                pass  # the index may be what is wrong: only the batches tell
+                pass  # the index may be what is damaged: scan the batches from the first one
         return self._locate_from(0, None, offset, read)
 
     def _locate_from(self, position: int, indexed: int | None, offset: int, read: Reader) -> int | None:
-        """`locate` among the batches from `position` on, the first of which reaches the offset that is `indexed`."""
+        """`locate` among the batches from `position` on. Where `indexed` is given, an index entry names that position
+        for that offset; raises `CorruptRecord` where no batch that may hold the offset begins there."""
         for found, base, delta, _ in self.walk(position, read):
             if indexed is not None:
                 if not self.base_offset <= base <= indexed:
@@ -365,13 +383,13 @@ class Segment:
         return _new_tuple(Slice, (data, next_offset, position + upto, not upto and first > len(data)))
 
     def bound(self, position: int, end_offset: int, max_bytes: int, read: Reader) -> int:
-        """`max_bytes` cut to where the index knows that batches at or beyond `end_offset` begin."""
+        """`max_bytes`, or less: up to the first index entry at or beyond `end_offset`, whose batch must not be read."""
         beyond = self.offset_index.position_after(end_offset - 1, read)
         return max_bytes if beyond is None else min(max_bytes, max(0, beyond - position))
 
     def cut(self, position: int, max_bytes: int, end_offset: int, read: Reader) -> tuple[int, int] | None:
         """Where a slice from `position` on may end, between batches, and the offset there: within `max_bytes` and
-        `end_offset`, by the index and without a look at what lies between. None where the index knows no place."""
+        `end_offset`, found by the index without reading what lies between. None where no entry is within them."""
         found = self.offset_index.last_within(position + max_bytes, end_offset, read)
         if found is None or found[1] <= position:
             return None
@@ -396,8 +414,8 @@ class Segment:
     # Shrinking and closing
 
     def shorten_to(self, offset: int) -> Callable[[], None]:
-        """Batches from the one that holds `offset` on go. What cuts them off the file, and syncs it, is given back: for
-        another thread, but before the next append."""
+        """Drop the batches from the one that holds `offset` on. Returns what cuts them off the file and syncs it: it
+        may run on another thread, but must end before the next append."""
         position = self.locate(offset, read_waiting)
         file = self.file().share()
         self.offset_index.truncate_to(offset)
@@ -421,7 +439,7 @@ class Segment:
         return cut_off
 
     def reset_state(self, size: int, max_timestamp: tuple[int, int]) -> None:
-        """After a recovery has rewritten the indexes."""
+        """Called when a recovery has rewritten the indexes."""
         self.size = size
         self.hot_from = size
         self._max_timestamp = max_timestamp
@@ -429,7 +447,7 @@ class Segment:
         self.bytes_since_index = 0
 
     def seal(self) -> None:
-        """No more appends: the last time index entry is made and the indexes go to their files."""
+        """No more appends: make the last entry of the time index, and write both indexes to their files."""
         if self.sealed:
             return
         largest = self.max_timestamp
@@ -447,7 +465,7 @@ class Segment:
         return files
 
     def close(self) -> None:
-        """Let the file descriptors go; nothing is written."""
+        """Close the files; nothing is written."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -456,7 +474,7 @@ class Segment:
         self.txn_index.close()
 
     def change_suffix(self, suffix: str) -> None:
-        """Rename every file: `.deleted` before deletion, `.swap` and back while the cleaner replaces segments."""
+        """Rename every file: to `.deleted` before deletion, to `.swap` and back while the cleaner replaces segments."""
         for kind in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
             old = self.path(kind)
             if kind == LOG_SUFFIX or self._disk.stat(old) is not None:
@@ -474,7 +492,8 @@ class Segment:
         self.txn_index.path = self.path(TXN_INDEX_SUFFIX)
 
     def view(self) -> Segment:
-        """The segment as it is now, on handles of its own: for a job, however this one is changed meanwhile."""
+        """The segment as it is now, with handles of its own on its files: for a job, whatever happens to this one
+        meanwhile. Opens what is not open, which may wait for the device."""
         twin = Segment(self._disk, self.directory, self.base_offset, self.config, size=self.size, suffix=self.suffix)
         twin._file = self.file().share()
         twin._max_timestamp = self.max_timestamp
@@ -483,7 +502,7 @@ class Segment:
         return twin
 
     def snapshot(self, *, times: bool = False) -> Segment:
-        """As `view`, without a look at the disk: what is not open here, its reader opens by name. For reads alone; for
+        """As `view`, without touching the disk: what is not open here, its reader opens by name. For reads alone; for
         those by time only with `times`."""
         twin = Segment(self._disk, self.directory, self.base_offset, self.config, size=self.size, suffix=self.suffix)
         if self._file is not None:
@@ -495,7 +514,7 @@ class Segment:
         return twin
 
     def prepare(self) -> None:
-        """Open and read, in a snapshot, what a first append looks at."""
+        """In a snapshot: open and read what the first append needs."""
         self.first_timestamp(read_waiting)
         self.reading(read_waiting)
         self.offset_index.load()
@@ -503,9 +522,9 @@ class Segment:
         self._max_timestamp = self.time_index.last()
 
     def adopt(self, twin: Segment) -> None:
-        """Take what a snapshot's reader has found, where the files are still where he found them, and nobody has opened
-        them here since: so nobody has written to them either. Where no descriptor is left for them, they are opened
-        again by whoever comes next."""
+        """Take the open files and the times of a snapshot, where the files have still the same names and were not
+        opened here since: so they were not written to either. Where the process has no descriptor left, the next read
+        or append opens them again."""
         if self._file is None and twin._file is not None and twin.path(LOG_SUFFIX) == self.path(LOG_SUFFIX):
             try:
                 self._file = twin._file.share()
@@ -519,12 +538,12 @@ class Segment:
             self.time_index.adopt(twin.time_index)
 
     def adopt_timestamp(self, twin: Segment) -> None:
-        """Take the largest timestamp that a snapshot's reader has found, where nobody has touched the files since."""
+        """Take the largest timestamp that was read in a snapshot, where the files were not opened here since."""
         if self._file is None and self._max_timestamp is None and twin.path(LOG_SUFFIX) == self.path(LOG_SUFFIX):
             self._max_timestamp = twin._max_timestamp
 
     def files(self) -> Callable[[Disk], None]:
-        """What removes the files of this segment, by the names that they have now."""
+        """A function that removes the files of this segment, by the names that they have now."""
         paths = [self.path(kind) for kind in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)]
 
         def remove(disk: Disk) -> None:

@@ -1,6 +1,6 @@
 """The segments of one log, sorted by base offset.
 
-Never empty once a log is open; the last one is the active one, the only one that is appended to.
+Never empty once a log is open. The last one is the active one, the only one that is appended to.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ class Segments:
     def __init__(self, segments: Sequence[Segment] = ()) -> None:
         self._items = sorted(segments, key=lambda segment: segment.base_offset)
         self._bases = [segment.base_offset for segment in self._items]
+        """The base offset of each, for bisection."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -62,8 +63,8 @@ class Segments:
         return self._items[max(0, bisect_right(self._bases, offset) - 1) :]
 
     def for_read(self, offset: int) -> list[Segment]:
-        """The segment that would hold `offset`, or the first one, and the next one that has something: where compaction
-        has left nothing from `offset` on in the former, nor in those between."""
+        """The segment that would hold `offset`, or the first one; and the next one that is not empty, which the read
+        needs where compaction has left nothing from `offset` on in the former."""
         at = max(0, bisect_right(self._bases, offset) - 1)
         for after in range(at + 1, len(self._items)):
             if self._items[after].size:

@@ -1,8 +1,8 @@
 """The aborted transactions that end in one segment.
 
 An entry is written when an abort marker is appended: version, producer id, first and last offset of the transaction,
-and the last stable offset as it was then. A read_committed reader gets those that overlap what it fetched; it may stop
-looking once an entry's last stable offset is beyond its range, for later entries only concern later offsets.
+and the last stable offset at that moment. A read_committed consumer gets those that overlap what it fetched. The search
+ends at an entry whose last stable offset is beyond the range: later entries concern later offsets only.
 
 The file is made with its first entry: most segments have none.
 """
@@ -38,8 +38,11 @@ class TxnIndex:
         self._disk = disk
         self.path = path
         self.exists = exists
+        """Whether there is a file."""
         self._file: File | None = None
+        """None while the file is not open."""
         self._entries: list[AbortedTxn] | None = None if exists else []
+        """None where the file has not been read yet."""
 
     def open(self) -> File:
         if self._file is None:
@@ -64,7 +67,7 @@ class TxnIndex:
         entries.append(txn)
 
     def collect(self, first: int, upto: int, into: list[AbortedTxn], read: Reader = read_waiting) -> bool:
-        """Add those that overlap [first, upto) to `into`; True where no later segment can hold another."""
+        """Add those that overlap [first, upto) to `into`. Whether no later segment can hold another."""
         if not self.exists:
             return False
         for txn in self.entries(read):
@@ -75,7 +78,7 @@ class TxnIndex:
         return False
 
     def truncate_to(self, offset: int) -> None:
-        """Transactions that end at or after `offset` go."""
+        """Drop transactions that end at or after `offset`."""
         if not self.exists:
             return
         entries = self.entries()
@@ -90,7 +93,7 @@ class TxnIndex:
             self._entries = []
 
     def is_sane(self) -> bool:
-        """False where an entry is malformed: the segment is then recovered."""
+        """Whether every entry is well-formed. Otherwise the segment is recovered."""
         if not self.exists:
             return True
         found = self._disk.stat(self.path)

@@ -1,4 +1,4 @@
-"""What goes into a log's calls and comes out of them."""
+"""Arguments and results of a log's methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kalda.base.errors import ApiError, ErrorCode
 
 
 class AppendOrigin(Enum):
-    """Who appends: decides which checks a batch must pass."""
+    """Where a batch comes from, which decides the checks that it must pass."""
 
     REPLICATION = 0
     COORDINATOR = 1
@@ -19,7 +19,7 @@ class AppendOrigin(Enum):
 
 
 class AppendInfo(NamedTuple):
-    """What an append did. For a duplicate: what its first append did, as far as it is remembered."""
+    """The result of an append. For a duplicate: that of its first append, as far as the producer's state has it."""
 
     first_offset: int
     last_offset: int
@@ -63,7 +63,7 @@ class TimestampOffset(NamedTuple):
 
 
 class UnexpectedAppendOffset(ApiError):
-    """A replica was given batches that do not follow its log. The follower truncates, or starts over."""
+    """The batches that a replica has fetched do not follow its log. It truncates, or starts anew."""
 
     def __init__(self, message: str, first_offset: int, last_offset: int) -> None:
         super().__init__(ErrorCode.UNKNOWN_SERVER_ERROR, message)

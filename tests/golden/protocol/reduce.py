@@ -1,10 +1,10 @@
-"""Makes the files beside it out of a full dump of Apache Kafka's schemas and golden bytes.
+"""Makes the files in this directory from a full dump of Apache Kafka's schemas and golden bytes.
 
     python tests/golden/protocol/reduce.py DUMP
 
-DUMP has `schemas/`, `errors.json` and `golden/`. What is kept: of the frames, every version with all fields set and
-with everything null that may be; extremes at the ends of a message's range, unknown tags at its last version. All
-records, all layouts, all API keys, all error codes. The result is the same bytes each time it is made.
+DUMP has `schemas/`, `errors.json` and `golden/`. Of the frames, these are kept: every version with all fields set, and
+with all nullable fields null; extreme values in a message's first and last version; unknown tags in its last version.
+All records, layouts, API keys and error codes are kept. The same dump always gives the same bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time and threads that a test moves by hand, in place of the shell's (`kalda.base.scheduling`)."""
+"""Timers and jobs (`kalda.base.scheduling`) whose progress a test controls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HandTime:
         return timer
 
     def advance(self, ms: int) -> None:
-        """Let time pass. What comes due is called at its moment, those that are set meanwhile too."""
+        """Move the clock. Each due timer is called at its due time, timers set by these calls included."""
         until = self.now_ms + ms
         while self._due and self._due[0][0] <= until:
             at, _, timer = heapq.heappop(self._due)
@@ -44,12 +44,12 @@ class HandTime:
 
     @property
     def timers(self) -> int:
-        """How many wait."""
+        """The number of timers that are neither called nor cancelled."""
         return sum(not timer.cancelled for _, _, timer in self._due)
 
 
 class HandJobs:
-    """Jobs that run where they are given; while `hold_jobs`, when the test says so."""
+    """Jobs that run at once, inside `run`; with `hold_jobs`, in `let_jobs_run`."""
 
     def __init__(self, hold_jobs: bool = False) -> None:
         self.hold_jobs = hold_jobs
@@ -69,6 +69,6 @@ class HandJobs:
             self.let_jobs_run()
 
     def let_jobs_run(self) -> None:
-        """Until none waits, in the order they came."""
+        """Run the waiting jobs in the order in which they were started, until none waits."""
         while self.waiting:
             self.waiting.pop(0)()

@@ -1,4 +1,4 @@
-"""A file whose page cache a test fills."""
+"""A file in memory of which a test chooses how much the page cache holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class PaperFile:
-    """A file of which only `cached` bytes are in the page cache."""
+    """A file of which the first `cached` bytes are in the page cache."""
 
     def __init__(self, data: bytes, cached: int) -> None:
         self.data = data

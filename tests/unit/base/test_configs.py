@@ -1,4 +1,4 @@
-"""Config tables against what Apache Kafka 4.3.1 says of the same values.
+"""Config tables against Apache Kafka 4.3.1's own results for the same values.
 
 `config_checks.json`: values and texts that Kafka's own config classes accepted or refused. `config_descriptions.json`:
 what a Kafka node answered to DescribeConfigs after some alterations, which are repeated here.
@@ -77,14 +77,14 @@ def outcome(check: Any, *args: Any, **kwargs: Any) -> str | None:
 
 @pytest.mark.parametrize("case", CHECKS["topic"], ids=label)
 def test_topic_checks(case: dict[str, Any]) -> None:
-    said = outcome(
+    error = outcome(
         topic.validate,
         case["configs"],
         ServerConfig(COMBINED).topic_defaults(),
         existing=case.get("existing"),
         remote_storage=case.get("remote_storage", False),
     )
-    assert said == case["error"]
+    assert error == case["error"]
 
 
 @pytest.mark.parametrize("case", CHECKS["group"], ids=label)
@@ -97,22 +97,23 @@ def test_client_metrics_checks(case: dict[str, Any]) -> None:
     assert outcome(client_metrics.validate, "subscription", case["configs"]) == case["error"]
 
 
-OWN_WORDS = ("begin 0, end -1", "For input string")
+MESSAGES_OF_JAVA = ("begin 0, end -1", "For input string")
+"""Texts of Java's own exceptions, for which Kalda has other texts."""
 NO_CLASSES = ("could not be found", "cannot be found")
-"""Kalda loads no classes, so it cannot miss any."""
+"""Errors about missing classes. Kalda loads no classes, so it accepts these values."""
 
 
 @pytest.mark.parametrize("case", CHECKS["broker"], ids=label)
 def test_broker_checks(case: dict[str, Any]) -> None:
-    said = outcome(ServerConfig, case["configs"])
+    error = outcome(ServerConfig, case["configs"])
     if case["error"] is None:
-        assert said is None
+        assert error is None
         gives = gist(ServerConfig(case["configs"]))
         assert {name: gives[name] for name in case["gives"]} == case["gives"]
-    elif any(words in case["error"] for words in OWN_WORDS):
-        assert said is not None
+    elif any(words in case["error"] for words in MESSAGES_OF_JAVA):
+        assert error is not None
     elif not any(words in case["error"] for words in NO_CLASSES):
-        assert said == case["error"]
+        assert error == case["error"]
 
 
 def gist(config: ServerConfig) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def test_describe_client_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("altered", "per_broker", "said"),
+    ("altered", "per_broker", "message"),
     [
         ({"node.id": "5", "log.dirs": "x"}, True, "Cannot update these configs dynamically: [node.id, log.dirs]"),
         ({"log.retention.hours": "5"}, True, "Cannot update these configs dynamically: [log.retention.hours]"),
@@ -259,10 +260,10 @@ def test_describe_client_metrics() -> None:
         ({"max.connections.per.ip.overrides": "a"}, True, "max.connections.per.ip.overrides"),
     ],
 )
-def test_alterations_that_are_refused(altered: dict[str, str], per_broker: bool, said: str) -> None:
+def test_alterations_that_are_refused(altered: dict[str, str], per_broker: bool, message: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         check_alteration(Layers(COMBINED), altered, per_broker=per_broker)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
@@ -398,7 +399,7 @@ def test_malformed_unicode_escape() -> None:
 
 @given(st.text())
 def test_properties_never_fail_otherwise(text: str) -> None:
-    with contextlib.suppress(ValueError):  # a malformed escape is the one thing that is refused
+    with contextlib.suppress(ValueError):  # for a malformed escape, the only error
         for name, value in parse_properties(text).items():
             assert isinstance(name, str)
             assert isinstance(value, str)

@@ -1,4 +1,4 @@
-"""No key is taken in silence: it is read somewhere, or a reason is given why it has no effect."""
+"""Every key is either read somewhere in the source, or has a reason why it has no effect."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import kalda
 from kalda.base.configs.broker import BROKER, DYNAMIC, DYNAMIC_ONLY
 from kalda.base.configs.topic import BROKER_SYNONYMS, TOPIC
 from kalda.base.configs.without_effect import (
-    _NOT_WHILE_RUNNING,
-    _OF_TOPICS_NEVER_MADE,
-    _WHY,
-    _WHY_OF_TOPICS,
+    _OF_TOPICS_NEVER_CREATED,
+    _ONLY_AT_START,
+    _REASONS,
+    _TOPIC_REASONS,
     idle_changes,
     idle_properties,
     idle_topic_changes,
@@ -25,17 +25,17 @@ from kalda.base.configs.without_effect import (
 from kalda.storage.config import LogConfig
 
 SOURCE = Path(kalda.__file__).parent
-READERS = ("listeners.py", "server.py")
-"""Of the modules of configs, those that read values for others; the rest only has tables and checks."""
+READERS = ("listeners.py", "server_values.py")
+"""The modules of `base/configs` that read values. The others have tables and checks only."""
 TOOLS = ("cli", "client", "sim", "spark", "testing")
-"""They set keys of nodes, and read none."""
+"""Packages that set keys of nodes, and read none."""
 CHECKED_ONLY = {"early.start.listeners", "remote.log.storage.system.enable"}
 DEFAULTS_OF_TOPICS = {name: key for key, sources in BROKER_SYNONYMS.items() for name, _ in sources}
 
 
 @cache
 def quoted() -> frozenset[str]:
-    """All texts in the node's source that may be keys."""
+    """All string literals in the node's source that may be keys."""
     found: set[str] = set()
     for path in SOURCE.rglob("*.py"):
         where = path.relative_to(SOURCE)
@@ -56,26 +56,27 @@ def is_read(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(key.name for table in (BROKER, DYNAMIC_ONLY) for key in table))
-def test_a_brokers_key_is_read_or_said_to_do_nothing(name: str) -> None:
-    if not name.startswith(_OF_TOPICS_NEVER_MADE):
+def test_a_broker_key_is_read_or_has_a_reason(name: str) -> None:
+    if not name.startswith(_OF_TOPICS_NEVER_CREATED):
         assert is_read(name) is (reason(name) is None)
 
 
 @pytest.mark.parametrize("name", TOPIC.names())
-def test_a_topics_key_is_read_or_said_to_do_nothing(name: str) -> None:
+def test_a_topic_key_is_read_or_has_a_reason(name: str) -> None:
     assert is_read_of_topic(name) is (reason_of_topic(name) is None) or name == "remote.storage.enable"
 
 
 def test_every_reason_holds_for_a_key() -> None:
-    """A key that is spelled wrong here would be one that nobody is told of."""
+    """For a key that is misspelled in these tables no reason would ever be found."""
     brokers, topics = {*BROKER.names(), *DYNAMIC_ONLY.names()}, set(TOPIC.names())
-    for known, reasons in ((brokers, _WHY), (brokers, {"": _OF_TOPICS_NEVER_MADE}), (topics, _WHY_OF_TOPICS)):
+    tables = ((brokers, _REASONS), (brokers, {"": _OF_TOPICS_NEVER_CREATED}), (topics, _TOPIC_REASONS))
+    for valid, reasons in tables:
         for key in (each for keys in reasons.values() for each in keys):
-            assert any(name.startswith(key) if key.endswith(".") else name == key for name in known), key
-    assert set(_NOT_WHILE_RUNNING) <= DYNAMIC
+            assert any(name.startswith(key) if key.endswith(".") else name == key for name in valid), key
+    assert set(_ONLY_AT_START) <= DYNAMIC
 
 
-def test_only_what_differs_from_its_default_is_worth_a_word() -> None:
+def test_values_equal_to_the_default_are_not_reported() -> None:
     assert idle_properties({"num.io.threads": "8", "log.preallocate": "false", "node.id": "1", "who.knows": "x"}) == {}
     ((why, names),) = idle_properties({"num.io.threads": "9", "log.retention.ms": "5"}).items()
     assert names == ["num.io.threads"]
@@ -84,7 +85,7 @@ def test_only_what_differs_from_its_default_is_worth_a_word() -> None:
     assert list(idle_properties({listener: "/keys"}).values()) == [[listener]]
 
 
-def test_what_every_file_of_kafkas_sets_misleads_nobody() -> None:
+def test_keys_that_every_file_of_kafka_sets_are_not_reported() -> None:
     stock = {"transaction.state.log.replication.factor": "1", "share.coordinator.state.topic.min.isr": "1"}
     assert idle_properties(stock) == {}
 

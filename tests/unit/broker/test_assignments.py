@@ -1,4 +1,4 @@
-"""Directory assignments: together, one request at a time, again until the controller has them."""
+"""Directory assignments: many in one request, one request at a time, sent again until they are recorded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class _Timer:
 
 
 class Controller:
-    """Collects what it is sent; time passes on call."""
+    """Collects requests; timers fire when the test calls `turn`."""
 
     def __init__(self) -> None:
         self.requests: list[AssignReplicasToDirsRequest] = []
         self.pending: Pending[AssignReplicasToDirsResponse] = Pending()
         self.delays: list[int] = []
-        self.unwanted: set[int] = set()
+        self.recorded: set[int] = set()
         self._callbacks: list[Callable[[], None]] = []
-        self.told = DirectoryAssignments(
-            1, lambda: 7, self._take, self, lambda _, index, __: index not in self.unwanted
+        self.assignments = DirectoryAssignments(
+            1, lambda: 7, self._take, self, lambda _, index, __: index not in self.recorded
         )
 
     def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> _Timer:
@@ -63,7 +63,7 @@ class Controller:
         ]
 
     def answer(self, *codes: int) -> None:
-        """One code a partition, in the order asked."""
+        """One code a partition, in the order of the request."""
         left = list(codes)
         self.pending.complete(
             AssignReplicasToDirsResponse(
@@ -89,28 +89,28 @@ class Controller:
         )
 
 
-def test_what_comes_in_one_turn_goes_in_one_request() -> None:
+def test_assignments_of_one_turn_go_in_one_request() -> None:
     controller = Controller()
-    controller.told.placed(TOPIC, 0, LEFT)
-    controller.told.placed(TOPIC, 1, RIGHT)
-    controller.told.placed(OTHER, 0, LEFT)
+    controller.assignments.placed(TOPIC, 0, LEFT)
+    controller.assignments.placed(TOPIC, 1, RIGHT)
+    controller.assignments.placed(OTHER, 0, LEFT)
     controller.turn()
     assert controller.last == [(b"l", b"t", 0), (b"l", b"o", 0), (b"r", b"t", 1)]
     assert controller.requests[0].broker_epoch == 7
-    controller.told.placed(TOPIC, 2, LEFT)
+    controller.assignments.placed(TOPIC, 2, LEFT)
     controller.turn()
     assert len(controller.requests) == 1, "one request at a time"
     controller.answer(0, 0, 0)
     controller.turn()
     assert controller.last == [(b"l", b"t", 2)]
     controller.answer(0)
-    assert len(controller.told) == 0
+    assert len(controller.assignments) == 0
 
 
-def test_what_was_refused_is_sent_again_later_each_time() -> None:
+def test_a_refused_assignment_is_sent_again_after_longer_and_longer_pauses() -> None:
     controller = Controller()
-    controller.told.placed(TOPIC, 0, LEFT)
-    controller.told.placed(TOPIC, 1, LEFT)
+    controller.assignments.placed(TOPIC, 0, LEFT)
+    controller.assignments.placed(TOPIC, 1, LEFT)
     controller.turn()
     controller.answer(0, ErrorCode.UNKNOWN_SERVER_ERROR)
     controller.turn()
@@ -121,25 +121,25 @@ def test_what_was_refused_is_sent_again_later_each_time() -> None:
     assert controller.delays == [0, 100, 200, 400, 800, 1600, 3200, 6400, 10000, 10000, 10000, 10000]
 
 
-def test_a_newer_placement_wins_and_what_is_gone_is_left_out() -> None:
+def test_a_newer_directory_replaces_an_older_one_and_a_removed_replica_is_left_out() -> None:
     controller = Controller()
-    controller.told.placed(TOPIC, 0, LEFT)
-    controller.told.placed(TOPIC, 1, LEFT)
+    controller.assignments.placed(TOPIC, 0, LEFT)
+    controller.assignments.placed(TOPIC, 1, LEFT)
     controller.turn()
-    controller.told.placed(TOPIC, 0, RIGHT)
-    controller.unwanted.add(1)
+    controller.assignments.placed(TOPIC, 0, RIGHT)
+    controller.recorded.add(1)
     controller.pending.fail(ApiError(ErrorCode.NOT_CONTROLLER))
     controller.turn()
     assert controller.last == [(b"r", b"t", 0)]
 
 
-def test_what_may_have_been_heard_is_taken_back_until_that_is_heard() -> None:
-    """The metadata at hand has the replica on the left all along, but the controller may come to think otherwise."""
+def test_a_directory_that_may_have_been_recorded_is_corrected_until_the_controller_answers() -> None:
+    """The metadata has the replica on the left all along, but a lost request may have recorded another directory."""
     controller = Controller()
-    controller.told.placed(TOPIC, 0, RIGHT)
+    controller.assignments.placed(TOPIC, 0, RIGHT)
     controller.turn()
-    controller.told.placed(TOPIC, 0, LEFT)
-    controller.unwanted.add(0)
+    controller.assignments.placed(TOPIC, 0, LEFT)
+    controller.recorded.add(0)
     for _ in range(3):
         controller.pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
         controller.turn()
@@ -147,25 +147,39 @@ def test_what_may_have_been_heard_is_taken_back_until_that_is_heard() -> None:
     assert len(controller.requests) == 4
     controller.answer(0)
     controller.turn()
-    assert (len(controller.requests), len(controller.told)) == (4, 0)
+    assert (len(controller.requests), len(controller.assignments)) == (4, 0)
 
 
-def test_of_a_topic_that_is_gone_nothing_is_taken_back() -> None:
+def test_a_replica_that_is_recorded_already_and_places_another_makes_no_second_request() -> None:
+    controller = Controller()
+    controller.assignments.placed(TOPIC, 0, LEFT, lambda: controller.assignments.placed(TOPIC, 2, LEFT))
+    controller.assignments.placed(TOPIC, 1, LEFT)
+    controller.recorded.add(0)
+    controller.turn()
+    controller.turn()
+    assert controller.last == [(b"l", b"t", 1)]
+    assert len(controller.requests) == 1
+    controller.answer(0)
+    controller.turn()
+    assert controller.last == [(b"l", b"t", 2)]
+
+
+def test_a_directory_of_a_deleted_topic_is_not_corrected() -> None:
     controller = Controller()
     for directory in (RIGHT, LEFT):
-        controller.told.placed(TOPIC, 0, directory)
+        controller.assignments.placed(TOPIC, 0, directory)
         controller.turn()
         if directory is RIGHT:
             controller.pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
-    controller.unwanted.add(0)
+    controller.recorded.add(0)
     controller.answer(ErrorCode.UNKNOWN_TOPIC_ID)
     controller.turn()
-    assert len(controller.told) == 0
+    assert len(controller.assignments) == 0
 
 
-def test_an_old_metadata_version_is_not_asked_twice() -> None:
+def test_a_metadata_version_without_directories_is_sent_one_request() -> None:
     controller = Controller()
-    controller.told.placed(TOPIC, 0, LEFT)
+    controller.assignments.placed(TOPIC, 0, LEFT)
     controller.turn()
     controller.pending.fail(ApiError(ErrorCode.UNSUPPORTED_VERSION))
-    assert len(controller.told) == 0
+    assert len(controller.assignments) == 0

@@ -26,7 +26,7 @@ def resolved(value: str, environment: dict[str, str] | None = None, **parameters
     return resolve({**PROVIDERS, **given, "a": value}, environment or {})["a"]
 
 
-def test_values_come_from_where_they_are(tmp_path: Path) -> None:
+def test_references_are_resolved_from_files_directories_and_the_environment(tmp_path: Path) -> None:
     (tmp_path / "secret.properties").write_text("retention = 77\npw=s3 cr3t\n")
     (tmp_path / "threads").write_text("3\n")
     assert resolved(f"${{file:{tmp_path}/secret.properties:retention}}") == "77"
@@ -34,7 +34,7 @@ def test_values_come_from_where_they_are(tmp_path: Path) -> None:
     assert resolved(f"${{dir:{tmp_path}:threads}}") == "3\n"
 
 
-def test_what_is_not_there_stays_as_it_is_written(tmp_path: Path) -> None:
+def test_a_reference_that_cannot_be_resolved_stays_as_it_is_written(tmp_path: Path) -> None:
     text = f"${{nope:a:b}}-${{env:F}}-${{env:MISSING}}-${{dir:/nowhere:x}}-${{dir:{tmp_path}:../x}}-${{file::k}}"
     assert resolved(text, {"F": "85"}) == text.replace("${env:F}", "85")
 
@@ -63,7 +63,7 @@ def test_only_allowed_variables_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "more", "said"),
+    ("value", "more", "message"),
     [
         ("${file:/nowhere/p:k}", {}, "Could not read properties from file /nowhere/p"),
         ("${env:path:K}", {}, "Path is not supported for EnvVarConfigProvider"),
@@ -73,8 +73,8 @@ def test_only_allowed_variables_are_read() -> None:
         ("x", {"config.providers.env.class": "org.example.Vault"}, "config.providers.env.class"),
     ],
 )
-def test_what_cannot_work_is_said(value: str, more: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidConfig, match=said):
+def test_a_provider_that_cannot_work_is_refused(value: str, more: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
         resolve({**PROVIDERS, **more, "a": value}, {})
 
 

@@ -1,4 +1,7 @@
-"""The groups' partitions: what is appended to them, and loading them where disks fail."""
+"""A coordinator's partitions on a broker: what is appended to them, and loading them where disks fail.
+
+The coordinator is a made-up one that sums numbers: the shell treats all kinds alike.
+"""
 
 from __future__ import annotations
 
@@ -6,73 +9,77 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from broker_by_hand import COUNTERS, BrokerByHand, DiskLog, counters, served
+from coordinator_world import CountingShard, counter_batch
 
-from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.coordinator_shell import GroupCoordinatorShell, GroupLog
+from kalda.broker.coordinator_shell import CoordinatorShell, InternalTopicLog
+from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.records.batch import read_header
 from kalda.records.builder import read_records
 from kalda.records.compression import Compression
-from kalda.storage.reading import ColdRead
 
 
-class Coordinator:
-    """Hears what the shell tells."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: self.told.append(name)
+def shell_over(broker: Any) -> tuple[CoordinatorShell, CoordinatorRuntime[CountingShard]]:
+    runtime = counters()
+    return CoordinatorShell(COUNTERS.name, runtime, broker, broker, broker, broker), runtime
 
 
-class Log(SimpleNamespace):
-    log_start_offset, log_end_offset, high_watermark = 0, 5, 5
-    failure: OSError | None = None
-
-    def take_over(self, read: ColdRead) -> None:
-        self.failure = read.failure
-
-
-def refuse(*_: object) -> None:
-    raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
-
-
-def failing(*_: object) -> ColdRead:
-    class Read:
-        failure = OSError(5, "no disk")
-
-        def __call__(self, *_: object) -> None:
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
-
-    read: Any = Read()
-    return read  # type: ignore[no-any-return]
-
-
-class Jobs:
-    def run(self, job: Any, finish: Any) -> None:
-        try:
-            finish(job(), None)
-        except ApiError as error:
-            finish(None, error)
+@pytest.mark.parametrize("how", ["refused", "failed", "cut off"])
+def test_a_load_that_fails_is_tried_again_until_it_succeeds(how: str) -> None:
+    broker = BrokerByHand()
+    shell, runtime = shell_over(broker)
+    log = DiskLog(counter_batch(0, 3, 4), 2)
+    if how == "refused":
+        log.refuses = True
+    elif how == "failed":
+        log.failure = OSError(5, "no disk")
+    else:
+        log.data = log.data[:-1]
+    shell.on_elected(broker.lead(COUNTERS.name, 0, log))
+    assert served(runtime) == "NOT_COORDINATOR"
+    assert len(log.failed_reads) == (how == "failed"), "the log learns that its disk has failed"
+    broker.pass_time(1_000)
+    assert served(runtime) == "NOT_COORDINATOR"
+    log.refuses, log.failure, log.data = False, None, counter_batch(0, 3, 4)
+    broker.pass_time(1_999)
+    assert served(runtime) == "NOT_COORDINATOR", "the second attempt was to wait for twice as long"
+    broker.pass_time(1)
+    assert served(runtime) == "7"
 
 
-@pytest.mark.parametrize("cold_read", [refuse, failing])
-def test_a_partition_that_cannot_be_read_is_coordinated_by_nobody(cold_read: Any) -> None:
-    coordinator, jobs = Coordinator(), Jobs()
-    unused: Any = SimpleNamespace(mono_ms=lambda: 0)
-    machine: Any = coordinator
-    shell = GroupCoordinatorShell(machine, unused, unused, unused, jobs)
-    log = Log(cold_read=cold_read)
-    partition: Any = SimpleNamespace(
-        topic_partition=SimpleNamespace(partition=0), leader_epoch=1, is_leader=True, log=log, on_high_watermark=None
-    )
+def test_a_load_is_not_tried_again_when_another_broker_leads() -> None:
+    broker = BrokerByHand()
+    shell, runtime = shell_over(broker)
+    log = DiskLog(b"", 2)
+    log.refuses = True
+    partition = broker.lead(COUNTERS.name, 0, log)
     shell.on_elected(partition)
-    assert coordinator.told == ["begin_load", "on_resigned"]
-    assert (log.failure is not None) is (cold_read is failing), "the log hears of the disk"
+    shell.on_resigned(0)
+    log.refuses = False
+    broker.pass_time(3_600_000)
+    assert served(runtime) == "NOT_COORDINATOR"
+    assert partition.on_high_watermark is None
+
+
+def test_a_log_that_ends_before_its_end_is_loaded() -> None:
+    """Compaction may have left nothing between the last batch and the end."""
+    broker = BrokerByHand()
+    shell, runtime = shell_over(broker)
+    shell.on_elected(broker.lead(COUNTERS.name, 0, DiskLog(b"", 5)))
+    assert served(runtime) == "0"
+
+
+def test_a_batch_that_is_longer_than_its_segment_fails_the_load() -> None:
+    broker = BrokerByHand()
+    shell, runtime = shell_over(broker)
+    log = DiskLog(b"", 5)
+    log.is_cut_off = True
+    shell.on_elected(broker.lead(COUNTERS.name, 0, log))
+    assert served(runtime) == "NOT_COORDINATOR"
 
 
 @pytest.mark.parametrize("codec", Compression)
-def test_commits_are_stored_in_the_codec_of_the_offsets_topic(codec: Compression) -> None:
+def test_records_are_stored_in_the_codec_of_their_topic(codec: Compression) -> None:
     appended: list[bytearray] = []
 
     def append(batch: bytearray, *_: object) -> Any:
@@ -80,7 +87,8 @@ def test_commits_are_stored_in_the_codec_of_the_offsets_topic(codec: Compression
         return SimpleNamespace(last_offset=7)
 
     replicas: Any = SimpleNamespace(get=lambda topic, partition: SimpleNamespace(append=append))
-    assert GroupLog(replicas, codec).append(3, [(b"key", b"value" * 50), (b"gone", None)], 1_000) == 8
+    log = InternalTopicLog("__consumer_offsets", replicas, codec)
+    assert log.append(3, [(b"key", b"value" * 50), (b"gone", None)], 1_000) == 8
     (batch,) = appended
     assert read_header(batch).compression == codec
     assert [(record.key, record.value) for record in read_records(batch)] == [(b"key", b"value" * 50), (b"gone", None)]

@@ -9,7 +9,7 @@ import pytest
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.broker.failures import failure_response
-from kalda.broker.handlers.table import FORWARDED
+from kalda.broker.modules.forwarding import FORWARDED
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.fetch import (

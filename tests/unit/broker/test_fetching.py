@@ -1,4 +1,4 @@
-"""What carries out a broker's fetches, and what it does where one cannot go on."""
+"""The tasks that run a broker's fetchers, and what they do where a request or a fetcher fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODE = {
 
 
 class Clock:
-    """Stands still."""
+    """A clock that stands still."""
 
     def wall_ms(self) -> int:
         return 0
@@ -34,13 +34,13 @@ class Clock:
 
 
 class Fetcher:
-    """Asks, and keeps what became of it."""
+    """Makes requests until one fails, and keeps the failure."""
 
     leader_id = 2
     failure: ApiError | None = None
 
     def __init__(self) -> None:
-        self.told = asyncio.Event()
+        self.failed = asyncio.Event()
         self.wake = self.on_added = lambda: None
 
     def next_request(self, now_ms: int) -> FetchRequest | None:
@@ -51,7 +51,7 @@ class Fetcher:
 
     def on_failure(self, error: ApiError, now_ms: int) -> None:
         self.failure = error
-        self.told.set()
+        self.failed.set()
 
     def on_response(self, response: Any, now_ms: int) -> None:
         raise AssertionError("an answer to a fetch that was not sent")
@@ -61,7 +61,7 @@ class Fetcher:
 
 
 class Leader:
-    """Answers, or cannot be asked."""
+    """Returns the outcome, or raises it."""
 
     def __init__(self, outcome: object) -> None:
         self._outcome = outcome
@@ -75,9 +75,9 @@ class Leader:
         """There is no connection."""
 
 
-def _shell(monkeypatch: pytest.MonkeyPatch, outcome: object) -> tuple[ReplicaFetcherManager, asyncio.Queue[str]]:
+def _manager(monkeypatch: pytest.MonkeyPatch, outcome: object) -> tuple[ReplicaFetcherManager, asyncio.Queue[str]]:
     fatal = asyncio.Queue[str]()
-    shell = ReplicaFetcherManager(
+    manager = ReplicaFetcherManager(
         ServerConfig(NODE),
         "cluster",
         MetadataCache(HandTime()),
@@ -87,31 +87,31 @@ def _shell(monkeypatch: pytest.MonkeyPatch, outcome: object) -> tuple[ReplicaFet
         lambda: 0.5,
         fatal.put_nowait,
     )
-    monkeypatch.setattr(shell, "_address_of", lambda _: ("leader", 9092))
-    monkeypatch.setattr(shell, "_client", lambda _: Leader(outcome))
-    return shell, fatal
+    monkeypatch.setattr(manager, "_address_of", lambda _: ("leader", 9092))
+    monkeypatch.setattr(manager, "_client", lambda _: Leader(outcome))
+    return manager, fatal
 
 
-def test_what_must_not_be_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetcher that is gone copies nothing any more, and nobody would hear of it."""
+def test_an_exception_in_a_fetcher_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its partitions would not be fetched any more, and nothing else would notice."""
 
     async def run() -> str:
-        shell, fatal = _shell(monkeypatch, object())
-        shell._start(Fetcher())  # type: ignore[arg-type]
+        manager, fatal = _manager(monkeypatch, object())
+        manager._start(Fetcher())  # type: ignore[arg-type]
         async with asyncio.timeout(30):
             return await fatal.get()
 
     assert "an answer to a fetch that was not sent" in asyncio.run(run())
 
 
-def test_what_an_older_leader_cannot_be_asked_is_a_failure_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_the_leaders_version_cannot_carry_fails_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> tuple[ApiError | None, bool]:
-        shell, fatal = _shell(monkeypatch, ValueError("replica_state cannot be said in version 12"))
+        manager, fatal = _manager(monkeypatch, ValueError("replica_state cannot be said in version 12"))
         fetcher = Fetcher()
-        shell._start(fetcher)  # type: ignore[arg-type]
+        manager._start(fetcher)  # type: ignore[arg-type]
         async with asyncio.timeout(30):
-            await fetcher.told.wait()
-        await shell.close()
+            await fetcher.failed.wait()
+        await manager.close()
         return fetcher.failure, fatal.empty()
 
     failure, silent = asyncio.run(run())

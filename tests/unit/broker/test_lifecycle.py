@@ -1,4 +1,4 @@
-"""A broker's life by what it asks of the controller, and when."""
+"""The registration and the heartbeats of a broker: what it sends to the controller, and when."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LEFT, RIGHT = Uuid(b"l" * 16), Uuid(b"r" * 16)
 
 
 class World:
-    """One broker, and a controller that answers when the test says so."""
+    """One broker, and a controller whose responses the test sends."""
 
     def __init__(self) -> None:
         self.time = HandTime()
-        self.asked: list[Any] = []
+        self.sent: list[Any] = []
         self.fatal: list[str] = []
         self.replayed: int | None = None
         self._pending: Pending[Any] = Pending()
@@ -47,23 +47,23 @@ class World:
         )
 
     def _send(self, request: Any) -> Pending[Any]:
-        assert not self.asked or self._pending.done, "one request at a time"
-        self.asked.append(request)
+        assert not self.sent or self._pending.done, "one request at a time"
+        self.sent.append(request)
         self._pending = Pending()
         return self._pending
 
     def take(self) -> Any:
-        """The one request that has been sent since the last."""
-        (request,) = self.asked
-        self.asked.clear()
+        """The one request that was sent since the last call."""
+        (request,) = self.sent
+        self.sent.clear()
         return request
 
     def register(self, epoch: int = 7) -> None:
         self._pending.complete(BrokerRegistrationResponse(broker_epoch=epoch))
         self.time.advance(0)
 
-    def answer(self, code: int = ErrorCode.NONE, **told: bool) -> None:
-        self._pending.complete(BrokerHeartbeatResponse(error_code=code, **told))
+    def answer(self, code: int = ErrorCode.NONE, **fields: bool) -> None:
+        self._pending.complete(BrokerHeartbeatResponse(error_code=code, **fields))
         self.time.advance(0)
 
     def fail(self) -> None:
@@ -84,7 +84,7 @@ def running(world: World) -> World:
     world.broker.set_ready_to_unfence()
     world.answer(is_fenced=False)
     assert world.broker.state is BrokerState.RUNNING
-    world.asked.clear()
+    world.sent.clear()
     return world
 
 
@@ -99,10 +99,10 @@ def test_from_start_to_running(world: World) -> None:
     assert (first.broker_epoch, first.current_metadata_offset, first.want_fence) == (7, 42, True)
     world.answer(is_caught_up=False)
     broker.on_metadata_offset()
-    assert world.take(), "more metadata is worth a heartbeat at once"
+    assert world.take(), "it may have caught up with more metadata"
     world.answer(is_caught_up=True)
     assert (broker.state, milestones.caught_up.done, milestones.unfenced.done) == (BrokerState.RECOVERY, True, False)
-    assert not world.asked, "recovery takes its time"
+    assert not world.sent, "it is not ready to be unfenced"
     broker.set_ready_to_unfence()
     assert not world.take().want_fence
     world.answer(is_fenced=True)
@@ -112,12 +112,12 @@ def test_from_start_to_running(world: World) -> None:
     world.answer(is_fenced=False)
     assert (broker.state, milestones.unfenced.done) == (BrokerState.RUNNING, True)
     world.time.advance(INTERVAL_MS - 1)
-    assert not world.asked
+    assert not world.sent
     world.time.advance(1)
     assert isinstance(world.take(), BrokerHeartbeatRequest)
 
 
-def test_a_registration_that_fails_is_tried_again_until_its_time_is_over(world: World) -> None:
+def test_a_registration_that_fails_is_sent_again_until_the_timeout(world: World) -> None:
     world.broker.start()
     for _ in range(REGISTRATION_MS // 1_000):
         world.take()
@@ -128,12 +128,12 @@ def test_a_registration_that_fails_is_tried_again_until_its_time_is_over(world: 
     assert "initial.broker.registration.timeout.ms" in world.fatal[0]
 
 
-def test_who_has_registered_may_take_its_time(running: World) -> None:
+def test_the_registration_timeout_ends_with_the_registration(running: World) -> None:
     running.time.advance(REGISTRATION_MS)
     assert not running.fatal
 
 
-def test_a_broker_whose_epoch_is_stale_registers_anew_and_goes_on(running: World) -> None:
+def test_a_broker_with_a_stale_epoch_registers_again_and_stays_running(running: World) -> None:
     running.time.advance(INTERVAL_MS)
     running.take()
     running.answer(ErrorCode.STALE_BROKER_EPOCH)
@@ -144,12 +144,12 @@ def test_a_broker_whose_epoch_is_stale_registers_anew_and_goes_on(running: World
     assert running.broker.state is BrokerState.RUNNING
 
 
-def test_what_is_urgent_waits_for_the_answer_and_no_longer(running: World) -> None:
+def test_an_urgent_request_is_sent_when_the_one_under_way_is_answered(running: World) -> None:
     running.time.advance(INTERVAL_MS)
     assert running.take().offline_log_dirs == []
     running.broker.on_directory_failure(LEFT)
     running.broker.on_directory_failure(LEFT)
-    assert not running.asked
+    assert not running.sent
     running.answer(is_fenced=False)
     assert running.take().offline_log_dirs == [LEFT]
     running.broker.resend_registration()
@@ -157,7 +157,7 @@ def test_what_is_urgent_waits_for_the_answer_and_no_longer(running: World) -> No
     assert isinstance(running.take(), BrokerRegistrationRequest)
 
 
-def test_who_has_told_of_a_failed_directory_goes_on(running: World) -> None:
+def test_a_broker_that_has_reported_a_failed_directory_does_not_stop(running: World) -> None:
     running.time.advance(INTERVAL_MS)
     running.take()
     running.broker.on_directory_failure(LEFT)
@@ -173,13 +173,13 @@ def test_who_has_told_of_a_failed_directory_goes_on(running: World) -> None:
     assert not running.fatal
 
 
-@pytest.mark.parametrize("told", [ErrorCode.NONE, ErrorCode.NOT_CONTROLLER])
-def test_it_gives_up_where_nobody_hears_of_a_failed_directory(running: World, told: ErrorCode) -> None:
-    """An answer counts only to a heartbeat that has named the directory, and only if it is one."""
+@pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.NOT_CONTROLLER])
+def test_it_stops_where_no_controller_accepts_the_report_of_a_failed_directory(running: World, code: ErrorCode) -> None:
+    """Only a successful response counts, and only to a heartbeat that named the directory."""
     running.time.advance(INTERVAL_MS)
     running.take()
     running.broker.on_directory_failure(LEFT)
-    running.answer(told)
+    running.answer(code)
     running.time.advance(DIR_FAILURE_MS - 1)
     assert not running.fatal
     running.time.advance(1)
@@ -187,13 +187,13 @@ def test_it_gives_up_where_nobody_hears_of_a_failed_directory(running: World, to
     assert "log.dir.failure.timeout.ms" in running.fatal[0]
 
 
-def test_who_stops_meanwhile_need_not_give_up(running: World) -> None:
+def test_a_broker_that_is_closed_has_no_timer_for_a_failed_directory(running: World) -> None:
     running.broker.on_directory_failure(LEFT)
     running.broker.close()
     assert not running.time.timers
 
 
-def test_a_controlled_shutdown_asks_until_it_may_go(running: World) -> None:
+def test_a_controlled_shutdown_sends_heartbeats_until_it_may_shut_down(running: World) -> None:
     running.broker.begin_controlled_shutdown()
     for _ in range(3):
         assert running.take().want_shut_down
@@ -203,21 +203,21 @@ def test_a_controlled_shutdown_asks_until_it_may_go(running: World) -> None:
     running.answer(should_shut_down=True)
     assert running.broker.milestones.may_shut_down.done
     running.time.advance(10 * INTERVAL_MS)
-    assert not running.asked
+    assert not running.sent
 
 
-def test_who_leads_nothing_need_not_ask(world: World) -> None:
+def test_a_broker_that_leads_nothing_shuts_down_at_once(world: World) -> None:
     world.broker.start()
     world.take()
     world.broker.begin_controlled_shutdown()
     assert world.broker.milestones.may_shut_down.done
     world.register()
     world.time.advance(REGISTRATION_MS)
-    assert not world.asked
+    assert not world.sent
     assert not world.fatal
 
 
-def test_it_does_not_give_up_while_the_node_gets_on_with_its_replay(world: World) -> None:
+def test_the_registration_timeout_starts_again_while_the_replay_makes_progress(world: World) -> None:
     world.replayed = 0
     world.broker.start()
     for replayed in (5_000, 900_000, 900_001):
@@ -225,10 +225,10 @@ def test_it_does_not_give_up_while_the_node_gets_on_with_its_replay(world: World
         world.time.advance(REGISTRATION_MS)
         assert world.fatal == []
     world.time.advance(REGISTRATION_MS)
-    assert len(world.fatal) == 1, "it hangs"
+    assert len(world.fatal) == 1, "the replay makes no progress"
 
 
-def test_it_gives_up_a_while_after_the_replay(world: World) -> None:
+def test_the_registration_timeout_starts_again_when_the_replay_is_complete(world: World) -> None:
     world.replayed = 0
     world.broker.start()
     world.replayed = 1_000_000
@@ -236,25 +236,25 @@ def test_it_gives_up_a_while_after_the_replay(world: World) -> None:
     world.time.advance(REGISTRATION_MS - 1)
     world.replayed = None
     world.time.advance(REGISTRATION_MS)
-    assert world.fatal == [], "it had just been through at the last look"
+    assert world.fatal == [], "the replay was found to be complete"
     world.time.advance(REGISTRATION_MS)
     assert len(world.fatal) == 1
 
 
-def test_cordoned_directories_are_told_when_they_change_and_ever_after(running: World) -> None:
+def test_cordoned_directories_are_sent_when_they_change_and_with_each_heartbeat(running: World) -> None:
     running.time.advance(INTERVAL_MS)
-    assert running.take().cordoned_log_dirs is None, "the metadata cannot say"
+    assert running.take().cordoned_log_dirs is None, "metadata.version does not support it"
     running.answer(is_fenced=False)
     running.broker.set_cordoned_dirs([LEFT])
     assert running.take().cordoned_log_dirs == [LEFT]
     running.answer(is_fenced=False)
     running.broker.set_cordoned_dirs([LEFT])
-    assert not running.asked, "no news"
+    assert not running.sent, "nothing has changed"
     running.time.advance(INTERVAL_MS)
     assert running.take().cordoned_log_dirs == [LEFT]
 
 
-def test_an_error_of_a_newer_controller_is_one_that_is_tried_again(running: World) -> None:
+def test_after_an_unknown_error_code_the_heartbeat_is_sent_again(running: World) -> None:
     running.time.advance(INTERVAL_MS)
     running.take()
     running.answer(12_345)

@@ -1,4 +1,4 @@
-"""What the keeper of logs does when a disk fails under it, and how it paces a compaction."""
+"""The keeper of logs: what it does when a disk fails, and how it limits the bandwidth of a compaction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Timers:
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=("the disk", "the log"))
-def test_a_log_whose_files_cannot_be_opened_does_not_end_the_cleaning_of_others(failure: Exception) -> None:
+def test_a_log_whose_files_cannot_be_opened_does_not_end_the_compaction_of_others(failure: Exception) -> None:
     def refuse() -> None:
         raise failure
 
@@ -47,7 +47,7 @@ def test_a_log_whose_files_cannot_be_opened_does_not_end_the_cleaning_of_others(
     timers.due.clear()
     clean()
     assert failed == [failure]
-    assert timers.due == [clean], "it is tried again"
+    assert timers.due == [clean], "the next log is chosen later"
 
 
 class Steps:
@@ -56,7 +56,7 @@ class Steps:
     def __init__(self, time: HandTime, steps: int, step_ms: int) -> None:
         self.log = SimpleNamespace(topic_partition=TopicPartition("t", 0))
         self.end_offset = self.bytes_moved = 0
-        self.began: list[int] = []
+        self.begun_ms: list[int] = []
         self._time = time
         self._left = steps
         self._step_ms = step_ms
@@ -65,7 +65,7 @@ class Steps:
         if not self._left:
             return None
         self._left -= 1
-        self.began.append(self._time.now_ms)
+        self.begun_ms.append(self._time.now_ms)
         return Job("a step", lambda: self._time.advance(self._step_ms), self._moved)
 
     def _moved(self, _: None) -> None:
@@ -73,11 +73,11 @@ class Steps:
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_second", "began"),
+    ("bytes_per_second", "begun_ms"),
     [(float("inf"), [10, 15, 20]), (1_000, [10, 1_010, 2_010]), (200_000, [10, 15, 20])],
     ids=("no limit", "waits", "slow enough"),
 )
-def test_a_compaction_moves_no_more_than_its_bytes_a_second(bytes_per_second: float, began: list[int]) -> None:
+def test_a_compaction_moves_no_more_than_its_bytes_a_second(bytes_per_second: float, begun_ms: list[int]) -> None:
     time = HandTime()
     steps: Any = Steps(time, 3, step_ms=5)
     cleanings = [steps]
@@ -91,12 +91,12 @@ def test_a_compaction_moves_no_more_than_its_bytes_a_second(bytes_per_second: fl
     keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())
     keeper.start()
     time.advance(5_000)
-    assert steps.began == began
+    assert steps.begun_ms == begun_ms
     keeper.close()
     assert time.timers == 0
 
 
-def test_a_keeper_that_is_closed_while_it_waits_cleans_no_more() -> None:
+def test_a_keeper_that_is_closed_between_two_steps_begins_no_other() -> None:
     time = HandTime()
     steps: Any = Steps(time, 3, step_ms=5)
     cleaner: Any = SimpleNamespace(
@@ -109,4 +109,4 @@ def test_a_keeper_that_is_closed_while_it_waits_cleans_no_more() -> None:
     time.advance(5_000)
     keeper.close()
     time.advance(100 * 3_600_000)
-    assert steps.began == [10]
+    assert steps.begun_ms == [10]

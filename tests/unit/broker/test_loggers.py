@@ -1,4 +1,4 @@
-"""Loggers as a config resource."""
+"""The loggers of a broker as a config resource."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def logger() -> Iterator[logging.Logger]:
     made.setLevel(logging.NOTSET)
 
 
-def test_a_level_is_set_seen_and_unset(logger: logging.Logger) -> None:
+def test_a_level_is_set_described_and_unset(logger: logging.Logger) -> None:
     alter_loggers([LoggerChange(NAME, SET, "DEBUG")], validate_only=False)
     assert logger.level == logging.DEBUG
     assert logger_levels([NAME]) == [(NAME, "DEBUG")]
@@ -29,7 +29,7 @@ def test_a_level_is_set_seen_and_unset(logger: logging.Logger) -> None:
     assert logger.level == logging.NOTSET
 
 
-def test_the_root_comes_first_and_all_are_listed() -> None:
+def test_the_root_logger_is_first_and_all_are_listed() -> None:
     names = [name for name, _ in logger_levels()]
     assert names[0] == "root"
     assert NAME in names
@@ -50,7 +50,7 @@ def test_validation_changes_nothing(logger: logging.Logger) -> None:
         (LoggerChange(NAME, APPEND, "INFO"), ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_one_fault_refuses_all(logger: logging.Logger, change: LoggerChange, code: ErrorCode) -> None:
+def test_one_invalid_change_refuses_all(logger: logging.Logger, change: LoggerChange, code: ErrorCode) -> None:
     with pytest.raises(ApiError) as refused:
         alter_loggers([LoggerChange(NAME, SET, "DEBUG"), change], validate_only=False)
     assert refused.value.code is code

@@ -1,4 +1,4 @@
-"""What clients are told while a broker dies."""
+"""What Metadata responses contain while a broker dies."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_fenced_broker_leads_nothing_but_is_listed_for_a_while() -> None:
     assert world.cache.kept(KEY) is None
 
 
-def test_one_that_is_fenced_again_is_listed_from_then_on() -> None:
+def test_a_broker_that_is_fenced_again_is_listed_for_the_whole_time_once_more() -> None:
     world = World()
     world.fence()
     world.timers.advance(LISTED_MS - 1)
@@ -95,14 +95,14 @@ def test_one_that_is_fenced_again_is_listed_from_then_on() -> None:
     assert world.listed == [2]
 
 
-def test_one_that_stops_in_good_order_is_forgotten_at_once() -> None:
+def test_a_broker_in_controlled_shutdown_is_not_listed_once_it_is_fenced() -> None:
     world = World()
     world.update(BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, in_controlled_shutdown=1))
     world.fence()
     assert world.listed == [2]
 
 
-def test_one_that_was_fenced_from_the_beginning_is_not_listed() -> None:
+def test_a_broker_that_was_never_unfenced_is_not_listed() -> None:
     world = World()
     world.update(
         RegisterBrokerRecord(
@@ -115,10 +115,10 @@ def test_one_that_was_fenced_from_the_beginning_is_not_listed() -> None:
     assert world.listed == [1, 2]
 
 
-def test_a_missing_broker_leads_nothing_until_the_controller_knows_better() -> None:
+def test_a_missing_broker_leads_nothing_before_the_controller_fences_it() -> None:
     world = World()
     world.cache.keep(KEY, [b"led by 1"])
-    world.cache.miss(1, 1)
+    world.cache.mark_missing(1, 1)
     assert world.cache.kept(KEY) is None
     assert world.leader == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
     assert world.listed == [1, 2]
@@ -127,16 +127,16 @@ def test_a_missing_broker_leads_nothing_until_the_controller_knows_better() -> N
     assert world.leader == (2, ErrorCode.NONE)
 
 
-def test_a_broker_that_only_this_node_misses_is_there_again_soon() -> None:
+def test_a_broker_that_is_missing_and_not_fenced_leads_again_after_a_while() -> None:
     world = World()
-    world.cache.miss(1, 1)
+    world.cache.mark_missing(1, 1)
     assert world.cache.is_missing(1)
     world.timers.advance(MISSING_MS)
     assert world.leader == (1, ErrorCode.NONE)
     assert not world.cache.is_missing(1)
 
 
-def test_only_the_epoch_that_was_missed_is_missing() -> None:
+def test_a_broker_that_registered_again_is_not_missing() -> None:
     world = World()
-    world.cache.miss(1, 0)
+    world.cache.mark_missing(1, 0)
     assert world.leader == (1, ErrorCode.NONE)

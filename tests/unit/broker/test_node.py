@@ -1,4 +1,4 @@
-"""What a node says of its properties before it starts."""
+"""What a node logs of its properties, and how a start that is cancelled ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def warnings(caplog: pytest.LogCaptureFixture, **more: str) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_usual_properties_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_usual_properties_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(caplog) == []
 
 
@@ -43,16 +43,16 @@ def test_an_unknown_property_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(caplog, my_own_key="1") == ["property my.own.key is not known"]
 
 
-def test_nobody_is_left_to_believe_that_acls_are_enforced(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_authorizer_that_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = warnings(caplog, authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer")
     assert "enforces no ACLs" in line
 
 
-def test_what_is_set_to_its_default_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_property_that_is_set_to_its_default_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(caplog, num_io_threads="8", queued_max_requests="500") == []
 
 
-def test_properties_that_do_nothing_for_one_reason_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_properties_without_effect_for_one_reason_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     more = {"num_io_threads": "16", "log_cleaner_threads": "4", "queued_max_requests": "9", "ssl_key_password": "hush"}
     lines = warnings(caplog, **more)
     assert [line.partition(":")[0] for line in lines] == [
@@ -66,8 +66,8 @@ def test_properties_that_do_nothing_for_one_reason_share_a_line(caplog: pytest.L
 def test_the_directories_stay_locked_until_the_last_recovery_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start is given up in the middle of a recovery: another process must not have the log meanwhile. Nothing is left
-    that the loop would complain of."""
+    """A start is cancelled in the middle of a recovery: until its thread ends, no other process may lock the directory.
+    No task or future is left of which the loop would log an error."""
     (place,) = places = layout.lay_out(1, tmp_path)
     config, disk = layout.config_of(place, places, {}), RealDisk()
     layout.format_place(place, places, config, uuid_to_text(layout.new_id()), disk)
@@ -89,14 +89,14 @@ def test_the_directories_stay_locked_until_the_last_recovery_has_ended(
 
     monkeypatch.setattr(LogManager, "_open", slow_open)
 
-    def let_go(self: DirLocks) -> None:
+    def release_locks(self: DirLocks) -> None:
         done.append("unlocked")
         release(self)
 
     monkeypatch.setattr(ThreadJobs, "close", close)
-    monkeypatch.setattr(DirLocks, "release", let_go)
+    monkeypatch.setattr(DirLocks, "release", release_locks)
 
-    async def start_and_give_up() -> None:
+    async def start_and_cancel() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
         node = Node(config)
         starting = asyncio.ensure_future(node.start())
@@ -105,7 +105,7 @@ def test_the_directories_stay_locked_until_the_last_recovery_has_ended(
         await asyncio.wait((starting,))
         await node.stop()
 
-    thread = threading.Thread(target=lambda: asyncio.run(start_and_give_up()))
+    thread = threading.Thread(target=lambda: asyncio.run(start_and_cancel()))
     thread.start()
     assert closing.wait(60)
     may_end.set()

@@ -27,7 +27,7 @@ SEEN: list[Any] = []
 
 
 class Strict:
-    """At most as many partitions as `our.limit` says; no config named `min.insync.replicas` is set."""
+    """Allows at most `our.limit` partitions, and no config `min.insync.replicas`."""
 
     def configure(self, configs: dict[str, str]) -> None:
         SEEN.append("configured")
@@ -48,7 +48,7 @@ class Strict:
 
 
 class Unfit:
-    """No policy."""
+    """Has no method `validate`."""
 
 
 class Picky:
@@ -69,7 +69,7 @@ def made(separator: str = ".", **more: str) -> Policies:
 
 
 @pytest.mark.parametrize("separator", [".", ":"])
-def test_a_policy_is_asked(separator: str) -> None:
+def test_a_policy_allows_or_refuses(separator: str) -> None:
     policies = made(separator)
     policies.check_new_topic(("t", 3, 1, None, {"retention.ms": "1"}))
     with pytest.raises(ApiError, match="more than 3 partitions") as refused:
@@ -87,7 +87,7 @@ def test_a_policy_is_asked(separator: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("org.example.TopicPolicy", "PYTHONPATH"),
         ("Strict", "package.module.Class"),
@@ -98,13 +98,13 @@ def test_a_policy_is_asked(separator: str) -> None:
     ],
 )
 @pytest.mark.parametrize("key", [CREATE_TOPIC, ALTER_CONFIG])
-def test_what_is_no_policy_is_refused(key: str, path: str, said: str) -> None:
-    with pytest.raises(PolicyError, match=said) as refused:
+def test_a_class_that_cannot_be_a_policy_is_refused(key: str, path: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message) as refused:
         Policies({key: path})
     assert str(refused.value).startswith(f"{key}={path}")
 
 
-def test_a_node_obeys_its_policies() -> None:
+def test_a_node_applies_its_policies() -> None:
     policy = f"{__name__}:Strict"
     with Cluster(config={CREATE_TOPIC: policy, ALTER_CONFIG: policy, "our.limit": "2"}) as cluster:
         cluster.create_topic("small", 2)
@@ -121,6 +121,6 @@ def test_a_node_obeys_its_policies() -> None:
     assert SEEN.count("closed") == 2
 
 
-def test_a_node_does_not_start_with_a_policy_that_it_has_not() -> None:
+def test_a_node_does_not_start_with_a_policy_that_cannot_be_imported() -> None:
     with pytest.raises(StartError, match="PYTHONPATH"), Cluster(config={CREATE_TOPIC: "org.example.TopicPolicy"}):
         pass

@@ -1,4 +1,4 @@
-"""Who carries out probes: of brokers for the controller, of replicas where the quorum's connections break."""
+"""Probes: of brokers for the controller, and of controllers where a connection of the quorum breaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.prober import Prober
 from kalda.broker.raft_channel import RaftChannel
-from kalda.broker.raft_driver import ReplicaGone
+from kalda.broker.raft_driver import ConnectionRefused
 from kalda.controller.suspects import Probe
 from kalda.network.client import RpcClient
 from kalda.network.free_ports import free_ports
@@ -24,20 +24,20 @@ HOST = "127.0.0.1"
 
 
 def probed(answers: dict[int, bool], *ports: int) -> list[tuple[Probe, bool]]:
-    """What a prober tells of a broker with these ports, of which those refuse that `answers` says."""
-    told: list[tuple[Probe, bool]] = []
+    """What a prober reports of a broker with these ports, of which those refuse that are true in `answers`."""
+    results: list[tuple[Probe, bool]] = []
 
     async def answer(host: str, port: int) -> bool:
         await asyncio.sleep(0)
         return answers[port]
 
     async def run() -> None:
-        prober = Prober(answer, lambda probe, refused: told.append((probe, refused)))
+        prober = Prober(answer, lambda probe, refused: results.append((probe, refused)))
         prober.start(Probe(1, 5, tuple((HOST, port) for port in ports)))
         await asyncio.gather(*prober._tasks)
 
     asyncio.run(run())
-    return told
+    return results
 
 
 def test_all_addresses_must_refuse() -> None:
@@ -46,8 +46,8 @@ def test_all_addresses_must_refuse() -> None:
     assert [refused for _, refused in probed({1: False}, 1)] == [False]
 
 
-def test_a_node_that_goes_down_says_nothing_of_others() -> None:
-    told: list[object] = []
+def test_a_node_that_stops_reports_no_results() -> None:
+    results: list[object] = []
     may_answer = asyncio.Event()
 
     async def answer(host: str, port: int) -> bool:
@@ -55,7 +55,7 @@ def test_a_node_that_goes_down_says_nothing_of_others() -> None:
         return True
 
     async def run() -> None:
-        prober = Prober(answer, lambda *of: told.append(of))
+        prober = Prober(answer, lambda *result: results.append(result))
         prober.start(Probe(1, 5, ((HOST, 1),)))
         under_way = list(prober._tasks)
         await asyncio.sleep(0)
@@ -66,7 +66,7 @@ def test_a_node_that_goes_down_says_nothing_of_others() -> None:
         assert not prober._tasks
 
     asyncio.run(run())
-    assert told == []
+    assert results == []
 
 
 def failure_at(port: int, probing: bool = True) -> ApiError:
@@ -88,17 +88,17 @@ def failure_at(port: int, probing: bool = True) -> ApiError:
     return asyncio.run(run())
 
 
-def test_a_replica_where_nobody_listens_is_gone() -> None:
+def test_a_replica_whose_address_refuses_connections_is_dead() -> None:
     error = failure_at(free_ports(1)[0])
-    assert isinstance(error, ReplicaGone)
+    assert isinstance(error, ConnectionRefused)
     assert error.code is ErrorCode.NETWORK_EXCEPTION
 
 
-def test_without_a_probe_none_is() -> None:
-    assert not isinstance(failure_at(free_ports(1)[0], probing=False), ReplicaGone)
+def test_without_a_probe_no_replica_is_dead() -> None:
+    assert not isinstance(failure_at(free_ports(1)[0], probing=False), ConnectionRefused)
 
 
-def test_a_replica_that_hangs_up_but_listens_is_not_gone() -> None:
+def test_a_replica_that_closes_the_connection_but_listens_is_not_dead() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -107,13 +107,13 @@ def test_a_replica_that_hangs_up_but_listens_is_not_gone() -> None:
         port = server.sockets[0].getsockname()[1]
         error = await asyncio.to_thread(failure_at, port)
         assert error.code is ErrorCode.NETWORK_EXCEPTION
-        assert not isinstance(error, ReplicaGone)
+        assert not isinstance(error, ConnectionRefused)
         server.close()
 
     asyncio.run(run())
 
 
-def test_a_closed_channel_takes_nothing() -> None:
+def test_a_closed_channel_fails_requests() -> None:
     async def run() -> None:
         channel = RaftChannel(lambda host, port: RpcClient(host, port, rng=lambda: 0.5), is_refused)
         await channel.close()
@@ -123,7 +123,7 @@ def test_a_closed_channel_takes_nothing() -> None:
 
 
 class Script:
-    """A client that answers what it was given, one thing after the other."""
+    """A client with the outcomes of its requests, in order."""
 
     host, port = HOST, 9
 
@@ -140,7 +140,7 @@ class Script:
         pass
 
 
-def test_the_log_says_once_that_a_controller_gives_no_answers(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_controller_that_does_not_answer_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     lost = ApiError(ErrorCode.NETWORK_EXCEPTION, "refused")
     foreign = VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
     too_old = ApiError(ErrorCode.UNSUPPORTED_VERSION, "the peer speaks none")
@@ -150,7 +150,7 @@ def test_the_log_says_once_that_a_controller_gives_no_answers(caplog: pytest.Log
         channel = RaftChannel(lambda host, port: script)  # type: ignore[arg-type, return-value]
         while script.answers:
             answered = asyncio.Event()
-            channel.send(Destination(1, HOST, 9), VoteRequest(), 1_000).then(lambda *_, told=answered.set: told())
+            channel.send(Destination(1, HOST, 9), VoteRequest(), 1_000).then(lambda *_, wake=answered.set: wake())
             await answered.wait()
         await channel.close()
 

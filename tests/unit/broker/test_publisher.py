@@ -1,4 +1,4 @@
-"""Updates of the metadata in turns: everybody else is served between them, and their order stays."""
+"""Updates of the metadata are applied in turns, with other work in between, and one after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
-from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.publisher import BrokerPublisher
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
@@ -33,7 +32,7 @@ OLD, NEW = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
 
 
 class FakeTimers:
-    """Turns are taken when the test says so."""
+    """Turns are taken when the test calls `turn`."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
@@ -80,17 +79,19 @@ class FakeFutures(set[TopicPartition]):
         return topic_partition in self.alone
 
 
+class FakeDirs(list[SimpleNamespace]):
+    @property
+    def all_online(self) -> bool:
+        return all(directory.online for directory in self)
+
+
 class FakeLogs:
     """Logs by partition; like the manager, it has one of a name at a time."""
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid] = {}
         self.futures = FakeFutures()
-        self.dirs = [SimpleNamespace(online=True, directory_id=HOME), SimpleNamespace(online=True, directory_id=AWAY)]
-
-    @property
-    def all_online(self) -> bool:
-        return all(directory.online for directory in self.dirs)
+        self.dirs = FakeDirs(SimpleNamespace(online=True, directory_id=each) for each in (HOME, AWAY))
 
     def get(self, topic_partition: TopicPartition) -> Any:
         known = self.logs.get(topic_partition)
@@ -123,15 +124,19 @@ class World:
 
     def __init__(self) -> None:
         self.timers, self.replicas, self.logs = FakeTimers(), FakeReplicas(), FakeLogs()
-        nothing: Any = lambda *_: None  # noqa: E731
+        self.led: list[TopicPartition] = []
+        """Partitions that coordinators were called with, elected and not resigned."""
+        self.deleted: dict[str, Uuid] = {}
         self.publisher = BrokerPublisher(
             1,
-            MetadataCache(self.timers),
             self.replicas,  # type: ignore[arg-type]
             self.logs,  # type: ignore[arg-type]
             lambda topic, image: LogConfig(),
-            nothing,
-            SimpleNamespace(on_elected=nothing, on_resigned=nothing, on_topics_deleted=nothing),
+            SimpleNamespace(
+                on_elected=lambda partition: self.led.append(partition.topic_partition),
+                on_resigned=lambda topic_partition: topic_partition in self.led and self.led.remove(topic_partition),
+                on_topics_deleted=self.deleted.update,
+            ),
             lambda: 0,
             lambda *placed: self.placed.append(placed),
             self.timers,
@@ -186,26 +191,26 @@ def topic(
         )
 
 
-def test_a_small_topic_is_there_at_once(world: World) -> None:
+def test_a_small_topic_is_opened_at_once(world: World) -> None:
     world.update(*topic(OLD, 3))
     assert len(world.replicas.served) == 3
 
 
-def test_a_large_topic_comes_in_turns(world: World) -> None:
+def test_a_large_topic_is_opened_in_turns(world: World) -> None:
     world.update(*topic(OLD))
     assert 0 < len(world.replicas.served) < MANY
     assert world.finish() > 1
     assert len(world.replicas.served) == MANY
 
 
-def test_the_first_image_comes_whole() -> None:
+def test_the_first_image_is_applied_whole() -> None:
     world = World()
     world.update(*topic(OLD))
     assert len(world.replicas.served) == MANY
     assert not world.timers.due
 
 
-def test_what_leaves_is_not_served_while_it_is_deleted(world: World) -> None:
+def test_a_deleted_partition_is_not_served_while_its_log_is_deleted(world: World) -> None:
     world.update(*topic(OLD))
     world.finish()
     world.update(RemoveTopicRecord(topic_id=OLD), *topic(NEW))
@@ -215,7 +220,7 @@ def test_what_leaves_is_not_served_while_it_is_deleted(world: World) -> None:
     assert set(world.logs.logs.values()) == {NEW}
 
 
-def test_a_topic_deleted_while_it_is_opened_is_gone_in_the_end(world: World) -> None:
+def test_a_topic_deleted_while_it_is_opened_is_not_there_in_the_end(world: World) -> None:
     world.update(*topic(OLD))
     world.update(RemoveTopicRecord(topic_id=OLD))
     assert not world.replicas.served
@@ -224,7 +229,7 @@ def test_a_topic_deleted_while_it_is_opened_is_gone_in_the_end(world: World) -> 
     assert not world.logs.logs
 
 
-def test_a_topic_deleted_while_its_logs_are_made_is_gone_in_the_end(world: World) -> None:
+def test_a_topic_deleted_while_its_logs_are_made_is_not_there_in_the_end(world: World) -> None:
     world.hold_jobs = True
     world.update(*topic(OLD))
     assert not world.replicas.served
@@ -240,8 +245,8 @@ def test_a_topic_deleted_while_its_logs_are_made_is_gone_in_the_end(world: World
 
 
 @pytest.mark.parametrize("is_moving", [False, True])
-def test_a_replica_that_left_and_came_back_at_once_is_told_of_again(world: World, is_moving: bool) -> None:
-    """Unless it is being moved: then where it is going will be told."""
+def test_the_directory_of_a_replica_that_came_back_is_reported_again(world: World, is_moving: bool) -> None:
+    """Unless it is being moved to another directory: that one will be reported when the move ends."""
     world.update(*topic(OLD, 1))
     world.placed.clear()
     if is_moving:
@@ -253,28 +258,28 @@ def test_a_replica_that_left_and_came_back_at_once_is_told_of_again(world: World
     assert world.placed == ([] if is_moving else [(OLD, 0, HOME)])
 
 
-def test_a_replica_of_which_there_is_but_a_copy_is_told_as_lost(world: World) -> None:
+def test_a_replica_of_which_only_an_unfinished_copy_is_online_is_reported_as_lost(world: World) -> None:
     world.logs.dirs[1].online = False
     world.logs.futures.alone.add(TopicPartition("t", 0))
     world.update(*topic(OLD, 1))
     assert (world.placed, world.replicas.served) == ([(OLD, 0, DIRECTORY_LOST)], {})
 
 
-def test_a_replica_whose_directory_was_not_told_is_lost_while_one_is_away() -> None:
-    """It is in sync, so what was acknowledged is in its log, which the controller has not heard the directory of."""
+def test_a_replica_without_reported_directory_is_lost_while_a_directory_is_offline() -> None:
+    """It is in sync, so its log has acknowledged records; its directory was not reported to the controller."""
     world = World()
     world.logs.dirs[1].online = False
     world.update(*topic(OLD, 1, DIRECTORY_UNASSIGNED))
     lost = PartitionChangeRecord(partition_id=0, topic_id=OLD, directories=[DIRECTORY_LOST, HOME])
     world.update(lost)
-    assert (world.placed, world.logs.logs) == ([(OLD, 0, DIRECTORY_LOST)], {}), "told once, and not made anew"
+    assert (world.placed, world.logs.logs) == ([(OLD, 0, DIRECTORY_LOST)], {}), "reported once, and not made anew"
     world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, isr=[2], leader=2))
     assert world.placed[1:] == [(OLD, 0, HOME)], "out of sync it may be made anew"
     assert world.logs.logs == {TopicPartition("t", 0): OLD}
 
 
 @pytest.mark.parametrize(("online", "isr", "is_first"), [(True, 1, True), (False, 2, True), (False, 1, False)])
-def test_a_replica_without_directory_that_has_nothing_is_made(online: bool, isr: int, is_first: bool) -> None:
+def test_a_new_replica_without_directory_is_made(online: bool, isr: int, is_first: bool) -> None:
     world = World()
     world.logs.dirs[1].online = online
     if not is_first:
@@ -294,13 +299,25 @@ def test_a_replica_without_directory_that_has_nothing_is_made(online: bool, isr:
         (False, 2, {}, False),
     ],
 )
-def test_a_replica_whose_disk_was_replaced_is_made_anew_where_nobody_counts_on_it(
+def test_a_replica_whose_disk_was_replaced_is_made_anew_where_the_cluster_does_not_rely_on_it(
     world: World, online: bool, isr: int, fields: dict[str, list[int]], is_made: bool
 ) -> None:
     world.logs.dirs[1].online = online
     world.update(*topic(OLD, 1, Uuid(b"gone" * 4), isr, **fields))
     assert world.logs.logs == ({TopicPartition("t", 0): OLD} if is_made else {})
     assert world.placed == ([(OLD, 0, HOME)] if is_made else [])
+
+
+def test_coordinators_are_called_with_every_partition_that_is_led_and_lost(world: World) -> None:
+    """Of every topic: which of them have a coordinator is for the table of coordinators."""
+    world.update(*topic(OLD, 3))
+    assert world.led == [TopicPartition("t", index) for index in range(3)]
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, leader=2, isr=[2]))
+    assert world.led == [TopicPartition("t", 1), TopicPartition("t", 2)]
+    world.update(PartitionChangeRecord(partition_id=1, topic_id=OLD, isr=[1, 2]))
+    assert len(world.led) == 2, "the leader epoch is the same"
+    world.update(RemoveTopicRecord(topic_id=OLD))
+    assert (world.led, world.deleted) == ([], {"t": OLD})
 
 
 def test_nothing_is_opened_after_the_end(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What a broker tells the cluster of itself, and when it says it again."""
+"""When a broker registers again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kalda.testing import layout
 
 
 class Watcher:
-    """The publisher that waits for a broker's log directories."""
+    """A publisher that waits until the broker's registration names log directories."""
 
     name = "test"
 
@@ -38,8 +38,8 @@ class Watcher:
         pass
 
 
-def test_a_broker_names_its_directories_once_the_cluster_wants_them(tmp_path: Path) -> None:
-    """A rolling upgrade raises the level after the last restart, so nobody else would ask for them (KIP-858)."""
+def test_a_broker_registers_its_directories_once_the_metadata_version_supports_them(tmp_path: Path) -> None:
+    """A rolling upgrade raises the level after the last restart, so the broker has to register again (KIP-858)."""
     (place,) = places = layout.lay_out(1, tmp_path)
     voters = {"controller.quorum.voters": f"1@{layout.HOST}:{place.controller_port}"}
     config = layout.config_of(place, places, voters)

@@ -1,4 +1,4 @@
-"""What becomes of logs that a start finds and serves to nobody."""
+"""Logs that a start finds, and of which the broker has no replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kalda.testing import Cluster
 PARTITIONS = 16
 
 
-def test_logs_of_a_directory_that_fails_while_they_are_opened_are_no_strays(
+def test_logs_of_a_directory_that_fails_while_they_are_opened_are_not_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole, broken = tmp_path / "d0", tmp_path / "d1"
@@ -19,7 +19,7 @@ def test_logs_of_a_directory_that_fails_while_they_are_opened_are_no_strays(
         cluster.create_topic("orders", partitions=PARTITIONS)
         logs = sorted(path.name for path in broken.glob("orders-*"))
         assert len(logs) == PARTITIONS // 2
-        cluster.kill_node(1)  # logs are opened one by one after that
+        cluster.kill_node(1)  # after an unclean stop all logs are opened, one by one
         segment = broken / logs[-1] / f"{0:020}.log"
         segment.unlink()
         segment.mkdir()

@@ -24,9 +24,9 @@ def hangups() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_a_hangup_that_comes_twice_hurries_no_node(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_a_hangup_that_comes_twice_skips_no_handover(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """Where a terminal is closed its shell sends one, and the system another; who means it says so in another way."""
-    hurried: list[str] = []
+    skipped: list[str] = []
 
     class Node:
         failed = False
@@ -38,8 +38,8 @@ def test_a_hangup_that_comes_twice_hurries_no_node(monkeypatch: pytest.MonkeyPat
             signal.raise_signal(signal.SIGHUP)
             await asyncio.Event().wait()
 
-        def hurry(self) -> None:
-            hurried.append(caplog.messages[-1])
+        def skip_handover(self) -> None:
+            skipped.append(caplog.messages[-1])
             self._told.set()
 
         async def stop(self) -> None:
@@ -51,7 +51,7 @@ def test_a_hangup_that_comes_twice_hurries_no_node(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server, "_read_config", lambda _: None)
     with caplog.at_level(logging.INFO, "kalda.server"):
         assert asyncio.run(asyncio.wait_for(server._serve(None), 60)) == 0  # type: ignore[arg-type]
-    assert hurried == ["Terminating process due to signal SIGTERM"]
+    assert skipped == ["Terminating process due to signal SIGTERM"]
 
 
 def test_a_hangup_that_comes_twice_does_not_end_what_a_consumer_does_last() -> None:

@@ -47,7 +47,7 @@ def change(
 
 
 def built(pending: PartitionChange) -> dict[str, Any] | None:
-    """The fields that are set."""
+    """The fields of the record that differ from their defaults."""
     versioned = pending.build()
     if versioned is None:
         return None
@@ -56,17 +56,17 @@ def built(pending: PartitionChange) -> dict[str, Any] | None:
     return {name: value for name, value in values.items() if value != getattr(blank, name)}
 
 
-def test_nothing_to_do_makes_no_record() -> None:
+def test_without_a_change_there_is_no_record() -> None:
     assert built(change(partition())) is None
 
 
-def test_the_leader_stays_while_it_can() -> None:
+def test_the_leader_does_not_change_while_it_is_in_the_isr() -> None:
     pending = change(partition(leader=2))
     pending.isr = (2, 3)
     assert built(pending) == {"isr": [2, 3]}
 
 
-def test_the_first_live_member_of_the_isr_leads() -> None:
+def test_the_first_active_member_of_the_isr_leads() -> None:
     pending = change(partition(), alive=(3,))
     pending.isr = (2, 3)
     assert built(pending) == {"isr": [2, 3], "leader": 3}
@@ -87,14 +87,14 @@ def test_replicas_below_the_minimum_stay_eligible() -> None:
     assert built(pending) == {"isr": [1], "eligible_leader_replicas": [2]}
 
 
-def test_they_cease_to_be_when_the_isr_is_large_enough() -> None:
+def test_no_replica_is_eligible_when_the_isr_is_large_enough() -> None:
     pending = change(partition(isr=(1,), elr=(2,)))
     pending.isr = (1, 3)
     assert built(pending) == {"isr": [1, 3], "eligible_leader_replicas": []}
 
 
 def test_an_eligible_replica_leads_only_where_the_isr_is_empty() -> None:
-    """Were 1 to lead besides 2, both could commit, while 3 is still taken to have everything."""
+    """If 1 joined 2 in the ISR, both could commit records that 3 lacks, although 3 is eligible."""
     pending = change(partition(isr=(2,), leader=2, elr=(1, 3)))
     pending.election = Election.PREFERRED
     assert built(pending) is None
@@ -103,14 +103,14 @@ def test_an_eligible_replica_leads_only_where_the_isr_is_empty() -> None:
     assert built(alone) == {"isr": [1], "leader": 1, "eligible_leader_replicas": [3, 2]}
 
 
-def test_an_unclean_stop_is_not_eligible() -> None:
+def test_a_replica_that_stopped_uncleanly_is_not_eligible() -> None:
     pending = change(partition(isr=(1, 2)), alive=(1, 3))
     pending.isr = (1,)
     pending.unclean_shutdown_replicas = (2,)
     assert built(pending) == {"isr": [1]}
 
 
-def test_the_last_leader_is_remembered_and_forgotten() -> None:
+def test_the_last_leader_is_written_when_the_isr_is_empty_and_cleared_with_a_new_leader() -> None:
     pending = change(partition(isr=(1,)), alive=())
     pending.isr = ()
     assert built(pending) == {"isr": [], "leader": -1, "eligible_leader_replicas": [1], "last_known_elr": [1]}
@@ -118,8 +118,8 @@ def test_the_last_leader_is_remembered_and_forgotten() -> None:
     assert built(back) == {"isr": [1], "leader": 1, "eligible_leader_replicas": [], "last_known_elr": []}
 
 
-def test_where_nobody_led_any_more_the_last_member_is_remembered() -> None:
-    """Its directory had failed, say, so that it led no more; and then its process died."""
+def test_without_a_leader_the_last_member_of_the_isr_is_written_as_last_known() -> None:
+    """For example its directory failed, so that it did not lead any more, and then its process died."""
     pending = change(partition(isr=(2,), leader=-1), alive=(1, 3))
     pending.isr = ()
     pending.unclean_shutdown_replicas = (2,)
@@ -136,7 +136,7 @@ def test_the_last_known_leader_is_the_last_resort() -> None:
     assert built(away) is None
 
 
-def test_an_unclean_election_forgets_the_rest() -> None:
+def test_an_unclean_election_removes_all_others_from_the_isr() -> None:
     pending = change(partition(isr=(1,)), alive=(3,), elr=False)
     pending.election = Election.UNCLEAN
     pending.isr = ()
@@ -149,7 +149,7 @@ def test_without_eligible_replicas_an_isr_is_never_empty() -> None:
     assert built(pending) == {"leader": -1}
 
 
-def test_recovery_ends_when_the_leader_says_so() -> None:
+def test_recovery_ends_when_the_leader_reports_it() -> None:
     recovering = partition(isr=(1,), leader_recovery_state=LeaderRecoveryState.RECOVERING)
     pending = change(recovering, elr=False)
     pending.leader_recovery_state = LeaderRecoveryState.RECOVERED
@@ -166,7 +166,7 @@ def test_old_releases_bump_the_leader_epoch_on_a_smaller_isr(version: MetadataVe
     assert built(pending) == ({"isr": [1, 2], "leader": 1} if bumps else {"isr": [1, 2]})
 
 
-def test_a_reassignment_starts_goes_on_and_ends() -> None:
+def test_a_reassignment_from_start_to_end() -> None:
     start = change(partition())
     start.replicas, start.adding, start.removing = (4, 2, 3, 1), (4,), (1,)
     assert built(start) == {
@@ -191,7 +191,7 @@ def test_a_reassignment_starts_goes_on_and_ends() -> None:
     }
 
 
-def test_the_leader_epoch_grows_when_a_replica_is_gone() -> None:
+def test_the_leader_epoch_grows_when_a_replica_is_removed() -> None:
     pending = change(partition())
     pending.replicas, pending.removing = (1, 2, 3), (3,)
     assert built(pending) == {"isr": [1, 2], "leader": 1, "replicas": [1, 2], "directories": [DIRS[1], DIRS[2]]}

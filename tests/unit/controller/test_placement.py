@@ -1,4 +1,4 @@
-"""Where replicas are placed."""
+"""Placement of replicas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_replicas_spread_over_racks_and_leaders_over_brokers() -> None:
     assert set(Counter(replica for replicas in placed for replica in replicas).values()) == {6}
 
 
-def test_the_fenced_come_last() -> None:
+def test_fenced_brokers_are_used_last() -> None:
     placed = place_replicas(brokers(None, None, None, fenced=(1,)), 6, 2, random.Random(1))
     assert all(sorted(replicas) == [0, 2] for replicas in placed)
 

@@ -1,4 +1,4 @@
-"""Groups live where Kafka puts them: Java's string hash, over UTF-16."""
+"""A key belongs to the partition that Kafka computes: Java's string hash, over UTF-16."""
 
 from __future__ import annotations
 

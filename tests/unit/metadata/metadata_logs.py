@@ -51,7 +51,7 @@ def log_batches(node: str) -> list[LogBatch]:
 
 
 def snapshots(node: str) -> dict[int, list[VersionedRecord]]:
-    """Records by the offset after the last that the snapshot holds."""
+    """Records by the offset after the last one that the snapshot contains."""
     return {
         int(name.split("-")[0]): [record for batch in batches for record in batch.records]
         for name, batches in load(node).items()

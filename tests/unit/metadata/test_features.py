@@ -83,7 +83,7 @@ def test_version_strings(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "9.9", "4", "4.3-IV1", "four", "3.2"])
-def test_version_strings_that_mean_nothing(text: str) -> None:
+def test_invalid_version_strings(text: str) -> None:
     with pytest.raises(ValueError, match="not a valid version"):
         from_version_string(text)
 
@@ -143,7 +143,7 @@ def test_an_unsafe_downgrade_is_refused_too() -> None:
     assert metadata_version_refusal(V.IBP_4_3_IV0, 6, unsafe_downgrade=True) == "Unknown metadata.version."
 
 
-def test_what_a_node_cannot_live_with() -> None:
+def test_levels_that_a_node_does_not_support() -> None:
     ranges = {"group.version": VersionRange(0, 1)}
     assert unsupported_reason("group.version", 1, "Broker 3", ranges) is None
     assert unsupported_reason("group.version", 2, "Broker 3", ranges) == "Broker 3 only supports versions 0-1"

@@ -1,4 +1,4 @@
-"""Formatted storage against what Apache Kafka's tool wrote and said, and its refusals."""
+"""Formatted storage against the files and the output of Apache Kafka's tool, and its refusals."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def new_disk() -> SimDisk:
 
 
 def run(disk: SimDisk, request: FormatRequest, seed: int = 1) -> list[str]:
-    said: list[str] = []
-    format_storage(disk, request, new_id=new_id_source(seed), entropy=lambda _: SALT, now_ms=NOW_MS, say=said.append)
-    return said
+    """Format, and return the lines of output."""
+    lines: list[str] = []
+    format_storage(disk, request, new_id=new_id_source(seed), entropy=lambda _: SALT, now_ms=NOW_MS, say=lines.append)
+    return lines
 
 
 def request_of(variant: dict[str, Any]) -> FormatRequest:
@@ -93,7 +94,7 @@ def files_under(disk: SimDisk, path: str) -> dict[str, bytes]:
 
 
 def without_ids_and_times(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Directory ids, dates, batch timestamps and the CRCs over them, blanked."""
+    """The files with directory ids, dates, batch timestamps and CRCs blanked."""
     ids = {}
     for name, data in files.items():
         if name.endswith("meta.properties"):
@@ -120,14 +121,14 @@ def without_ids_and_times(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("variant", KAFKA["variants"], ids=lambda variant: variant["variant"])
-def test_the_files_and_words_are_kafkas(variant: dict[str, Any]) -> None:
+def test_files_and_output_are_kafkas(variant: dict[str, Any]) -> None:
     disk = new_disk()
-    said = run(disk, request_of(variant))
+    output = run(disk, request_of(variant))
     expected = {name: b64decode(data) for name, data in variant["files"].items()}
     written = files_under(disk, "/node")
     assert without_ids_and_times(written) == without_ids_and_times(expected)
-    kafka_said = [SECRETS.sub(r"\1=[redacted]", line.replace("DIR", "/node")) for line in variant["said"]]
-    assert sorted(said) == sorted(kafka_said)
+    kafka_output = [SECRETS.sub(r"\1=[redacted]", line.replace("DIR", "/node")) for line in variant["said"]]
+    assert sorted(output) == sorted(kafka_output)
     for name, data in written.items():
         if name.endswith("bootstrap.checkpoint"):
             assert list(snapshot_records(data)) == list(snapshot_records(expected[name]))
@@ -150,7 +151,10 @@ DYNAMIC = "If you want to use dynamic quorum, please remove controller.quorum.vo
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (replace(BASE, quorum=QuorumChoice.UNSAID), "Because controller.quorum.voters is not set on this controller"),
+        (
+            replace(BASE, quorum=QuorumChoice.UNSPECIFIED),
+            "Because controller.quorum.voters is not set on this controller",
+        ),
         (replace(BASE, has_static_voters=True), DYNAMIC),
         (replace(INITIAL, has_static_voters=True), DYNAMIC),
         (replace(BASE, is_controller=False), "You can only use --standalone on a controller."),
@@ -169,7 +173,7 @@ DYNAMIC = "If you want to use dynamic quorum, please remove controller.quorum.vo
         (replace(BASE, feature_levels={"kraft.version": 0}), "try removing the --feature flag for kraft.version."),
         (replace(BASE, feature_levels={"kraft.version": 2}), "No feature:kraft.version with feature level 2"),
         (
-            replace(BASE, quorum=QuorumChoice.UNSAID, has_static_voters=True, feature_levels={"kraft.version": 1}),
+            replace(BASE, quorum=QuorumChoice.UNSPECIFIED, has_static_voters=True, feature_levels={"kraft.version": 1}),
             "Cannot set kraft.version to 1 unless controller.quorum.voters is empty",
         ),
         (
@@ -196,7 +200,7 @@ DYNAMIC = "If you want to use dynamic quorum, please remove controller.quorum.vo
         ),
     ],
 )
-def test_refusals_leave_the_disk_alone(request_: FormatRequest, words: str) -> None:
+def test_a_refused_request_writes_nothing(request_: FormatRequest, words: str) -> None:
     disk = new_disk()
     with pytest.raises(FormatError, match=re.escape(words)):
         run(disk, request_)
@@ -210,7 +214,7 @@ def test_a_voter_at_an_ipv6_address() -> None:
     assert uuid_to_text(voter.key.directory_id) == DIRECTORY
 
 
-def test_kraft_version_follows_from_the_quorum_not_from_the_release() -> None:
+def test_kraft_version_does_not_depend_on_the_release() -> None:
     disk = new_disk()
     run(disk, replace(BASE, release_version="3.3"))
     assert read_bootstrap(disk, "/node/a").metadata_version is MetadataVersion.IBP_3_3_IV3
@@ -219,8 +223,8 @@ def test_kraft_version_follows_from_the_quorum_not_from_the_release() -> None:
 
 def test_a_node_that_is_not_among_the_initial_controllers_writes_them_and_keeps_an_id_of_its_own() -> None:
     disk = new_disk()
-    said = run(disk, replace(INITIAL, initial_controllers=f"2@h:1:{DIRECTORY}"))
-    assert "Formatting dynamic metadata directory /node/a with metadata.version 4.3-IV0." in said
+    output = run(disk, replace(INITIAL, initial_controllers=f"2@h:1:{DIRECTORY}"))
+    assert "Formatting dynamic metadata directory /node/a with metadata.version 4.3-IV0." in output
     assert DIRECTORY.encode() not in disk.read_file("/node/a/meta.properties")
 
 
@@ -240,8 +244,8 @@ def test_a_directory_that_was_added_is_formatted_alone() -> None:
     disk = new_disk()
     run(disk, BASE)
     before = files_under(disk, "/node")
-    said = run(disk, replace(BASE, log_dirs=["/node/a", "/node/b", "/node/c"], ignore_formatted=True), seed=2)
-    assert said[1:] == ["Formatting data directory /node/c with metadata.version 4.3-IV0."]
+    output = run(disk, replace(BASE, log_dirs=["/node/a", "/node/b", "/node/c"], ignore_formatted=True), seed=2)
+    assert output[1:] == ["Formatting data directory /node/c with metadata.version 4.3-IV0."]
     after = files_under(disk, "/node")
     assert after.keys() - before.keys() == {"c/meta.properties", "c/bootstrap.checkpoint"}
     assert before.items() <= after.items()
@@ -254,7 +258,7 @@ def test_a_directory_that_was_added_is_formatted_alone() -> None:
         ({"node_id": 2}, "Stored node id 1 doesn't match previous node id 2 in /node/a/meta.properties."),
     ],
 )
-def test_storage_of_another_is_refused(change: dict[str, Any], words: str) -> None:
+def test_storage_of_another_node_or_cluster_is_refused(change: dict[str, Any], words: str) -> None:
     disk = new_disk()
     run(disk, BASE)
     with pytest.raises(FormatError, match=re.escape(words)):
@@ -265,15 +269,15 @@ def test_a_directory_that_cannot_be_read_is_ignored_unless_it_is_the_only_one() 
     disk = new_disk()
     disk.make_dirs("/node")
     disk.open("/node/b", create=True).close()
-    said = run(disk, BASE)
-    assert said[0] == "I/O error trying to read log directory /node/b. Ignoring..."
+    output = run(disk, BASE)
+    assert output[0] == "I/O error trying to read log directory /node/b. Ignoring..."
     with pytest.raises(FormatError, match=r"No available log directories to format\."):
         run(disk, replace(BASE, log_dirs=["/node/b"], metadata_log_dir="/node/b"))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_crash_leaves_each_directory_formatted_or_not(seed: int) -> None:
-    """Whatever was lost, formatting again with --ignore-formatted finishes the work."""
+    """After any loss of unsynced data, formatting again with --ignore-formatted completes all directories."""
     disk = SimDisk(random.Random(seed))
     failures = random.Random(seed)
     prefix = failures.choice(["/node", "/node/b"])
@@ -307,7 +311,7 @@ def test_the_bootstrap_is_read_from_the_first_snapshot_where_that_has_records() 
     assert read_bootstrap(disk, "/node/a").metadata_version is MetadataVersion.IBP_4_0_IV0
 
 
-def test_a_bootstrap_file_that_is_torn_or_says_nothing_is_refused() -> None:
+def test_a_bootstrap_file_that_is_torn_or_corrupt_is_refused() -> None:
     disk = new_disk()
     run(disk, BASE)
     data = bytearray(disk.read_file("/node/a/bootstrap.checkpoint"))
@@ -320,11 +324,11 @@ def test_a_bootstrap_file_that_is_torn_or_says_nothing_is_refused() -> None:
         read_bootstrap(disk, "/node/a")
 
 
-def test_scram_credentials_are_in_the_records_but_not_in_the_words() -> None:
+def test_scram_credentials_are_in_the_records_but_not_in_the_output() -> None:
     disk = new_disk()
-    said = run(disk, replace(BASE, scram_arguments=["SCRAM-SHA-512=[name=bob,password=secret]"]))
+    output = run(disk, replace(BASE, scram_arguments=["SCRAM-SHA-512=[name=bob,password=secret]"]))
     records = [record for record, _ in read_bootstrap(disk, "/node/a").records]
     assert isinstance(records[0], FeatureLevelRecord)
     assert isinstance(records[-1], UserScramCredentialRecord)
     assert (records[-1].name, records[-1].mechanism, records[-1].iterations) == ("bob", 2, 4096)
-    assert "UserScramCredentialRecord(name='bob', mechanism=2, salt=[redacted]" in said[0]
+    assert "UserScramCredentialRecord(name='bob', mechanism=2, salt=[redacted]" in output[0]

@@ -1,4 +1,4 @@
-"""Logs and snapshots of real Apache Kafka nodes, as images."""
+"""Images of the logs and snapshots of real Apache Kafka nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def from_snapshot(records: list[VersionedRecord], base: MetadataImage = EMPTY) -
 
 
 def encoded(records: list[VersionedRecord]) -> Counter[bytes]:
-    """As a multiset. Kafka writes listeners and features in the order of its hash maps, so those are sorted here."""
+    """The records' bytes as a multiset. Kafka writes listeners and features in the order of its hash maps: they are
+    sorted here."""
     for record, _ in records:
         if isinstance(record, RegisterBrokerRecord | RegisterControllerRecord):
             record.features.sort(key=lambda feature: feature.name)
@@ -52,13 +53,13 @@ def written(node: str) -> list[tuple[int, list[VersionedRecord]]]:
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_a_snapshot_is_the_log_before_it(node: str) -> None:
+def test_a_snapshot_gives_the_same_image_as_the_log_before_it(node: str) -> None:
     for end, records in written(node):
         assert replay(node, EMPTY, 0, end) == from_snapshot(records)
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_the_whole_log_is_the_last_snapshot_and_the_tail(node: str) -> None:
+def test_a_snapshot_and_the_log_after_it_give_the_same_image_as_the_whole_log(node: str) -> None:
     end = log_batches(node)[-1].last_offset + 1
     for at, records in written(node):
         assert replay(node, EMPTY, 0, end) == replay(node, from_snapshot(records), at, end)
@@ -71,7 +72,7 @@ def test_an_image_writes_the_records_that_kafka_wrote(node: str) -> None:
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_a_snapshot_over_any_other_image_leaves_nothing_of_it(node: str) -> None:
+def test_a_snapshot_replaces_any_other_image_completely(node: str) -> None:
     for _, other in written("node") + written("trio-2"):
         for _, records in written(node):
             assert from_snapshot(records, base=from_snapshot(other)) == from_snapshot(records)
@@ -83,7 +84,7 @@ def test_metadata_version_is_the_first_record_at_version_0() -> None:
     assert records[0].record.name == "metadata.version"  # type: ignore[attr-defined]
 
 
-def test_what_the_upgraded_node_came_to() -> None:
+def test_the_image_of_the_upgraded_node() -> None:
     image = replay("node", EMPTY, 0, 324)
     assert image.features.metadata_version is MetadataVersion.IBP_4_3_IV0
     assert image.features.level("kraft.version") == 0

@@ -1,4 +1,4 @@
-"""The loader: folding, transactions, the catch-up gate, publishers."""
+"""The loader: images, transactions, catching up, publishers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def version() -> FeatureLevelRecord:
 
 @dataclass
 class Recorder:
-    """A publisher that writes down the topics of each image, and what it was told."""
+    """A publisher that records the topics of each image, and the arguments of all calls."""
 
     name: str = "recorder"
     seen: list[tuple[int, list[str]]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Recorder:
 
 
 class Log:
-    """Commits batches to a loader; the high watermark follows unless it is held."""
+    """Commits batches to a loader. The high watermark is the end of the log, unless `hold`."""
 
     def __init__(self) -> None:
         self.next_offset = 0
@@ -76,10 +76,10 @@ class Log:
         return LogBatch(base, self.next_offset - 1, epoch, 1000 + base, 100, False, versioned)
 
     def commit(self, *batches: Sequence[RecordBody]) -> None:
-        made = [self.batch(*records) for records in batches]
+        committed = [self.batch(*records) for records in batches]
         if not self.hold:
             self.high_watermark = self.next_offset
-        self.loader.on_commit(made)
+        self.loader.on_commit(committed)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def log() -> Log:
 
 
 def installed(log: Log) -> Recorder:
-    """A recorder behind the gate, which record 0 opened."""
+    """A recorder at a loader that has caught up with record 0."""
     recorder = Recorder()
     log.loader.install_publishers([recorder])
     log.commit([version()])
@@ -105,7 +105,7 @@ def test_batches_of_one_commit_are_one_image(log: Log) -> None:
     assert log.loader.last_applied_offset == 3
 
 
-def test_the_gate_stays_shut_until_the_high_watermark_is_reached(log: Log) -> None:
+def test_nothing_is_published_until_the_high_watermark_is_reached(log: Log) -> None:
     recorder = Recorder()
     log.loader.install_publishers([recorder])
     log.hold = True
@@ -122,7 +122,7 @@ def test_the_gate_stays_shut_until_the_high_watermark_is_reached(log: Log) -> No
     assert not log.loader.is_waiting
 
 
-def test_the_gate_never_shuts_again(log: Log) -> None:
+def test_a_loader_that_has_caught_up_publishes_below_a_higher_high_watermark(log: Log) -> None:
     recorder = installed(log)
     log.hold = True
     log.high_watermark = 1000
@@ -130,7 +130,7 @@ def test_the_gate_never_shuts_again(log: Log) -> None:
     assert recorder.seen == [(1, ["a"])]
 
 
-def test_a_log_of_control_records_alone_does_not_open_the_gate(log: Log) -> None:
+def test_a_loader_with_control_records_alone_has_not_caught_up(log: Log) -> None:
     recorder = Recorder()
     log.loader.install_publishers([recorder])
     log.next_offset = log.high_watermark = 3
@@ -151,7 +151,7 @@ def test_poll_installs_when_the_high_watermark_becomes_known_late(log: Log) -> N
     assert recorder.leaders == [(None, 0)]
 
 
-def test_publishers_are_told_in_the_order_of_their_installation(log: Log) -> None:
+def test_publishers_are_called_in_the_order_of_their_installation(log: Log) -> None:
     journal: list[str] = []
     first, second, third = (Recorder(name, journal=journal) for name in ("first", "second", "third"))
     log.loader.install_publishers([first])
@@ -179,7 +179,7 @@ def test_two_publishers_of_one_name_are_refused(log: Log) -> None:
         log.loader.install_publishers([Recorder(), Recorder()])
 
 
-def test_a_transaction_shows_only_when_it_ends(log: Log) -> None:
+def test_a_transaction_is_published_when_it_ends(log: Log) -> None:
     recorder = installed(log)
     log.commit([BEGIN, topic("a")])
     log.commit([topic("b")])
@@ -190,20 +190,20 @@ def test_a_transaction_shows_only_when_it_ends(log: Log) -> None:
     assert recorder.manifests[-1].num_bytes == 300
 
 
-def test_an_aborted_transaction_is_an_empty_delta(log: Log) -> None:
+def test_an_aborted_transaction_is_published_as_an_empty_delta(log: Log) -> None:
     recorder = installed(log)
     log.commit([BEGIN, topic("a")])
     log.commit([topic("b"), ABORT])
     assert recorder.seen == [(4, [])]
 
 
-def test_records_after_an_abort_do_not_bring_the_aborted_back(log: Log) -> None:
+def test_records_after_an_abort_do_not_restore_the_aborted_ones(log: Log) -> None:
     recorder = installed(log)
     log.commit([topic("x"), BEGIN, topic("a"), ABORT, topic("y")])
     assert recorder.seen == [(1, ["x"]), (5, ["x", "y"])]
 
 
-def test_what_precedes_a_transaction_in_its_batch_is_shown_at_once_and_is_not_aligned(log: Log) -> None:
+def test_records_before_a_transaction_in_its_batch_are_published_at_once_without_alignment(log: Log) -> None:
     recorder = installed(log)
     log.commit([topic("a"), BEGIN, topic("b")])
     assert recorder.seen == [(1, ["a"])]
@@ -213,7 +213,7 @@ def test_what_precedes_a_transaction_in_its_batch_is_shown_at_once_and_is_not_al
     assert recorder.manifests[-1].provenance.is_batch_aligned
 
 
-def test_what_precedes_a_transaction_in_earlier_batches_is_aligned_with_their_end(log: Log) -> None:
+def test_an_image_of_the_batches_before_a_transaction_is_aligned_with_their_end(log: Log) -> None:
     recorder = installed(log)
     log.commit([topic("a")], [BEGIN, topic("b")])
     assert recorder.seen == [(1, ["a"])]
@@ -227,7 +227,7 @@ def test_transactions_out_of_order_are_faults(log: Log, records: list[RecordBody
         log.commit(records)
 
 
-def test_a_record_that_does_not_fit_is_a_fault_with_its_offset(log: Log) -> None:
+def test_a_record_that_contradicts_the_image_is_a_fault_with_its_offset(log: Log) -> None:
     installed(log)
     with pytest.raises(RuntimeError, match="Error loading metadata log record from offset 2"):
         log.commit([NoOpRecord(), PartitionChangeRecord(partition_id=0, topic_id=Uuid(bytes(range(16))))])
@@ -256,7 +256,7 @@ class Snapshot:
     last_contained_log_time_ms: int = 5000
 
 
-def test_a_snapshot_replaces_what_is_known_and_forgets_an_open_transaction(log: Log) -> None:
+def test_a_snapshot_replaces_the_image_and_drops_an_open_transaction(log: Log) -> None:
     recorder = installed(log)
     log.commit([topic("old")])
     log.commit([BEGIN, topic("half")])
@@ -272,7 +272,7 @@ def test_a_snapshot_replaces_what_is_known_and_forgets_an_open_transaction(log: 
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("commit_size", [1, 3, 1000])
-def test_a_log_of_kafka_comes_to_the_same_image_in_any_commits(node: str, commit_size: int) -> None:
+def test_a_log_of_kafka_gives_the_same_image_with_commits_of_any_size(node: str, commit_size: int) -> None:
     batches = log_batches(node)
     loader = MetadataLoader(1, lambda: batches[-1].last_offset + 1)
     recorder = Recorder()
@@ -288,8 +288,8 @@ def test_a_log_of_kafka_comes_to_the_same_image_in_any_commits(node: str, commit
             assert tail.image == loader.image
 
 
-def test_far_from_the_end_an_image_is_made_only_for_many_records(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "_FAR", 5)
+def test_far_behind_an_image_is_made_only_for_many_records(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "_FAR_BEHIND", 5)
     recorder = Recorder()
     log.loader.install_publishers([recorder])
     log.high_watermark, log.hold = 19, True
@@ -301,13 +301,13 @@ def test_far_from_the_end_an_image_is_made_only_for_many_records(log: Log, monke
     log.commit([topic("f")])
     assert log.loader.image.offset == 6
     log.commit([NoOpRecord()] * 11)
-    assert log.loader.image.offset == 17, "near the end each is made"
+    assert log.loader.image.offset == 17, "near the high watermark each commit makes an image"
     log.commit([topic("g")])
     assert recorder.seen == [(18, list("abcdefg"))]
-    assert recorder.manifests[0].num_bytes == 600, "which no snapshot holds"
+    assert recorder.manifests[0].num_bytes == 600, "the bytes of all batches: no snapshot contains them"
 
 
-def test_a_snapshot_is_shown_after_its_last_step(log: Log) -> None:
+def test_a_snapshot_is_published_in_its_last_step(log: Log) -> None:
     recorder = installed(log)
     before = log.loader.image
     records = [VersionedRecord(version(), 0), *(VersionedRecord(topic(f"t{at}"), 0) for at in range(2_500))]

@@ -42,7 +42,7 @@ def load(disk: SimDisk, *dirs: str, metadata: str = "/a") -> MetaPropertiesEnsem
         ("version=1\ncluster.id=c\nnode.id=1\ndirectory.id=zzz\n", "Unable to read directory.id as a Uuid"),
     ],
 )
-def test_a_file_that_makes_no_sense_sets_its_directory_aside(text: str, words: str) -> None:
+def test_a_directory_with_a_malformed_file_counts_as_failed(text: str, words: str) -> None:
     ensemble = load(disk_with(a=text, b=v1()), "/a", "/b")
     assert words in ensemble.errors["/a"]
     assert list(ensemble.properties) == ["/b"]
@@ -60,7 +60,7 @@ def test_a_node_starts_without_a_directory_that_failed_but_not_without_its_metad
         load(disk, "/a", "/b", metadata="/b").verify_for_start(1)
 
 
-def test_unformatted_storage_says_what_to_run() -> None:
+def test_the_error_for_unformatted_storage_names_the_command_to_run() -> None:
     with pytest.raises(MetaPropertiesError, match=r"/a, /b is not formatted; format it with: kalda storage format"):
         load(disk_with(a=None, b=None), "/a", "/b").verify_for_start(1)
     with pytest.raises(MetaPropertiesError, match=r"No `meta.properties` found in the metadata log directory /a"):
@@ -81,14 +81,14 @@ def test_unformatted_storage_says_what_to_run() -> None:
         ({"a": "broker.id=1\n"}, "/a is formatted for a broker on ZooKeeper"),
     ],
 )
-def test_directories_that_do_not_belong_together(dirs: dict[str, str], words: str) -> None:
+def test_directories_that_do_not_belong_together_are_refused(dirs: dict[str, str], words: str) -> None:
     disk = disk_with(**dirs)
     with pytest.raises(MetaPropertiesError) as caught:
         load(disk, *(f"/{name}" for name in dirs)).verify_for_start(1)
     assert words in str(caught.value)
 
 
-def test_a_new_directory_is_stamped_and_an_old_one_gets_an_id() -> None:
+def test_a_new_directory_gets_an_identity_and_one_without_an_id_gets_an_id() -> None:
     disk = disk_with(a=v1(directory=IDS[0]), b=v1(), c=None)
     ids = iter(IDS[1:])
     ensemble = load(disk, "/a", "/b", "/c")
@@ -99,7 +99,7 @@ def test_a_new_directory_is_stamped_and_an_old_one_gets_an_id() -> None:
     assert completed.complete(disk, 1, lambda: next(ids), now_ms=0) == completed
 
 
-def test_a_new_directory_that_cannot_be_written_joins_the_failed() -> None:
+def test_a_new_directory_that_cannot_be_written_counts_as_failed() -> None:
     disk = disk_with(a=v1(directory=IDS[0]), b=None)
     disk.fail("/b", operations=frozenset({"write"}))
     completed = load(disk, "/a", "/b").complete(disk, 1, lambda: IDS[1], now_ms=0)
@@ -107,7 +107,7 @@ def test_a_new_directory_that_cannot_be_written_joins_the_failed() -> None:
     assert list(completed.errors) == ["/b"]
 
 
-def test_what_is_written_is_what_is_read_and_what_is_shown() -> None:
+def test_an_identity_survives_a_crash_and_is_shown() -> None:
     disk = SimDisk(random.Random(0))
     properties = MetaProperties(1, "4L6g3nShT-eMCtK--X86sw", 7, IDS[0])
     write(disk, "/deep/down/dir", properties, now_ms=0)

@@ -70,7 +70,7 @@ def test_a_snapshot_ends_where_a_batch_ends() -> None:
     assert snapshots.taken == [2]
 
 
-def test_a_snapshot_from_elsewhere_counts() -> None:
+def test_a_loaded_snapshot_counts_as_the_last_one() -> None:
     snapshots = Snapshots()
     snapshots.load(99)
     snapshots.load(0, snapshot=True)
@@ -78,7 +78,7 @@ def test_a_snapshot_from_elsewhere_counts() -> None:
     assert snapshots.taken == []
 
 
-def test_while_one_is_written_the_next_waits() -> None:
+def test_while_a_snapshot_is_written_the_next_one_waits() -> None:
     snapshots = Snapshots()
     snapshots.busy = True
     snapshots.load(100)
@@ -113,7 +113,7 @@ def register(version: int, directories: int) -> list[RecordBody]:
         ([register(17, 0)[:1], [RegisterBrokerRecord(broker_id=2)]], 0),
     ],
 )
-def test_a_broker_registers_anew_when_its_directories_are_wanted(steps: list[list[RecordBody]], refreshes: int) -> None:
+def test_a_broker_registers_anew_when_directories_are_required(steps: list[list[RecordBody]], refreshes: int) -> None:
     calls: list[int] = []
     tracker = BrokerRegistrationTracker(1, lambda: calls.append(1))
     image = EMPTY

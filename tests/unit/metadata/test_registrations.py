@@ -42,7 +42,7 @@ def test_cordoned_directories() -> None:
     assert not replace(BROKER, cordoned_directories=(A, B)).has_uncordoned_dirs
 
 
-def test_the_life_of_a_registration() -> None:
+def test_changes_of_a_registration_from_its_start_to_its_removal() -> None:
     delta = ClusterDelta(EMPTY)
     delta.register_broker(RegisterBrokerRecord(broker_id=1, broker_epoch=9, fenced=True))
     delta.unfence_broker(UnfenceBrokerRecord(id=1, epoch=9))
@@ -59,7 +59,7 @@ def test_the_life_of_a_registration() -> None:
     assert delta.apply().is_empty
 
 
-def test_a_record_of_another_incarnation_is_a_fault() -> None:
+def test_a_record_with_the_epoch_of_another_incarnation_raises() -> None:
     delta = ClusterDelta(EMPTY)
     with pytest.raises(ValueError, match="broker 1 is not registered"):
         delta.fence_broker(FenceBrokerRecord(id=1, epoch=9))
@@ -68,11 +68,11 @@ def test_a_record_of_another_incarnation_is_a_fault() -> None:
         delta.unregister_broker(UnregisterBrokerRecord(broker_id=1, broker_epoch=8))
 
 
-def test_none_in_a_change_means_as_it_was() -> None:
+def test_none_in_a_change_record_means_no_change() -> None:
     assert PARTITION.merge(PartitionChangeRecord()) == PARTITION._replace(partition_epoch=8)
 
 
-def test_only_a_leader_that_is_named_bumps_the_leader_epoch() -> None:
+def test_only_a_record_that_names_a_leader_bumps_the_leader_epoch() -> None:
     shrunk = PARTITION.merge(PartitionChangeRecord(isr=[1]))
     assert (shrunk.isr, shrunk.leader_epoch, shrunk.partition_epoch) == ((1,), 3, 8)
     again = PARTITION.merge(PartitionChangeRecord(leader=1))
@@ -82,7 +82,7 @@ def test_only_a_leader_that_is_named_bumps_the_leader_epoch() -> None:
     assert (unclean.elr, unclean.last_known_elr) == ((2,), (1,))
 
 
-def test_directories_follow_their_replicas_where_the_record_does_not_name_them() -> None:
+def test_replicas_keep_their_directories_where_the_record_has_none() -> None:
     moved = PARTITION.merge(PartitionChangeRecord(replicas=[2, 3]))
     assert moved.directories == (B, DIRECTORY_MIGRATING)
     named = PARTITION.merge(PartitionChangeRecord(replicas=[2, 3], directories=[A, C]))
@@ -102,7 +102,7 @@ def test_directories_follow_their_replicas_where_the_record_does_not_name_them()
         (MetadataVersion.IBP_3_6_IV0, True, 0, [], None),
     ],
 )
-def test_a_partition_is_written_as_its_metadata_version_can(
+def test_a_partition_is_written_in_the_format_of_the_metadata_version(
     version: MetadataVersion, elr_enabled: bool, record_version: int, directories: list[Uuid], elr: list[int] | None
 ) -> None:
     losses: list[str] = []
@@ -114,6 +114,6 @@ def test_a_partition_is_written_as_its_metadata_version_can(
     assert bool(losses) == (record_version == 0)
 
 
-def test_a_loss_is_refused_unless_somebody_takes_it() -> None:
+def test_a_loss_without_a_handler_raises() -> None:
     with pytest.raises(UnwritableMetadata, match=r"metadata\.version 3\.6-IV0: the online log directories"):
         BROKER.write(ImageWriter(MetadataVersion.IBP_3_6_IV0))

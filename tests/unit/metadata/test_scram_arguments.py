@@ -38,11 +38,11 @@ def test_a_salted_password_needs_no_password() -> None:
     [(_, _, salt, stored_key, server_key, iterations)] = parse(
         'SCRAM-SHA-512=[name=bob,iterations=8192,salt="N3E=",saltedpassword="YCE="]'
     )
-    kept = credential(ScramMechanism.SCRAM_SHA_512, b"`!", b"7q", 8192)
-    assert (salt, stored_key, server_key, iterations) == tuple(kept)
+    expected = credential(ScramMechanism.SCRAM_SHA_512, b"`!", b"7q", 8192)
+    assert (salt, stored_key, server_key, iterations) == tuple(expected)
 
 
-def test_a_salt_that_is_not_given_is_drawn() -> None:
+def test_a_salt_that_is_not_given_is_random() -> None:
     [(_, _, salt, *_)] = parse("SCRAM-SHA-256=[name=alice,password=a=b]")
     assert salt == b"x" * 24
 

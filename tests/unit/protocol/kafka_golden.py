@@ -1,4 +1,4 @@
-"""Kafka's own messages, as bytes and as data: what the protocol's tests compare with.
+"""Kafka's own messages, as bytes and as data: the reference for the tests of the protocol.
 
 `KALDA_GOLDEN` may name a directory with the full `frames.jsonl.gz` and `records.jsonl.gz`; without it the reduced
 copies in `tests/golden/protocol` are used.
@@ -74,13 +74,13 @@ def from_json(cls: type[Message], version: int, value: Any) -> Message:
 
 def _struct(cls: type[Struct], version: int, value: Any, flexible: bool, fields: Any, path: str) -> Any:
     layout = wire_struct(cls, version, flexible)
-    known = {}
+    values = {}
     for field in layout.fields + layout.tagged:
         where = f"{path}.{field.name}" if path else field.name
         json_name = fields[where]["json"]
         if json_name in value:
-            known[field.name] = _value(field, version, value[json_name], flexible, fields, where)
-    return cls(**known)
+            values[field.name] = _value(field, version, value[json_name], flexible, fields, where)
+    return cls(**values)
 
 
 def _value(field: WireField, version: int, value: Any, flexible: bool, fields: Any, path: str) -> Any:

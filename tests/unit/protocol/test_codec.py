@@ -1,4 +1,4 @@
-"""What may be said in a version, and what happens to a field that the version lacks."""
+"""Which messages a version can express, and what happens to a field that the version lacks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_any_other_field_is_refused_where_the_version_lacks_it() -> None:
         codec.encode(request, 11)
 
 
-def test_a_tagged_field_is_written_only_off_its_default() -> None:
+def test_a_tagged_field_with_its_default_is_not_written() -> None:
     plain = fetched(None)
     moved = fetched(None)
     moved.responses[0].partitions[0].current_leader = FetchResponseLeaderIdAndEpoch(leader_id=2, leader_epoch=5)

@@ -1,4 +1,4 @@
-"""The declarations, field by field, against Kafka's schemas as data: layout, names, defaults, what may be dropped."""
+"""The declarations, field by field, against Kafka's schemas as data: layouts, names, defaults, ignorable fields."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_layout(name: str) -> None:
 
 
 def as_data(layout: WireStruct, version: int) -> Any:
-    """A layout as the schemas write it."""
+    """A layout in the form of the schemas."""
     fields = [field_as_data(field, version, layout.flexible) for field in layout.fields]
     if not layout.flexible:
         return {"fields": fields}
@@ -64,7 +64,7 @@ def type_as_data(field: WireField, version: int, flexible: bool) -> Any:
 
 
 def plain(row: Any) -> Any:
-    """A layout of the data without what is not wire."""
+    """A layout of the schemas without the keys that are not about the wire."""
     if isinstance(row, dict):
         return {key: plain(value) for key, value in row.items() if key != "versions"}
     return [plain(one) for one in row] if isinstance(row, list) else row
@@ -72,7 +72,7 @@ def plain(row: Any) -> Any:
 
 @pytest.mark.parametrize("name", sorted(layouts()))
 def test_fields(name: str) -> None:
-    """Defaults, and which values may be dropped where a version lacks the field."""
+    """Defaults, and whether a field may be dropped in versions that lack it."""
     cls, data = message_classes()[name], layouts()[name]
     seen: set[str] = set()
     check_fields(cls, cls, data["fields"], "", seen)
@@ -86,20 +86,20 @@ def check_fields(message: type[Message], cls: type[Struct], fields: Any, prefix:
         seen.add(path)
         row = fields[path]
         spec = declared if isinstance(declared, FieldSpec) else None
-        known = supported_versions(message)
-        versions = known if spec is None else parse_versions(spec.versions)
-        has = [version for version in known if version in versions]
-        # A nested field's range counts only where its struct is there at all.
+        supported = supported_versions(message)
+        versions = supported if spec is None else parse_versions(spec.versions)
+        has = [version for version in supported if version in versions]
+        # A nested field's range is compared only in versions that have its struct.
         assert [v for v in has if v in parse_versions(row["versions"])] == [
-            v for v in known if v in parse_versions(row["versions"])
+            v for v in supported if v in parse_versions(row["versions"])
         ], path
-        if len(has) < len(known):
+        if len(has) < len(supported):
             assert spec is not None
             assert spec.ignorable == row.get("ignorable", False), path
         nested = nested_class(cls, name)
         default = expected_default(row["default"], getattr(fresh, name), nested)
         if default is None and "nullable_versions" not in row:
-            default = b""  # Kafka's object starts with a null that it could not write
+            default = b""  # Kafka's default is null here, which it cannot encode
         assert getattr(fresh, name) == default, path
         if nested is not None:
             check_fields(message, nested, fields, path, seen)
@@ -169,8 +169,8 @@ def test_record_types() -> None:
             cls = message_classes()[name]
             assert data["record_type"] == cls.RECORD_TYPE, name
             module = cls.__module__.rpartition(".")[2]
-            known = coordinator_classes(module)[data["kind"] == "coordinator-value"]
-            assert known[data["record_type"]] is cls
+            classes = coordinator_classes(module)[data["kind"] == "coordinator-value"]
+            assert classes[data["record_type"]] is cls
 
 
 def test_error_codes() -> None:

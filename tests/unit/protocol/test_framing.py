@@ -1,4 +1,4 @@
-"""Request and response headers, among them those of versions that nobody has."""
+"""Request and response headers, among them those of unknown API versions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_responses_of_each_header_version() -> None:
     plain = SaslHandshakeResponse(mechanisms=["PLAIN"])
     assert b"".join(framing.encode_response(9, plain, 1))[:6] == b"\x00\x00\x00\x09\x00\x00"
     for version in (0, 3, 4):
-        # A client cannot know yet what the broker speaks: the header of ApiVersions never has tagged fields.
+        # The client has not received the broker's versions yet: this header never has tagged fields.
         raw = b"".join(framing.encode_response(9, ApiVersionsResponse(), version))
         assert raw == b"\x00\x00\x00\x09" + codec.encode(ApiVersionsResponse(), version)
         assert framing.decode_response_header(API[ApiKey.API_VERSIONS], version, raw) == (9, 4)
 
 
 def test_api_versions_of_an_unknown_version_has_a_readable_header() -> None:
-    frame = b"\x00\x12\x03\xe7\x00\x00\x00\x2a\x00\x04rust\x00" + b"whatever it holds"
+    frame = b"\x00\x12\x03\xe7\x00\x00\x00\x2a\x00\x04rust\x00" + b"any body"
     assert framing.decode_request_header(frame) == (ApiKey.API_VERSIONS, 999, 42, "rust", 15)
     assert framing.decode_request_header(frame[:2] + b"\xff\xff" + frame[4:]).api_version == -1
 
@@ -81,7 +81,7 @@ def test_an_unknown_api_key() -> None:
         api_of(999)
 
 
-def test_record_types_of_a_later_release_are_told_apart_from_nonsense() -> None:
+def test_record_types_of_a_later_release_and_malformed_records_raise_different_errors() -> None:
     for unknown in (b"\x01\xe7\x07\x00", b"\x01\x02\x63"):
         with pytest.raises(UnknownRecordType):
             decode_metadata_record(unknown)
@@ -90,9 +90,9 @@ def test_record_types_of_a_later_release_are_told_apart_from_nonsense() -> None:
             decode_coordinator_key("group_records", unknown_key)
     with pytest.raises(UnknownRecordType):
         decode_coordinator_value("group_records", 2, b"\x00\x63")
-    for nonsense in (b"", b"\x02\x02\x00", b"\x01", b"\x01\x02", b"\x01\x02\x00\x05ab"):
+    for malformed in (b"", b"\x02\x02\x00", b"\x01", b"\x01\x02", b"\x01\x02\x00\x05ab"):
         with pytest.raises(InvalidRequest) as refused:
-            decode_metadata_record(nonsense)
+            decode_metadata_record(malformed)
         assert not isinstance(refused.value, UnknownRecordType)
     with pytest.raises(InvalidRequest, match="cut short"):
         decode_coordinator_key("group_records", b"\x00")

@@ -1,4 +1,4 @@
-"""Bytes that Apache Kafka's own classes wrote: each decodes to its values, and is written again as the same bytes."""
+"""Bytes that Apache Kafka's own classes wrote: they decode to Kafka's values, which encode to the same bytes."""
 
 from __future__ import annotations
 

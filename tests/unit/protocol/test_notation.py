@@ -1,4 +1,4 @@
-"""Makers: functions that make a struct as a call of its class does."""
+"""Makers: functions that make the same struct as a call of its class."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_lists_and_structs_are_made_fresh_unless_they_are_given() -> None:
     assert make_partition().current_leader is not make_partition().current_leader
 
 
-def test_a_field_that_is_none_of_the_class_is_refused() -> None:
+def test_a_maker_refuses_a_field_that_the_class_lacks() -> None:
     with pytest.raises(AssertionError, match="has not all of"):
         maker(TopicProduceResponse, "nmae")

@@ -1,4 +1,4 @@
-"""A quorum of one, with its files."""
+"""The driver of a quorum of one, with its files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driving import Recorder, Replica, World, static_voter, topic
+from raft_world import Recorder, Replica, World, static_voter, topic
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
 from kalda.broker.disk import RealDisk
+from kalda.broker.raft_listeners import MAX_BATCHES_PER_PASS
 from kalda.protocol.messages.fetch import FetchResponse
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
@@ -76,7 +77,7 @@ def test_only_the_leader_of_that_epoch_appends(tmp_path: Path) -> None:
         replica.driver.append(7, [topic("a")])
 
 
-def test_after_a_restart_everything_is_there_and_it_leads_anew(tmp_path: Path) -> None:
+def test_after_a_restart_it_has_all_records_and_leads_the_next_epoch(tmp_path: Path) -> None:
     world = World()
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     first.start()
@@ -94,7 +95,7 @@ def test_after_a_restart_everything_is_there_and_it_leads_anew(tmp_path: Path) -
     assert second.listener.records == [topic("a"), topic("b")]
 
 
-def test_a_snapshot_stands_for_the_log_before_it(tmp_path: Path) -> None:
+def test_a_snapshot_replaces_the_log_before_it(tmp_path: Path) -> None:
     world = World()
     config = MetadataLogConfig(segment_bytes=300, retention_bytes=1)
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter(), config=config)
@@ -122,8 +123,8 @@ def test_a_snapshot_stands_for_the_log_before_it(tmp_path: Path) -> None:
     assert second.driver.log.reader(second.driver.log.snapshots[0]).last_contained_timestamp_ms() == 6
 
 
-def test_a_fetched_snapshot_whose_place_in_the_log_others_records_hold_replaces_the_log(tmp_path: Path) -> None:
-    """Power was lost after the snapshot had its name, and before the log began anew."""
+def test_a_fetched_snapshot_that_the_log_does_not_continue_replaces_the_log_at_the_start(tmp_path: Path) -> None:
+    """Power was lost after the snapshot was renamed, and before the log began anew."""
     world = World()
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     first.start()
@@ -142,13 +143,15 @@ def test_a_fetched_snapshot_whose_place_in_the_log_others_records_hold_replaces_
     )
     second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     log = second.driver.machine.log
-    assert (log.start_offset, log.end) == (15, OffsetAndEpoch(15, 3)), "or the leader would have it truncate below 15"
+    assert (log.start_offset, log.end) == (15, OffsetAndEpoch(15, 3)), (
+        "otherwise the leader would make it truncate below 15"
+    )
     second.start()
     assert (second.listener.loaded, second.listener.records) == ([topic("kept")], [])
 
 
-def test_what_retention_cut_off_is_not_compared_with_after_a_restart(tmp_path: Path) -> None:
-    """It is in a segment that the log goes on in, but to which epochs it belonged is forgotten."""
+def test_fetches_from_records_without_an_epoch_get_the_snapshot_after_a_restart(tmp_path: Path) -> None:
+    """Retention has deleted them, but they are in the first segment, which is still there; their epochs are not."""
     world = World()
     config = MetadataLogConfig(retention_bytes=1)
     for epoch in (1, 2, 3):
@@ -166,15 +169,15 @@ def test_what_retention_cut_off_is_not_compared_with_after_a_restart(tmp_path: P
     newest = leader.driver.log.snapshots[-1]
     assert newest.epoch == 3
     for behind in (OffsetAndEpoch(3, 1), OffsetAndEpoch(9, 2), OffsetAndEpoch(12, 2), OffsetAndEpoch(17, 3)):
-        ask = rpc.FetchAsk("cluster", 4, ReplicaKey(5), behind, 0, 1_000_000, 0)
-        response = leader.driver.handle(wire.request_of(ask), 17)
+        call = rpc.FetchCall("cluster", 4, ReplicaKey(5), behind, 0, 1_000_000, 0)
+        response = leader.driver.handle(wire.request_of(call), 17)
         assert isinstance(response, FetchResponse)
         partition = response.responses[0].partitions[0]
         assert partition.diverging_epoch.epoch == -1, "a follower would truncate what is committed"
         assert (partition.snapshot_id.end_offset, partition.snapshot_id.epoch) == newest
 
 
-def test_a_snapshot_is_loaded_a_step_a_turn(tmp_path: Path) -> None:
+def test_a_snapshot_is_loaded_one_step_a_pass(tmp_path: Path) -> None:
     class Slow(Recorder):
         steps = 0
 
@@ -195,18 +198,20 @@ def test_a_snapshot_is_loaded_a_step_a_turn(tmp_path: Path) -> None:
     first.driver.close()
     second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     slow = Slow()
-    second.driver.register(slow)
+    second.driver.listeners.register(slow)
     second.driver.start()
     second.driver.append(2, [topic("new")])
-    assert (slow.steps, slow.batches, slow.leaders) == (1, [], []), "nothing before the last step"
+    assert (slow.steps, slow.batches, slow.leaders) == (1, [], []), "no batch and no leader before the last step"
     world.run(1)
     assert not second.failures
     assert (slow.steps, slow.snapshots, slow.leaders[-1]) == (3, [(6, 1)], (1, 2))
     assert [*slow.loaded, *slow.records] == [topic(f"t{at}") for at in range(9)] + [topic("new")]
 
 
-@pytest.mark.parametrize("given", [7, None])
-def test_a_listener_far_behind_is_held_until_it_is_told_where_to_go_on(tmp_path: Path, given: int | None) -> None:
+@pytest.mark.parametrize("next_offset", [7, None])
+def test_a_listener_that_lags_far_behind_is_suspended_until_it_is_resumed(
+    tmp_path: Path, next_offset: int | None
+) -> None:
     world = World()
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     first.start()
@@ -216,22 +221,59 @@ def test_a_listener_far_behind_is_held_until_it_is_told_where_to_go_on(tmp_path:
     first.driver.close()
     second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     behind = Recorder()
-    registration = second.driver.register(behind, hold_beyond=lambda: 5)
+    registration = second.driver.listeners.register(behind, suspend_beyond_lag=lambda: 5)
     second.start()
-    assert second.driver.committed_end == 11
-    assert len(second.listener.records) == 9, "others are told"
-    assert registration.held
-    assert (behind.batches, behind.leaders) == ([], [(None, 2)]), "it does not hear that it leads, either"
-    second.driver.resume(registration, given)
+    assert second.driver.leader_high_watermark == 11
+    assert len(second.listener.records) == 9, "other listeners receive everything"
+    assert registration.is_suspended
+    assert (behind.batches, behind.leaders) == ([], [(None, 2)]), "nor does it receive that this replica leads"
+    second.driver.listeners.resume(registration, next_offset)
     world.run(1)
-    assert behind.batches[0].base_offset == (given or 0)
+    assert behind.batches[0].base_offset == (next_offset or 0)
     assert behind.batches[-1].last_offset == 10
     assert behind.leaders[-1] == (1, 2)
     for at in range(9):
         second.driver.append(2, [topic(f"u{at}")])
     world.run()
-    assert not registration.held, "who leads is never far behind"
+    assert not registration.is_suspended, "a leader's listener is not suspended"
     assert behind.batches[-1].last_offset == 19
+
+
+def test_a_leader_change_that_a_listener_causes_reaches_the_listeners_before_it(tmp_path: Path) -> None:
+    """The pass over the listeners is repeated, without another event of the machine."""
+
+    class Resigning(Recorder):
+        def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
+            super().on_leader_change(leader_id, epoch)
+            if leader_id is not None:
+                replica.driver.resign(epoch)
+
+    world = World()
+    replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    replica.driver.listeners.register(Resigning())
+    replica.start()
+    assert replica.listener.leaders == [(None, 1), (1, 1), (None, 1)]
+    assert replica.driver.leader_and_epoch() == (None, 1)
+
+
+def test_a_listener_that_lags_receives_one_bounded_part_a_turn(tmp_path: Path) -> None:
+    """However many events the machine has meanwhile, one timer continues the delivery."""
+    world = World()
+    first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    first.start()
+    for at in range(4 * MAX_BATCHES_PER_PASS):
+        first.driver.append(1, [topic(f"t{at}")])
+    world.run()
+    first.driver.close()
+    second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    second.start()
+    late = Recorder()
+    second.driver.listeners.register(late)
+    for _ in range(3):
+        second.driver.listeners.register(Recorder())
+    assert len([timer for timer in world.calls if timer[0] <= world.now]) == 1
+    world.run()
+    assert late.records == second.listener.records
 
 
 def test_a_listener_that_fails_stops_the_replica(tmp_path: Path) -> None:
@@ -271,7 +313,7 @@ def golden_directory_id() -> Uuid:
     return uuid_from_text("MNPHyT7ST3aczZRbLi0kuQ")
 
 
-def test_it_goes_on_where_kafka_stopped(tmp_path: Path) -> None:
+def test_it_continues_a_log_of_apache_kafka(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "node" / "__cluster_metadata-0", tmp_path / "m")
     world = World()
     replica = Replica(world, f"{tmp_path}/m", directory_id=golden_directory_id())
@@ -295,7 +337,7 @@ def test_it_goes_on_where_kafka_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "m" / "leader-epoch-checkpoint").read_text() == "0\n3\n1 0\n2 225\n3 324\n"
 
 
-def test_it_reads_all_of_kafkas_log(tmp_path: Path) -> None:
+def test_it_reads_a_whole_log_of_apache_kafka(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "node" / "__cluster_metadata-0", tmp_path / "m")
     for snapshot in (tmp_path / "m").glob("*.checkpoint"):
         if not snapshot.name.startswith("0" * 20):

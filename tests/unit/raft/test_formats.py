@@ -1,4 +1,4 @@
-"""Files and small values: `quorum-state`, snapshot names, voters, where logs part."""
+"""Files and small values: `quorum-state`, snapshot names, voters, bounds of logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft import rpc, wire
 from kalda.raft.batches import MAX_BATCH_BYTES
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import Diverging, LogState, SnapshotRequired, Valid
 from kalda.raft.quorum_state import ElectionState, decode_quorum_state, encode_quorum_state
 from kalda.raft.roles import Ballot
 from kalda.raft.snapshots import SnapshotReader, parse_snapshot_name, snapshot_name, write_snapshot
@@ -22,7 +22,7 @@ from kalda.raft.voters import VoterHistory, VoterSet
 GOLDEN = Path(__file__).parents[2] / "golden" / "raft"
 
 
-def test_kafkas_quorum_state() -> None:
+def test_quorum_state_is_byte_for_byte_apache_kafkas() -> None:
     data = (GOLDEN / "node" / "__cluster_metadata-0" / "quorum-state").read_bytes()
     state = decode_quorum_state(data)
     assert state == ElectionState(2, 1, None)
@@ -91,7 +91,7 @@ def test_voters_of_the_configuration() -> None:
     assert voters.destination(2, "OTHER") is None
 
 
-def test_a_truncation_brings_old_voters_back() -> None:
+def test_a_truncation_restores_the_voters_before_it() -> None:
     history = VoterHistory(VoterSet())
     one, two = VoterSet.static("C", [(1, "a", 1)]), VoterSet.static("C", [(1, "a", 1), (2, "b", 2)])
     history.set_voters(-1, one)
@@ -107,24 +107,24 @@ def log_of(*epochs: tuple[int, int], end: int, start: int = 0, snapshots: tuple[
     return LogState(start_offset=start, end_offset=end, epochs=list(epochs), snapshots=ids)
 
 
-def test_where_logs_part() -> None:
+def test_a_fetch_from_a_diverging_log_gets_the_end_of_its_epoch() -> None:
     leader = log_of((1, 0), (3, 10), (4, 20), end=30)
-    assert leader.check_fetch(0, 0) is None
-    assert leader.check_fetch(10, 1) is None
-    assert leader.check_fetch(30, 4) is None
-    assert leader.check_fetch(12, 1) == OffsetAndEpoch(10, 1)
-    assert leader.check_fetch(12, 2) == OffsetAndEpoch(10, 1)
-    assert leader.check_fetch(25, 3) == OffsetAndEpoch(20, 3)
-    assert leader.check_fetch(40, 4) == OffsetAndEpoch(30, 4)
+    assert leader.validate_fetch(OffsetAndEpoch(0, 0)) == Valid()
+    assert leader.validate_fetch(OffsetAndEpoch(10, 1)) == Valid()
+    assert leader.validate_fetch(OffsetAndEpoch(30, 4)) == Valid()
+    assert leader.validate_fetch(OffsetAndEpoch(12, 1)) == Diverging(OffsetAndEpoch(10, 1))
+    assert leader.validate_fetch(OffsetAndEpoch(12, 2)) == Diverging(OffsetAndEpoch(10, 1))
+    assert leader.validate_fetch(OffsetAndEpoch(25, 3)) == Diverging(OffsetAndEpoch(20, 3))
+    assert leader.validate_fetch(OffsetAndEpoch(40, 4)) == Diverging(OffsetAndEpoch(30, 4))
 
 
-def test_what_the_log_lost_must_come_as_a_snapshot() -> None:
+def test_a_fetch_from_before_the_log_start_requires_a_snapshot() -> None:
     leader = log_of((3, 20), end=30, start=20, snapshots=((20, 3), (25, 3)))
-    assert leader.check_fetch(0, 0) is True
-    assert leader.check_fetch(19, 3) is True
-    assert leader.check_fetch(20, 2) is True
-    assert leader.check_fetch(20, 3) is None
-    assert leader.check_fetch(30, 3) is None
+    assert leader.validate_fetch(OffsetAndEpoch(0, 0)) == SnapshotRequired(OffsetAndEpoch(25, 3))
+    assert leader.validate_fetch(OffsetAndEpoch(19, 3)) == SnapshotRequired(OffsetAndEpoch(25, 3))
+    assert leader.validate_fetch(OffsetAndEpoch(20, 2)) == SnapshotRequired(OffsetAndEpoch(25, 3))
+    assert leader.validate_fetch(OffsetAndEpoch(20, 3)) == Valid()
+    assert leader.validate_fetch(OffsetAndEpoch(30, 3)) == Valid()
 
 
 def test_how_far_a_follower_truncates() -> None:
@@ -135,11 +135,11 @@ def test_how_far_a_follower_truncates() -> None:
     assert log_of((2, 0), end=5).truncation_point(OffsetAndEpoch(3, 1)) == 0
 
 
-def test_a_fetch_asks_for_no_more_than_a_batch_may_hold() -> None:
-    ask = rpc.FetchAsk("cluster", 3, ReplicaKey(2), OffsetAndEpoch(7, 3), 500, 1 << 20, 5)
-    assert wire.ask_of(wire.request_of(ask)) == ask
-    greedy = wire.ask_of(wire.request_of(ask._replace(max_bytes=(1 << 31) - 1)))
-    assert greedy == ask._replace(max_bytes=MAX_BATCH_BYTES)
+def test_the_bytes_of_a_fetch_are_limited_to_a_batch() -> None:
+    call = rpc.FetchCall("cluster", 3, ReplicaKey(2), OffsetAndEpoch(7, 3), 500, 1 << 20, 5)
+    assert wire.call_of(wire.request_of(call)) == call
+    greedy = wire.call_of(wire.request_of(call._replace(max_bytes=(1 << 31) - 1)))
+    assert greedy == call._replace(max_bytes=MAX_BATCH_BYTES)
 
 
 def test_ballots() -> None:
@@ -148,7 +148,7 @@ def test_ballots() -> None:
     ballot.record(1, True)
     ballot.record(1, False)
     ballot.record(9, True)
-    assert ballot.granting == (1,), "granted is granted, and a stranger has no vote"
+    assert ballot.granting == (1,), "a granted vote stays granted, and only voters vote"
     ballot.record(2, True)
     assert ballot.won
     losing = Ballot((1, 2, 3))

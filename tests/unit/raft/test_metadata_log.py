@@ -1,15 +1,16 @@
-"""The files of the metadata partition, as replicas write and read them for one another."""
+"""The files of the metadata partition."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from driving import topic
+from raft_world import topic
 
 from kalda.base.disk import File
 from kalda.broker.disk import RealDisk
 from kalda.raft.batches import encode_batch, inspect_fetched
+from kalda.raft.log_state import SnapshotRequired, Valid
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import snapshot_name, write_snapshot
 from kalda.raft.values import OffsetAndEpoch
@@ -17,8 +18,8 @@ from kalda.raft.voters import VoterSet
 
 
 @pytest.mark.parametrize(("at", "value"), [(8, 0xFF), (16, 9), (23, 0xFF), (30, 0xFF)])
-def test_what_is_sound_before_a_damaged_batch_is_appended(tmp_path: Path, at: int, value: int) -> None:
-    """Its length, its magic, its number of records, a byte of a record."""
+def test_batches_before_a_damaged_one_are_appended(tmp_path: Path, at: int, value: int) -> None:
+    """The damage is in the length, the magic, the number of records, a record."""
     damaged = encode_batch([topic("b")], 1, 1, 1)
     damaged[at] = value
     fetched = encode_batch([topic("a")], 0, 1, 1) + damaged
@@ -30,7 +31,7 @@ def test_what_is_sound_before_a_damaged_batch_is_appended(tmp_path: Path, at: in
 
 
 class Cleaning(RealDisk):
-    """Retention comes by as a file is about to be read."""
+    """Retention deletes each file just before it is read."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> File:
         if not writable:
@@ -39,7 +40,7 @@ class Cleaning(RealDisk):
 
 
 def snapshot_of_one_topic(disk: RealDisk, tmp_path: Path, snapshot: OffsetAndEpoch) -> int:
-    """Beside the log in `m`. Its size."""
+    """In the directory `m` of the log. Returns its size."""
     return write_snapshot(
         disk,
         f"{tmp_path}/m",
@@ -52,7 +53,7 @@ def snapshot_of_one_topic(disk: RealDisk, tmp_path: Path, snapshot: OffsetAndEpo
     )
 
 
-def test_chunks_of_a_snapshot_are_where_it_is_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_chunk_is_empty_past_the_end_and_none_without_a_file(tmp_path: Path) -> None:
     disk = RealDisk()
     log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
     snapshot = OffsetAndEpoch(3, 1)
@@ -67,8 +68,8 @@ def test_chunks_of_a_snapshot_are_where_it_is_and_nowhere_else(tmp_path: Path) -
     log.close()
 
 
-def test_a_snapshot_from_before_the_logs_start_is_not_compared_with(tmp_path: Path) -> None:
-    """It was written while one that was fetched took the log's place, or power was lost before retention removed it."""
+def test_a_snapshot_from_before_the_log_start_is_ignored(tmp_path: Path) -> None:
+    """It was written while a fetched one replaced the log, or power was lost before retention deleted it."""
     disk = RealDisk()
     log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
     for snapshot in (OffsetAndEpoch(40, 3), OffsetAndEpoch(60, 5)):
@@ -78,8 +79,10 @@ def test_a_snapshot_from_before_the_logs_start_is_not_compared_with(tmp_path: Pa
     log.close()
     log = MetadataLog.open(disk, f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
     state = log.state()
-    assert state.check_fetch(60, 3) is True, "its log is not what epoch 5 has made of this one"
-    assert state.check_fetch(60, 5) is None
+    assert state.validate_fetch(OffsetAndEpoch(60, 3)) == SnapshotRequired(OffsetAndEpoch(60, 5)), (
+        "the fetching log has another epoch before 60"
+    )
+    assert state.validate_fetch(OffsetAndEpoch(60, 5)) == Valid()
     assert state.snapshots == [OffsetAndEpoch(60, 5)]
     assert not (tmp_path / "m" / snapshot_name(OffsetAndEpoch(40, 3))).exists()
     log.close()

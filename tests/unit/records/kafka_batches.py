@@ -1,4 +1,4 @@
-"""Apache Kafka 4.3.1's own batches, segments and verdicts, as `tests/golden/records` keeps them."""
+"""Apache Kafka 4.3.1's own batches, segments and validation results, from `tests/golden/records`."""
 
 from __future__ import annotations
 

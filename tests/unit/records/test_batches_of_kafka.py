@@ -1,4 +1,4 @@
-"""Kafka's own batches: each decodes to what Kafka read, and is written again as the bytes Kafka wrote."""
+"""Kafka's own batches: each decodes to the records that Kafka decoded, and these encode to the same bytes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def assert_header(header: BatchHeader, expected: dict[str, Any]) -> None:
     assert header.is_control == expected["control"]
     assert header.delete_horizon_ms == expected["delete_horizon_ms"]
     assert header.compression is Compression[expected["codec"].upper()]
-    wanted = TimestampType.LOG_APPEND if expected["timestamp_type"] == "LogAppendTime" else TimestampType.CREATE
-    assert header.timestamp_type is wanted
+    timestamp_type = TimestampType.LOG_APPEND if expected["timestamp_type"] == "LogAppendTime" else TimestampType.CREATE
+    assert header.timestamp_type is timestamp_type
 
 
 @pytest.mark.parametrize("item", BATCHES + SEGMENTS, ids=name_of)
-def test_every_batch_decodes_to_what_kafka_read(item: dict[str, Any]) -> None:
+def test_every_batch_decodes_to_the_records_that_kafka_decoded(item: dict[str, Any]) -> None:
     raw = bytes.fromhex(item["hex"])
     found = list(iter_batches(raw))
     assert [pos for pos, _ in found] == [expected["position"] for expected in item["batches"]]
@@ -52,19 +52,21 @@ def test_every_batch_decodes_to_what_kafka_read(item: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("item", BATCHES + SEGMENTS, ids=name_of)
-def test_a_batch_with_all_its_records_left_is_the_batch(item: dict[str, Any]) -> None:
+def test_a_batch_rebuilt_with_all_its_records_has_the_same_bytes(item: dict[str, Any]) -> None:
     raw = bytes.fromhex(item["hex"])
     for pos, header in iter_batches(raw):
         records = read_records(raw, pos)
         rebuilt = rebuild_batch(header, records, delete_horizon_ms=header.delete_horizon_ms)
         assert read_records(rebuilt) == records
-        # Records of a LogAppendTime batch are rewritten with the time they read as, so their deltas become zeros.
+        # Records of a LogAppendTime batch are encoded with the append time as their timestamp, so deltas become zeros.
         if header.compression is Compression.NONE and header.timestamp_type is TimestampType.CREATE:
             assert rebuilt == raw[pos : pos + header.size_bytes]
 
 
 def test_log_append_time_keeps_the_producers_deltas_in_a_fresh_batch() -> None:
-    wanted = next(i for i in BATCHES if i["what"] == "plain none LogAppendTime" and len(i["batches"][0]["records"]) > 1)
+    stamped = next(
+        i for i in BATCHES if i["what"] == "plain none LogAppendTime" and len(i["batches"][0]["records"]) > 1
+    )
     created = next(i for i in BATCHES if i["what"] == "plain none CreateTime" and len(i["batches"][0]["records"]) > 1)
     rows = [(r.timestamp, r.key, r.value, r.headers) for r in read_records(bytes.fromhex(created["hex"]))]
     built = build_batch(
@@ -72,9 +74,9 @@ def test_log_append_time_keeps_the_producers_deltas_in_a_fresh_batch() -> None:
         base_offset=100,
         leader_epoch=12,
         timestamp_type=TimestampType.LOG_APPEND,
-        append_time_ms=wanted["batches"][0]["max_timestamp"],
+        append_time_ms=stamped["batches"][0]["max_timestamp"],
     )
-    assert built == bytes.fromhex(wanted["hex"])
+    assert built == bytes.fromhex(stamped["hex"])
 
 
 def test_control_batches_are_read_and_written_as_kafka_does() -> None:
@@ -109,7 +111,7 @@ def test_control_batches_are_read_and_written_as_kafka_does() -> None:
     assert seen == set(ControlType) - {ControlType.UNKNOWN}
 
 
-def test_a_header_remembers_wrapped_sequences() -> None:
+def test_the_last_sequence_of_a_header_wraps() -> None:
     item = next(i for i in BATCHES if i["what"] == "idempotent none CreateTime" and len(i["batches"][0]["records"]) > 1)
     header = read_header(bytes.fromhex(item["hex"]))
     assert header.base_sequence == 2**31 - 4

@@ -1,4 +1,4 @@
-"""Hostile and unusual compressed bytes: bombs are stopped at the bound, Kafka's odd forms are read."""
+"""Hostile and unusual compressed bytes: bombs are stopped at the bound, all forms that Kafka reads are read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_levels_change_the_size_not_the_content(codec: Compression, level: int |
 
 
 @pytest.mark.parametrize("codec", REAL, ids=lambda c: c.name)
-def test_nothing_is_something_to_compress(codec: Compression) -> None:
+def test_empty_data_is_compressed_and_decompressed(codec: Compression) -> None:
     assert bytes(decompress(codec, compress(codec, b""))) == b""
 
 
@@ -72,7 +72,15 @@ def test_snappy_frames_may_follow_one_another() -> None:
         XERIAL[:8] + b"\x00\x00\x00\x01\x00\x00\x00\x00" + block(b"x"),
         b"\xff\xff\xff\xff\x0f",
     ],
-    ids=["cut length", "cut block", "negative length", "claims 4 GiB", "cut header", "version 0", "raw, claims 4 GiB"],
+    ids=[
+        "cut length",
+        "cut block",
+        "negative length",
+        "declares 4 GiB",
+        "cut header",
+        "version 0",
+        "raw, declares 4 GiB",
+    ],
 )
 def test_broken_snappy_is_corrupt(framed: bytes) -> None:
     with pytest.raises(CorruptRecord):

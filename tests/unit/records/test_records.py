@@ -1,4 +1,4 @@
-"""The records' section: varints as Kafka writes them, counts that lie, and what the object path makes of values."""
+"""The section of records: varints as Kafka writes them, wrong counts and lengths, records as Python values."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_varints_are_offset_deltas(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["varlong"], ids=lambda v: str(v["value"]))
-def test_varlongs_with_much_behind_them(vector: dict[str, Any]) -> None:
+def test_varlongs_that_are_read_without_a_bounds_check_for_each_byte(vector: dict[str, Any]) -> None:
     header = read_header(build_batch([(0, None, None, ())] * 9))
     section = section_of(bytes.fromhex(vector["hex"]), b"\x00") + section_of(b"\x02", b"\x02") * 8
     assert [record.timestamp for record in decode_section(memoryview(section), header)] == [vector["value"], *[1] * 8]
 
 
-@pytest.mark.parametrize("behind", [0, 3])
-def test_a_record_of_another_length_than_it_says_is_corrupt(behind: int) -> None:
-    """Whether its numbers are read with a look at each byte, near the end, or without."""
-    following = [(300 + i, b"k" * 9, b"v" * 40, ()) for i in range(behind)]
+@pytest.mark.parametrize("following_count", [0, 3])
+def test_a_record_with_a_wrong_length_is_corrupt(following_count: int) -> None:
+    """Both where its numbers are read with a bounds check for each byte, near the end of the section, and without."""
+    following = [(300 + i, b"k" * 9, b"v" * 40, ()) for i in range(following_count)]
     buf = build_batch([(0, b"k", b"v" * 20, [("h", b"x")]), *following])
     right = buf[HEADER_SIZE]
     for wrong in set(range(0x80)) - {right}:
@@ -69,11 +69,11 @@ def test_a_record_of_another_length_than_it_says_is_corrupt(behind: int) -> None
             with pytest.raises(CorruptRecord):
                 read(buf)
     buf[HEADER_SIZE] = right
-    assert len(read_records(buf)) == to_record_batch(buf).num_rows == 1 + behind
+    assert len(read_records(buf)) == to_record_batch(buf).num_rows == 1 + following_count
 
 
 @pytest.mark.parametrize("count", [-1, 0, 1, 3, 4, 2**31 - 1])
-def test_a_count_that_lies_is_corrupt(count: int) -> None:
+def test_a_wrong_record_count_is_corrupt(count: int) -> None:
     buf = build_batch([(0, b"k", b"v", ()), (1, b"k", b"v", ())])
     write_header(buf, 0, read_header(buf)._replace(records_count=count))
     with pytest.raises(CorruptRecord):
@@ -83,11 +83,11 @@ def test_a_count_that_lies_is_corrupt(count: int) -> None:
             to_record_batch(buf)
 
 
-def test_iteration_stops_before_an_incomplete_batch_and_refuses_an_absurd_one() -> None:
+def test_iteration_stops_before_an_incomplete_batch_and_refuses_a_malformed_one() -> None:
     buf = build_batch([(0, b"k", b"v", ())])
     assert [pos for pos, _ in iter_batches(buf + buf + buf[:-1])] == [0, len(buf)]
-    for absurd in (0, 13, 48, 2**32 - 1):
-        broken = buf + buf[:8] + absurd.to_bytes(4, "big") + buf[12:]
+    for length in (0, 13, 48, 2**32 - 1):
+        broken = buf + buf[:8] + length.to_bytes(4, "big") + buf[12:]
         with pytest.raises(CorruptRecord):
             list(iter_batches(broken))
     with pytest.raises(CorruptRecord, match="magic 1"):
@@ -100,7 +100,7 @@ def test_sequences_wrap_to_zero() -> None:
     assert advance_sequence(5, 0) == 5
 
 
-def test_any_buffer_may_be_a_key_or_a_value_but_no_number() -> None:
+def test_keys_and_values_may_be_any_buffers_but_not_numbers_or_text() -> None:
     buf = build_batch([(0, bytearray(b"k"), memoryview(b"v"), [("h", bytearray(b"x"))])])
     assert read_records(buf) == [Record(0, 0, b"k", b"v", (("h", b"x"),))]
     for wrong in (5, "text"):
@@ -108,12 +108,12 @@ def test_any_buffer_may_be_a_key_or_a_value_but_no_number() -> None:
             build_batch([(0, None, wrong, ())])  # type: ignore[list-item]
 
 
-def test_a_batch_of_nothing_is_refused() -> None:
+def test_a_batch_without_records_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         build_batch([])
 
 
-def test_an_unknown_control_type_is_for_skipping() -> None:
+def test_an_unknown_control_type_is_read_as_unknown() -> None:
     assert read_control_record(Record(3, 4, b"\x00\x00\x00\x63", None, ())).type is ControlType.UNKNOWN
     for key in (None, b"", b"\x00\x00\x00", b"\xff\xff\x00\x00"):
         with pytest.raises(CorruptRecord):
@@ -137,7 +137,7 @@ def test_columns_may_be_text_large_or_missing() -> None:
     ]
 
 
-def test_columns_go_on_from_batch_to_batch() -> None:
+def test_offsets_and_sequences_are_consecutive_from_batch_to_batch() -> None:
     columns = pa.RecordBatch.from_pylist([{"value": bytes(400)} for _ in range(10)])
     bufs = build_batches(columns, now_ms=1, max_batch_bytes=1000, base_offset=5, producer_id=1, base_sequence=2**31 - 3)
     headers = [read_header(buf) for buf in bufs]
@@ -166,7 +166,7 @@ def test_a_header_key_that_is_not_utf8_is_read_with_replacements() -> None:
 
 
 def test_without_a_compiler_it_runs_and_warns_once(tmp_path: Path) -> None:
-    """A copy of the package without its extensions, in a process that has no Cython."""
+    """Runs a copy of the package without its extensions, in a process without Cython."""
     source = Path(kalda.__file__).parent
     for name in ("base", "records"):
         (tmp_path / "kalda" / name).mkdir(parents=True)

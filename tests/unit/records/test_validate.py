@@ -1,4 +1,4 @@
-"""A leader's verdict on produced batches: Kafka's own on a sample of sound and broken ones, then single rules."""
+"""Validation of produced batches: Kafka's own results for a sample of valid and invalid ones, then single rules."""
 
 from __future__ import annotations
 
@@ -12,18 +12,12 @@ from kalda.base.errors import CorruptRecord, ErrorCode
 from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, read_header, write_header
 from kalda.records.builder import build_batch, read_records, seal
 from kalda.records.compression import Compression
-from kalda.records.validate import (
-    MAX_RECORD_ERRORS,
-    ReadRecords,
-    RecordRules,
-    RecordsRefused,
-    Unfinished,
-    compression_of_config,
-    validate_produced,
-)
+from kalda.records.inspection import MAX_RECORD_ERRORS, InspectionUnfinished
+from kalda.records.rules import ReadRecords, RecordRules, RecordsRefused, compression_of_config
+from kalda.records.validate import validate_produced
 
 NOW = 1_700_000_000_000
-# Which version of Produce may bring zstd is judged before this, where requests are taken.
+# Which versions of Produce may use zstd is checked before validation, in the request handler.
 PRODUCED = [item for item in lines("produced.jsonl.gz") if item.get("error") != "UNSUPPORTED_COMPRESSION_TYPE"]
 
 
@@ -36,7 +30,7 @@ def validate(buf: bytearray, rules: RecordRules | None = None, **keywords: Any) 
 
 
 @pytest.mark.parametrize("item", PRODUCED, ids=lambda i: f"{PRODUCED.index(i)}-{i.get('error', 'OK')}")
-def test_the_verdict_is_kafkas(item: dict[str, Any]) -> None:
+def test_the_result_is_kafkas(item: dict[str, Any]) -> None:
     rules = RecordRules(
         compression=compression_of_config(item["compression_type"]),
         timestamp_type=TimestampType.LOG_APPEND if item["log_append"] else TimestampType.CREATE,
@@ -89,7 +83,7 @@ def test_log_append_time_stamps_the_batch() -> None:
 
 @pytest.mark.parametrize("target", list(Compression), ids=lambda c: c.name)
 @pytest.mark.parametrize("source", list(Compression), ids=lambda c: c.name)
-def test_the_topics_codec_wins(source: Compression, target: Compression) -> None:
+def test_a_batch_gets_the_codec_of_the_topic(source: Compression, target: Compression) -> None:
     buf = build_batch(rows(20), compression=source, producer_id=9, producer_epoch=1, base_sequence=3)
     validated = validate(buf, RecordRules(compression=target))
     assert (validated.records.obj is buf) == (source is target)
@@ -99,7 +93,7 @@ def test_the_topics_codec_wins(source: Compression, target: Compression) -> None
     assert [r[1:] for r in read_records(validated.records)] == [r[1:] for r in read_records(buf)]
 
 
-def test_a_compacted_topic_names_the_records_without_a_key() -> None:
+def test_record_errors_of_a_compacted_topic_list_the_records_without_a_key() -> None:
     records = [(NOW, None if i in (1, 3) else b"k", b"v", ()) for i in range(5)]
     with pytest.raises(RecordsRefused) as caught:
         validate(build_batch(records, compression=Compression.ZSTD), RecordRules(compacted=True))
@@ -107,7 +101,7 @@ def test_a_compacted_topic_names_the_records_without_a_key() -> None:
     assert [e.batch_index for e in caught.value.record_errors] == [1, 3]
 
 
-def test_a_batch_that_unfolds_beyond_the_bound_is_refused() -> None:
+def test_a_batch_that_decompresses_beyond_the_bound_is_refused() -> None:
     buf = build_batch([(NOW, b"k", bytes(1_000_000), ())], compression=Compression.ZSTD)
     with pytest.raises(RecordsRefused) as caught:
         validate(buf, RecordRules(compacted=True, max_decompressed_bytes=1000))
@@ -193,12 +187,12 @@ class TestBodiesThatTheHeaderDoesNotDescribe:
 def test_a_batch_that_takes_long_to_read_is_read_in_parts(codec: Compression, target: Compression | None) -> None:
     buf = build_batch([(NOW, b"k", bytes(100_000), ())] * 25, compression=codec)
     rules = RecordRules(compression=target, max_message_bytes=10**7)
-    with pytest.raises(Unfinished) as caught:
+    with pytest.raises(InspectionUnfinished) as caught:
         validate(bytearray(buf), rules)
-    reading = caught.value.reading
-    assert not reading.run(100_000)
-    assert reading.run()
-    validated = validate(buf, rules, reading=reading)
+    inspection = caught.value.inspection
+    assert not inspection.run(100_000)
+    assert inspection.run()
+    validated = validate(buf, rules, inspection=inspection)
     assert validated.last_offset == 74
     assert [r[1:] for r in read_records(validated.records)] == [(NOW, b"k", bytes(100_000), ())] * 25
 
@@ -210,10 +204,10 @@ def test_a_bomb_costs_neither_time_here_nor_memory(codec: Compression) -> None:
     buf = seal(bytearray(HEADER_SIZE) + section, header._replace(records_count=2_000_000, last_offset_delta=1_999_999))
     tracemalloc.start()
     try:
-        with pytest.raises(Unfinished) as caught:
+        with pytest.raises(InspectionUnfinished) as caught:
             validate(buf)
         with pytest.raises(RecordsRefused, match="offset delta of record 1"):
-            caught.value.reading.run()
+            caught.value.inspection.run()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -13,6 +13,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
+from kalda.replication import dir_moves
 from kalda.replication.dir_moves import DirMoves
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
@@ -21,6 +22,8 @@ from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager, NewLog
+from kalda.storage.retention import delete_segments
+from kalda.storage.truncating import truncate_to
 
 IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16), "/d2": Uuid(b"c" * 16)}
 TP = TopicPartition("t", 0)
@@ -31,10 +34,11 @@ class _Assigned:
     def __init__(self, leader: int, epoch: int) -> None:
         self.leader, self.replicas, self.isr = leader, (1, 2), (1,)
         self.leader_epoch = self.partition_epoch = epoch
+        self.adding_replicas: tuple[int, ...] = ()
 
 
 class World(HandTime, HandJobs):
-    """A broker's directories, one replica, and a controller that agrees when it is let."""
+    """A broker's directories, one replica, and a controller that records directories when the test says so."""
 
     def __init__(self, config: LogConfig | None = None) -> None:
         HandTime.__init__(self, 1_000_000)
@@ -45,7 +49,7 @@ class World(HandTime, HandJobs):
             self.disk.make_dirs(path)
             values = {"version": "1", "directory.id": uuid_to_text(directory_id)}
             write_meta_properties(self.disk, f"{path}/meta.properties", values, 0)
-        self.told: list[tuple[Uuid, Callable[[], None]]] = []
+        self.reported: list[tuple[Uuid, Callable[[], None]]] = []
         self.placed: Uuid | None = IDS["/d0"]
         self.known = {"t"}
         self.start()
@@ -63,18 +67,18 @@ class World(HandTime, HandJobs):
             job.complete()
         self.logs.futures.settle(lambda tp, topic_id: self.placed)
         self.replicas = ReplicaManager(1, self, self, 1 << 20, lambda name, *_: name in self.known)
-        self.moves = DirMoves(self.replicas, self.logs, self, self, lambda: self.now_ms, self._tell, at_a_time=2)
+        self.moves = DirMoves(self.replicas, self.logs, self, self, lambda: self.now_ms, self._report, at_a_time=2)
         self.logs.dirs[2].cordoned = True
 
-    def _tell(self, topic_id: Uuid, partition: int, directory: Uuid, agreed: Callable[[], None]) -> None:
-        self.told.append((directory, agreed))
+    def _report(self, topic_id: Uuid, partition: int, directory: Uuid, recorded: Callable[[], None]) -> None:
+        self.reported.append((directory, recorded))
 
-    def agree(self) -> None:
-        self.placed, agreed = self.told.pop()
-        agreed()
+    def record(self) -> None:
+        self.placed, recorded = self.reported.pop()
+        recorded()
 
     def work(self) -> None:
-        for job in self.logs.poll(self.now_ms):
+        for job in self.logs.upkeep.poll(self.now_ms):
             job.complete()
 
     def lead(self, epoch: int = 0, topic_partition: TopicPartition = TP) -> Partition:
@@ -124,10 +128,10 @@ def test_a_replica_moves(world: World) -> None:
     write(partition, 50)
     before, old = content(partition.log), partition.log
     world.moves.alter(TP, "/d1")
-    assert world.home == "/d0", "the controller has not agreed"
-    assert [directory for directory, _ in world.told] == [IDS["/d1"]]
+    assert world.home == "/d0", "the controller has not recorded the new directory"
+    assert [directory for directory, _ in world.reported] == [IDS["/d1"]]
     write(partition, 3)
-    world.agree()
+    world.record()
     assert world.home == "/d1"
     assert partition.log is not old
     assert partition.log.directory == "/d1/t-0"
@@ -145,12 +149,21 @@ def test_a_replica_moves(world: World) -> None:
     assert world.lead(1).log.log_end_offset == 54
 
 
+def test_jobs_that_finish_at_once_do_not_pile_up_on_the_stack(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dir_moves, "_BATCH_BYTES", 1)
+    partition = world.lead()
+    write(partition, 400)
+    world.moves.alter(TP, "/d1")
+    world.record()
+    assert (world.home, partition.log.log_end_offset) == ("/d1", 400)
+
+
 @pytest.mark.parametrize("after_ms", [0, 100_000])
 @pytest.mark.parametrize(("failing", "other"), [("/d0", "/d1"), ("/d1", "/d0")])
 def test_either_directory_may_fail_after_a_move(world: World, failing: str, other: str, after_ms: int) -> None:
     write(world.lead(), 5)
     world.moves.alter(TP, "/d1")
-    world.agree()
+    world.record()
     if after_ms:
         world.work()
     world.disk.fail(failing)
@@ -173,7 +186,7 @@ def test_what_is_not_in_the_records_moves_too(world: World) -> None:
     partition = world.lead(5)  # an epoch without a record
     unstable = partition.log.last_stable_offset
     world.moves.alter(TP, "/d1")
-    world.agree()
+    world.record()
     log = partition.log
     assert world.home == "/d1"
     assert log.leader_epochs.entries == [(3, 0), (5, 6)]
@@ -190,7 +203,7 @@ def test_a_batch_that_begins_below_the_log_start_moves_whole(world: World) -> No
     partition.append(build_batch([(1_000_000, b"k", b"v", ())] * 10), 1, 1_000_000)
     partition.log.advance_log_start_offset(4)
     world.moves.alter(TP, "/d1")
-    world.agree()
+    world.record()
     assert (world.home, partition.log.log_start_offset, partition.log.log_end_offset) == ("/d1", 4, 10)
     assert [header.base_offset for _, header in iter_batches(content(partition.log))] == [0]
 
@@ -203,7 +216,7 @@ def test_a_follower_that_truncates_truncates_its_copy(world: World) -> None:
     assert future is not None
     assert future.log_end_offset == 10
     world.follow(1)
-    partition.log.truncate_to(6)
+    truncate_to(partition.log, 6)
     leader = Log.open(world.disk, "/leader", world.config, topic_partition=TP, now_ms=0, clean=True)
     leader.append_as_follower(content(partition.log), 0)
     leader.assign_leader_epoch(1, 6)
@@ -211,14 +224,14 @@ def test_a_follower_that_truncates_truncates_its_copy(world: World) -> None:
         leader.append_as_leader(build_batch([(1_000_000, b"other", bytes(100), ())]), 1, 1_000_000)
     leader.update_high_watermark(13)
     partition.append_as_follower(leader.read(6, 1 << 20, 13).records, 1, 13, 0)
-    world.agree()
+    world.record()
     assert world.home == "/d1"
     assert content(partition.log) == content(leader)
     assert partition.log.leader_epochs.entries == [(0, 0), (1, 6)]
 
 
 def cut_back(world: World) -> Log:
-    """A copy of ten records, whose log has taken back four of them; the job that cuts it waits."""
+    """A copy of ten records, of which the log has truncated four; the job that truncates the copy waits."""
     partition = world.lead()
     write(partition, 60)
     world.moves.alter(TP, "/d1")
@@ -226,14 +239,14 @@ def cut_back(world: World) -> Log:
     assert future is not None
     assert len(future.segments) > 2
     world.follow(1)
-    partition.log.truncate_to(6)
+    truncate_to(partition.log, 6)
     world.hold_jobs = True
-    world.agree()
+    world.record()
     assert len(world.waiting) == 1
     return future
 
 
-def test_a_copy_is_cut_back_on_a_thread(world: World) -> None:
+def test_a_copy_is_truncated_by_a_job(world: World) -> None:
     syncs: list[str] = []
     future = cut_back(world)
     sync, sync_dir = SimFile.sync, SimDisk.sync_dir
@@ -252,7 +265,7 @@ def test_a_copy_is_cut_back_on_a_thread(world: World) -> None:
     assert future.log_end_offset == 6
 
 
-def test_a_copy_that_is_given_up_while_it_is_cut_takes_no_disk_along(world: World) -> None:
+def test_a_copy_that_is_dropped_while_it_is_truncated_takes_no_disk_offline(world: World) -> None:
     cut_back(world)
     world.logs.delete_log(TP)
     world.replicas.remove(TP)
@@ -268,7 +281,7 @@ def test_deleted_records_are_not_copied(world: World) -> None:
     write(partition, 60)
     partition.log.advance_log_start_offset(45)
     world.moves.alter(TP, "/d1")
-    world.agree()
+    world.record()
     assert (partition.log.log_start_offset, partition.log.segments.first.base_offset) == (45, 45)
 
 
@@ -280,18 +293,18 @@ def test_a_log_whose_last_records_were_compacted_away(world: World, kept: int) -
     write(partition, 7)
     emptied = partition.log.segments.active
     partition.log.roll(1_000_000)
-    partition.log.delete_segments([emptied])
+    delete_segments(partition.log, [emptied])
     world.moves.alter(TP, "/d1")
     if kept:
-        assert not world.told, "nothing tells the copy where the log ends"
+        assert not world.reported, "the copy cannot reach the end of the log"
         write(partition)
         world.advance(100)
-    world.agree()
+    world.record()
     assert world.home == "/d1"
     assert (partition.log.log_start_offset, partition.log.log_end_offset) == (0, kept + 7 + bool(kept))
 
 
-def test_orders_that_cannot_be_followed(world: World) -> None:
+def test_moves_that_are_refused(world: World) -> None:
     world.lead()
     world.known.add("elsewhere")
     for topic, path, code in [
@@ -306,7 +319,7 @@ def test_orders_that_cannot_be_followed(world: World) -> None:
         assert refused.value.code is code, (topic, path)
     world.moves.alter(TP, "/d0")
     assert not world.moves
-    world.logs.fail_dir(world.logs.dirs[2], OSError(5, "broken"))
+    world.logs.dirs.fail(world.logs.dirs[2], OSError(5, "broken"))
     with pytest.raises(ApiError) as refused:
         world.moves.alter(TP, "/d2")
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
@@ -315,7 +328,7 @@ def test_orders_that_cannot_be_followed(world: World) -> None:
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_a_replica_that_is_not_there_yet_is_made_where_it_is_wanted(world: World) -> None:
+def test_a_replica_that_does_not_exist_yet_is_made_in_the_requested_directory(world: World) -> None:
     for path in ("/d0", "/d1"):
         with pytest.raises(ApiError):
             world.moves.alter(TP, path)
@@ -324,18 +337,20 @@ def test_a_replica_that_is_not_there_yet_is_made_where_it_is_wanted(world: World
     assert world.home == "/d1"
 
 
-def test_back_to_where_it_is_ends_the_move(world: World) -> None:
+def test_a_move_back_to_the_current_directory_cancels_the_move(world: World) -> None:
     partition = world.lead()
     write(partition, 20)
     world.moves.alter(TP, "/d1")
     world.moves.alter(TP, "/d1")  # is under way
-    assert len(world.told) == 1
+    assert len(world.reported) == 1
     world.moves.alter(TP, "/d0")
     assert not world.moves
     assert world.logs.futures.get(TP) is None
-    assert [directory for directory, _ in world.told] == [IDS["/d1"], IDS["/d0"]], "the controller is told to forget it"
-    for _, agreed in world.told:
-        agreed()
+    assert [directory for directory, _ in world.reported] == [IDS["/d1"], IDS["/d0"]], (
+        "the old directory is reported again"
+    )
+    for _, recorded in world.reported:
+        recorded()
     assert world.home == "/d0"
     assert all(name.endswith("-delete") for name in world.disk.list_dir("/d1") if name.startswith("t-"))
 
@@ -346,11 +361,11 @@ def test_a_disk_that_fails_ends_the_move(world: World, failing: str) -> None:
     write(partition, 20)
     world.moves.alter(TP, "/d1")
     world.disk.fail(failing)
-    world.agree()
+    world.record()
     world.advance(100)
-    world.told = [each for each in world.told if each[0] != IDS["/d1"]]
+    world.reported = [each for each in world.reported if each[0] != IDS["/d1"]]
     assert not world.moves
-    assert [directory for directory, _ in world.told] == [IDS["/d0"]]
+    assert [directory for directory, _ in world.reported] == [IDS["/d0"]]
     if failing == "/d0":
         assert world.replicas.find(*TP) is None
     else:
@@ -358,13 +373,13 @@ def test_a_disk_that_fails_ends_the_move(world: World, failing: str) -> None:
         write(partition)
 
 
-def test_a_deleted_topic_takes_its_copy_along(world: World) -> None:
+def test_deleting_the_topic_deletes_the_copy(world: World) -> None:
     partition = world.lead()
     write(partition)
     world.moves.alter(TP, "/d1")
     world.replicas.remove(TP)
     world.logs.delete_log(TP)
-    world.agree()
+    world.record()
     world.advance(100)
     assert not world.moves
     assert not len(world.logs.futures)
@@ -379,7 +394,7 @@ def test_moves_keep_to_their_rate(world: World) -> None:
     write(partition, 3_000)
     began = world.now_ms
     world.moves.alter(TP, "/d1")
-    while not world.told:
+    while not world.reported:
         world.advance(10)
     size = partition.log.size_bytes
     assert world.now_ms - began >= (size - (1 << 20)) // 100
@@ -392,16 +407,16 @@ def test_flushed_topics_are_committed_after_the_move_only_when_synced() -> None:
     assert partition.log.recovery_point == 5
     world.moves.alter(TP, "/d1")
     world.hold_jobs = True
-    world.agree()
+    world.record()
     assert world.waiting, "the copy is synced by a job"
     write(partition)
-    assert not partition.committed(6)
+    assert not partition.is_committed(6)
     world.let_jobs_run()
     world.advance(100)
     world.let_jobs_run()
     assert world.home == "/d1"
     assert partition.log.recovery_point == 6
-    assert partition.committed(6)
+    assert partition.is_committed(6)
 
 
 def test_a_move_goes_on_after_a_restart(world: World) -> None:
@@ -410,18 +425,18 @@ def test_a_move_goes_on_after_a_restart(world: World) -> None:
     world.moves.alter(TP, "/d1")
     write(partition, 5)
     world.start()  # killed; the page cache stays
-    world.told.clear()
+    world.reported.clear()
     assert world.home == "/d0"
     assert len(world.logs.futures) == 1
     partition = world.lead(1)
     world.moves.resume()
-    world.agree()
+    world.record()
     assert world.home == "/d1"
     assert partition.log.log_end_offset == 35
     assert not len(world.logs.futures)
 
 
-def test_moves_that_go_on_into_a_directory_that_fails_are_given_up(world: World) -> None:
+def test_moves_into_a_directory_that_fails_end(world: World) -> None:
     both = (TP, TopicPartition("t", 1))
     for each in both:
         write(world.lead(0, each), 30)
@@ -436,8 +451,8 @@ def test_moves_that_go_on_into_a_directory_that_fails_are_given_up(world: World)
     assert [each.online for each in world.logs.dirs] == [True, False, True]
 
 
-def test_a_copy_is_no_replica_while_the_log_may_be_in_a_directory_that_is_away(world: World) -> None:
-    """The controller has heard where the replica is to be, and the log has been written to since."""
+def test_a_copy_is_no_replica_while_the_log_may_be_in_an_offline_directory(world: World) -> None:
+    """The controller has recorded the new directory, and the log has had appends since."""
     partition = world.lead()
     write(partition, 30)
     world.moves.alter(TP, "/d1")
@@ -454,7 +469,7 @@ def test_a_copy_is_no_replica_while_the_log_may_be_in_a_directory_that_is_away(w
     partition = world.lead(1)
     assert (world.home, partition.log.log_end_offset) == ("/d0", 35)
     world.moves.resume()
-    world.agree()
+    world.record()
     assert (world.home, partition.log.log_end_offset) == ("/d1", 35)
 
 
@@ -472,7 +487,7 @@ def test_a_copy_alone_takes_the_place_of_the_log(world: World) -> None:
     assert world.lead(1).log.log_end_offset == 30
 
 
-def test_of_two_logs_the_metadata_names_one(world: World) -> None:
+def test_of_two_logs_the_one_that_the_metadata_names_stays(world: World) -> None:
     partition = world.lead()
     write(partition, 30)
     world.moves.alter(TP, "/d1")
@@ -486,7 +501,7 @@ def test_of_two_logs_the_metadata_names_one(world: World) -> None:
     assert any(name.endswith("-stray") for name in world.disk.list_dir("/d0"))
 
 
-def test_a_copy_of_nobody_is_set_aside(world: World) -> None:
+def test_a_copy_without_a_replica_is_set_aside(world: World) -> None:
     partition = world.lead()
     write(partition, 30)
     world.moves.alter(TP, "/d1")

@@ -1,4 +1,4 @@
-"""A fetcher's session against the leader's: both believe the same, and differences alone are sent."""
+"""A fetcher's session against the leader's: both hold the same partitions, and only changes are sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def asked(index: int, offset: int) -> FetchRequestFetchPartition:
 
 
 class Leader:
-    """Answers with no news; tells what it takes the fetcher to want."""
+    """Answers without records, and returns the partitions that its session holds."""
 
     def __init__(self, slots: int = 10) -> None:
         self.cache = FetchSessionCache(slots, random.Random(1).randint)
@@ -27,7 +27,7 @@ class Leader:
     def wanted(
         self, session: FetchSessionHandler, want: dict[Key, FetchRequestFetchPartition]
     ) -> dict[Key, int] | None:
-        """What the leader fetches; None where it refused."""
+        """The offsets that the leader reads from; None where it refuses the request."""
         request = FetchRequest()
         session.fill(request, want)
         self.sent = sum(len(topic.partitions) for topic in request.topics)
@@ -40,7 +40,7 @@ class Leader:
         return {(entry.topic_id, entry.index): entry.asked.fetch_offset for entry in context.entries}
 
 
-def test_only_what_changed_is_said() -> None:
+def test_only_changes_are_sent() -> None:
     leader, session = Leader(), FetchSessionHandler()
     want = {(IDS[0], 0): asked(0, 5), (IDS[0], 1): asked(1, 6), (IDS[1], 0): asked(0, 7)}
     assert leader.wanted(session, dict(want)) == {(IDS[0], 0): 5, (IDS[0], 1): 6, (IDS[1], 0): 7}
@@ -56,7 +56,7 @@ def test_only_what_changed_is_said() -> None:
     assert leader.sent == 1
 
 
-def test_a_forgotten_session_begins_again() -> None:
+def test_an_evicted_session_begins_again() -> None:
     leader, session = Leader(), FetchSessionHandler()
     want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
     assert leader.wanted(session, want)
@@ -77,7 +77,7 @@ def test_a_lost_answer_begins_a_new_session_and_closes_the_old() -> None:
     assert len(leader.cache) == 1
 
 
-def test_a_leader_without_room_is_told_everything_each_time() -> None:
+def test_a_leader_without_room_gets_all_partitions_each_time() -> None:
     leader, session = Leader(slots=0), FetchSessionHandler()
     want: dict[Key, FetchRequestFetchPartition] = {(IDS[0], 0): asked(0, 5)}
     for _ in range(3):

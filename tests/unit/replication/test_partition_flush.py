@@ -1,4 +1,4 @@
-"""Flushes that a partition owes, and what becomes of them when records go."""
+"""Flushes of a partition, when records are truncated or the disk fails."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
+from kalda.storage.truncating import truncate_to
 
 
 class Later:
-    """Jobs that run when they are told to."""
+    """Jobs that run when the test says so."""
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
@@ -30,7 +31,7 @@ class Later:
         finish(job(), None)
 
 
-def test_what_was_truncated_owes_the_disk_nothing() -> None:
+def test_truncated_records_are_not_flushed() -> None:
     disk, jobs = SimDisk(random.Random(1)), Later()
     disk.make_dirs("/d")
     where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
@@ -41,15 +42,15 @@ def test_what_was_truncated_owes_the_disk_nothing() -> None:
     for _ in range(3):
         partition.append(build_batch([(1, None, b"x", ())]), -1, 1)
     partition.become_follower(2, 1, 1, (1, 2), (2,))
-    log.truncate_to(1)
+    truncate_to(log, 1)
     while jobs.waiting:
         jobs.step()
         assert len(jobs.waiting) <= 1
-        assert disk.syncs < 50, "it flushes in a circle"
-    assert partition.may_fetch_on
+        assert disk.syncs < 50, "each flush leads to another"
+    assert partition.may_fetch
 
 
-def test_a_disk_that_fails_before_the_next_flush_leaves_nobody_waiting() -> None:
+def test_a_disk_that_fails_before_the_next_flush_leaves_no_request_waiting() -> None:
     disk, jobs = SimDisk(random.Random(1)), Later()
     disk.make_dirs("/d")
     where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")

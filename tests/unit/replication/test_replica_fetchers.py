@@ -18,12 +18,12 @@ def partition(index: int, leader_id: int = 1) -> Any:
         topic_id=Uuid(bytes(16)),
         leader_id=leader_id,
         leader_epoch=0,
-        on_caught_up_with_disk=None,
+        on_flushed=None,
         log=SimpleNamespace(cold=False),
     )
 
 
-def test_more_and_fewer_fetchers_share_what_is_followed() -> None:
+def test_partitions_are_spread_over_more_or_fewer_fetchers() -> None:
     started: list[ReplicaFetcher] = []
     fetchers = ReplicaFetchers(FetcherConfig(7, "cluster"), lambda: 1, started.append)
     followed = [partition(index) for index in range(12)]
@@ -47,19 +47,19 @@ def test_the_same_number_moves_nothing() -> None:
     assert sum(len(fetcher) for fetcher in started) == 1
 
 
-def test_a_fetch_does_not_wait_long_without_a_partition_that_is_being_synced() -> None:
+def test_a_fetch_does_not_wait_long_without_a_partition_that_is_being_flushed() -> None:
     started: list[ReplicaFetcher] = []
     fetchers = ReplicaFetchers(FetcherConfig(7, "cluster", wait_max_ms=500), lambda: 1, started.append)
     synced, syncing = partition(0), partition(1)
     for each in (synced, syncing):
-        each.may_fetch_on = True
+        each.may_fetch = True
         each.log = SimpleNamespace(
             cold=False, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
         )
         fetchers.follow(each)
     waits = []
     for ready in (True, False):
-        syncing.may_fetch_on = ready
+        syncing.may_fetch = ready
         request = started[0].next_request(0)
         assert isinstance(request, FetchRequest)
         waits.append(request.max_wait_ms)
@@ -68,11 +68,11 @@ def test_a_fetch_does_not_wait_long_without_a_partition_that_is_being_synced() -
     assert waits[1] < 50
 
 
-def test_an_error_of_a_newer_leader_is_waited_out() -> None:
+def test_an_unknown_error_code_is_followed_by_a_pause() -> None:
     started: list[ReplicaFetcher] = []
     fetchers = ReplicaFetchers(FetcherConfig(7, "cluster"), lambda: 1, started.append)
     followed = partition(0)
-    followed.may_fetch_on = True
+    followed.may_fetch = True
     followed.log = SimpleNamespace(
         cold=False, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
     )

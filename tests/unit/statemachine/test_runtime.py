@@ -1,4 +1,4 @@
-"""The runtime: what is answered when, and what is taken back."""
+"""The runtime: when answers are given, and what is reverted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Store:
         return self.runtime.write(lambda: Result(records, f"wrote {len(records)}", atomic))
 
     def follow(self, *records: Put, at: int) -> None:
-        """A batch of somebody else's is committed."""
+        """A batch that another node wrote is committed."""
         self.runtime.offsets.begin_replay()
         self.runtime.replay_some(records, at)
         self.runtime.on_commit(at + len(records) - 1)
@@ -91,7 +91,7 @@ def test_an_answer_without_records_waits_for_the_writes_before_it() -> None:
     assert store.put().done
 
 
-def test_renouncing_takes_back_and_fails_what_is_not_committed() -> None:
+def test_renouncing_reverts_and_fails_what_is_not_committed() -> None:
     store = claimed()
     kept, lost = store.put(("a", 1)), store.put(("a", 2), ("b", 3))
     store.runtime.on_commit(0)
@@ -145,7 +145,7 @@ def test_a_failing_replay_is_a_fault_that_leaves_the_runtime() -> None:
         store.put(("end", 0))
 
 
-def test_nobody_sees_half_a_transaction() -> None:
+def test_half_a_transaction_is_never_read() -> None:
     store = claimed()
     store.put(("a", 1))
     store.put(("begin", 0), ("b", 2))
@@ -171,7 +171,7 @@ def test_an_aborted_transaction_leaves_nothing() -> None:
     assert store.runtime.offsets.transaction_start_offset == -1
 
 
-def test_an_uncommitted_end_or_abort_is_taken_back_to_the_open_transaction() -> None:
+def test_an_uncommitted_end_or_abort_is_reverted_to_the_open_transaction() -> None:
     for closing in ("end", "abort"):
         store = claimed()
         store.put(("a", 1))
@@ -186,7 +186,7 @@ def test_an_uncommitted_end_or_abort_is_taken_back_to_the_open_transaction() -> 
         assert store.seen() == dict(store.state) == {"a": 1}
 
 
-def test_an_uncommitted_begin_is_taken_back() -> None:
+def test_an_uncommitted_begin_is_reverted() -> None:
     store = claimed()
     store.put(("begin", 0), ("b", 2))
     store.runtime.renounce()

@@ -1,4 +1,4 @@
-"""What the random tests of timeline collections do not ask: loading many keys, forgetting all snapshots."""
+"""What the random tests of timeline collections leave out: loading many keys, dropping all snapshots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict, TimelineSet
 
 
-def test_what_is_loaded_at_once_is_there_and_what_was_is_forgotten() -> None:
+def test_keys_loaded_at_once_replace_the_former_ones() -> None:
     registry = SnapshotRegistry()
     names: TimelineDict[str, int] = TimelineDict(registry)
     members: TimelineSet[str] = TimelineSet(registry)
@@ -27,13 +27,13 @@ def test_what_is_loaded_at_once_is_there_and_what_was_is_forgotten() -> None:
     assert dict(names.items()) == {"new": 2, "newer": 3}
 
 
-def test_forgetting_snapshots_keeps_the_state() -> None:
+def test_dropping_snapshots_keeps_the_state() -> None:
     registry = SnapshotRegistry()
     names: TimelineDict[str, int] = TimelineDict(registry)
     for epoch in (1, 2, 3):
         registry.create_snapshot(epoch)
         names["a"] = epoch
-    registry.forget()
+    registry.drop_all()
     assert (registry.epochs, names["a"]) == ((), 3)
     names["a"] = 4
     registry.create_snapshot(3)

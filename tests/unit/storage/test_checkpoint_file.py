@@ -1,4 +1,4 @@
-"""A checkpoint that jobs replace: whatever order their halves come in, the newest contents win."""
+"""A checkpoint that jobs replace: in whatever order their halves run, the newest contents win."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def disk() -> SimDisk:
 
 
 @pytest.mark.parametrize("order", sorted(set(itertools.permutations(("run 1", "finish 1", "run 2", "finish 2")))))
-def test_jobs_that_overtake_each_other(disk: SimDisk, order: tuple[str, ...]) -> None:
+def test_the_newest_of_jobs_that_overtake_each_other_wins(disk: SimDisk, order: tuple[str, ...]) -> None:
     if order.index("run 1") > order.index("finish 1") or order.index("run 2") > order.index("finish 2"):
         return
     checkpoint = CheckpointFile(disk, PATH)
@@ -39,7 +39,7 @@ def test_jobs_that_overtake_each_other(disk: SimDisk, order: tuple[str, ...]) ->
     assert leftovers(disk.list_dir("/d")) == []
 
 
-def test_an_urgent_one_overtakes_a_job_under_way(disk: SimDisk) -> None:
+def test_a_durable_replacement_wins_over_a_job_under_way(disk: SimDisk) -> None:
     checkpoint = CheckpointFile(disk, PATH)
     job = checkpoint.job({TP: 10})
     assert job is not None
@@ -50,7 +50,7 @@ def test_an_urgent_one_overtakes_a_job_under_way(disk: SimDisk) -> None:
     assert read_offsets(disk, PATH) == {TP: 5}
 
 
-def test_what_it_says_already_is_not_written_again(disk: SimDisk) -> None:
+def test_unchanged_contents_are_not_written_again(disk: SimDisk) -> None:
     checkpoint = CheckpointFile(disk, PATH)
     checkpoint.replace_durably({TP: 1})
     assert checkpoint.job({TP: 1}) is None

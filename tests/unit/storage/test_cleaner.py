@@ -1,4 +1,4 @@
-"""Compaction: what is kept, what goes when, and that a crash in between harms nothing."""
+"""Compaction: what is kept, what is removed when, and that a crash at any moment leaves the log whole."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
 from kalda.storage.config import LogConfig
-from kalda.storage.log import AppendOrigin, Log
+from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.offset_map import OffsetMap
+from kalda.storage.truncating import truncate_to
+from kalda.storage.values import AppendOrigin
 
 TP = TopicPartition("t", 0)
 NOW = 1_700_000_000_000
@@ -114,7 +116,7 @@ def test_segments_are_joined() -> None:
         node.put(("key-1", "x" * 50))
     before = len(node.log.segments)
     node.clean()
-    # The cleaned ones are small, but what is joined is decided by the sizes from before.
+    # The cleaned segments are small, but the sizes before the cleaning decide which are joined.
     node.put(("key-2", "y"))
     node.clean()
     assert len(node.log.segments) < before / 2
@@ -137,7 +139,7 @@ def test_a_deletion_stays_until_its_horizon() -> None:
     assert [key for _, key, _ in contents(node.log)] == ["kept", "other", "another"]
 
 
-def test_aborted_records_go_and_their_marker_after_them() -> None:
+def test_aborted_records_are_removed_and_their_marker_after_them() -> None:
     node = Node(delete_retention_ms="1000")
     node.put(("a", "plain"))
     node.transact(1, 0, "a", "b", commit=False)
@@ -169,11 +171,11 @@ def test_an_active_producers_last_sequence_survives() -> None:
     node.disk.sync_dir("/d/t-0")
     node.disk.crash()
     node.start()
-    assert [state.last_sequence for state in node.log.producers()] == [2]
+    assert [state.last_sequence for state in node.log.producer_states] == [2]
     assert node.log.log_end_offset == 4
 
 
-def test_what_is_too_young_or_not_stable_is_left() -> None:
+def test_records_too_young_or_not_stable_are_not_cleaned() -> None:
     node = Node(min_compaction_lag_ms="1000")
     for _ in range(20):
         node.put(("key", "x" * 60))
@@ -193,7 +195,7 @@ def test_what_is_too_young_or_not_stable_is_left() -> None:
     assert values.count("y" * 60) == 20
 
 
-def test_what_waits_too_long_is_compacted_whatever_the_ratio() -> None:
+def test_records_dirty_for_too_long_are_compacted_whatever_the_ratio() -> None:
     node = Node(max_compaction_lag_ms="1000", min_cleanable_dirty_ratio="1", internal_segment_bytes="100000")
     for n in range(5):
         node.put(("key", f"{n}"))
@@ -248,7 +250,7 @@ def _a_cleaning(node: Node) -> Cleaning:
     return cleaning
 
 
-def test_a_log_truncated_meanwhile_is_left_alone() -> None:
+def test_the_cleaning_of_a_log_truncated_during_a_step_is_abandoned() -> None:
     node = Node()
     cleaning = _a_cleaning(node)
     first = cleaning.next_job()
@@ -257,7 +259,7 @@ def test_a_log_truncated_meanwhile_is_left_alone() -> None:
     second = cleaning.next_job()
     assert second is not None
     second.run()
-    node.log.truncate_to(2)
+    truncate_to(node.log, 2)
     second.finish()
     assert cleaning.next_job() is None
     assert not cleaning.done
@@ -266,23 +268,23 @@ def test_a_log_truncated_meanwhile_is_left_alone() -> None:
     assert len(contents(node.log)) == 2
 
 
-def test_a_log_truncated_between_two_steps_is_left_alone() -> None:
-    """A step may be put off for as long as the bytes a second want it."""
+def test_the_cleaning_of_a_log_truncated_between_two_steps_is_abandoned() -> None:
+    """The limit of bytes a second may delay a step for any time."""
     node = Node()
     cleaning = _a_cleaning(node)
     first = cleaning.next_job()
     assert first is not None
     first.complete()
-    node.log.truncate_to(2)
+    truncate_to(node.log, 2)
     assert cleaning.next_job() is None
     assert not cleaning.done
     assert len(contents(node.log)) == 2
 
 
-def test_what_is_to_be_compacted_is_vouched_for_by_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for a step is the event loop, so nothing is synced but by a job.
+def test_the_recovery_point_is_made_durable_by_jobs_before_a_cleaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`next_job` is called on the event loop, so only jobs sync.
 
-    Where another checkpoint comes between the two jobs, both are done again.
+    Where another checkpoint job is made between the two jobs, both are done again.
     """
     node = Node()
     _a_cleaning(node)
@@ -297,7 +299,7 @@ def test_what_is_to_be_compacted_is_vouched_for_by_jobs(monkeypatch: pytest.Monk
         before = len(synced)
         job = cleaning.next_job()
         assert job is not None
-        assert len(synced) == before, "asking for a step touches no disk"
+        assert len(synced) == before, "`next_job` touches no disk"
         job.complete()
         done.append(job.description.split()[0])
         if len(done) == 1:
@@ -305,10 +307,10 @@ def test_what_is_to_be_compacted_is_vouched_for_by_jobs(monkeypatch: pytest.Monk
             assert other is not None
             other.complete()
     assert done == ["checkpoint", "sync", "checkpoint", "sync", "map"]
-    assert synced, "the checkpoint is vouched for before a record is read"
+    assert synced, "the checkpoint is durable before a record is read"
 
 
-def test_what_a_cleaning_moves_is_counted() -> None:
+def test_the_bytes_that_a_cleaning_moves_are_counted() -> None:
     node = Node()
     cleaning = _a_cleaning(node)
     size = sum(segment.size for segment in node.log.segments)
@@ -334,7 +336,7 @@ def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
         if seed % 4:
             job.finish()
         if seed % 5 == 1:
-            for due in node.logs.poll(NOW + DAY):  # the old files are deleted
+            for due in node.logs.upkeep.poll(NOW + DAY):  # the old files are deleted
                 due.complete()
     node.disk.crash()
     node.start()
@@ -347,15 +349,15 @@ def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_what_a_loss_of_power_took_from_the_middle_is_no_gap_of_compaction(cleaned: bool) -> None:
-    """The end of a segment may be lost and the next one be there: the log ends at the first."""
+def test_records_lost_from_the_middle_are_not_taken_for_a_gap_of_compaction(cleaned: bool) -> None:
+    """A loss of power may take the end of a segment and leave the next one: the log ends with the first."""
     for seed in range(40):
         node = Node(seed)
         for number in range(12):
             node.put((f"key-{number % 4}", "x" * 60))
         node.log.roll(NOW)
         node.log.flush()
-        for due in node.logs.poll(NOW + DAY):  # checkpoints
+        for due in node.logs.upkeep.poll(NOW + DAY):  # checkpoints
             due.complete()
         if cleaned:
             node.clean()
@@ -369,10 +371,10 @@ def test_what_a_loss_of_power_took_from_the_middle_is_no_gap_of_compaction(clean
         assert [offset for offset in found if offset >= 12] == list(range(12, node.log.log_end_offset))
 
 
-def test_nothing_is_missing_from_the_middle_of_a_log_that_was_never_flushed() -> None:
+def test_a_log_that_was_never_flushed_ends_at_its_first_gap() -> None:
     for seed in range(40):
         node = Node(seed)
-        for due in node.logs.poll(NOW + DAY):  # checkpoints
+        for due in node.logs.upkeep.poll(NOW + DAY):  # checkpoints
             due.complete()
         node.disk.sync_dir("/d")
         for number in range(20):
@@ -383,14 +385,14 @@ def test_nothing_is_missing_from_the_middle_of_a_log_that_was_never_flushed() ->
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_compaction_has_left_out_is_not_missed(seed: int) -> None:
-    """The checkpoint of the recovery points is written for a cleaning, if need be."""
+def test_a_gap_of_compaction_is_not_taken_for_lost_records(seed: int) -> None:
+    """The recovery point checkpoint is written before a cleaning, where it is too low."""
     node = Node(seed)
     for number in range(6):
         node.put((f"key-{number}", "x" * 60))
     node.log.roll(NOW)
     node.log.flush()
-    for due in node.logs.poll(NOW + DAY):
+    for due in node.logs.upkeep.poll(NOW + DAY):
         due.complete()
     for number in range(24):
         node.put((f"key-{number % 3}", "x" * 60))
@@ -408,7 +410,7 @@ def test_what_compaction_has_left_out_is_not_missed(seed: int) -> None:
 
 
 def _delete_a_key(node: Node) -> None:
-    """A value of the key and its deletion, in segments that end."""
+    """A value of the key and its deletion, in segments before the active one."""
     node.put(("gone", "x" * 60))
     for number in range(6):
         node.put((f"other-{number}", "x" * 60))
@@ -424,7 +426,7 @@ def _clean_among_others(node: Node) -> None:
 
 
 def _is_gone_for_good(node: Node) -> bool:
-    """The deletion's time runs out, and it is removed itself."""
+    """The delete horizon passes, and the deletion itself is removed."""
     for number in range(4):
         node.now_ms += 10_000
         node.put(("more", f"{number}" * 60))
@@ -433,7 +435,7 @@ def _is_gone_for_good(node: Node) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_a_loss_of_power_brings_back_is_cleaned_again(seed: int) -> None:
+def test_segments_that_a_loss_of_power_brings_back_are_cleaned_again(seed: int) -> None:
     node = Node(seed, delete_retention_ms="1000")
     _delete_a_key(node)
     node.clean()
@@ -452,22 +454,22 @@ def test_a_log_inherits_no_clean_part_from_a_former_one_of_its_name() -> None:
     assert _is_gone_for_good(node)
 
 
-def test_what_is_appended_in_place_of_a_clean_part_is_dirty() -> None:
+def test_records_appended_in_place_of_a_clean_part_are_dirty() -> None:
     node = Node(delete_retention_ms="1000")
     _clean_among_others(node)
-    node.log.truncate_to(4)
+    truncate_to(node.log, 4)
     _delete_a_key(node)
     _clean_among_others(node)
     assert _is_gone_for_good(node)
 
 
-def test_what_is_cut_back_while_the_cleaning_is_synced_is_not_called_clean() -> None:
+def test_a_log_truncated_while_the_cleaning_is_synced_does_not_count_as_clean() -> None:
     node = Node()
     cleaning = _a_cleaning(node)
     while (job := cleaning.next_job()) is not None:
         job.run()
         if job.description.startswith("sync"):
-            node.log.truncate_to(4)
+            truncate_to(node.log, 4)
             for _ in range(30):
                 node.put(("key", "x" * 60))
         job.finish()

@@ -1,4 +1,4 @@
-"""Both disks keep the contract; the simulated one forgets what was not synced."""
+"""Both disks keep the contract; the simulated one loses in a crash what was not synced."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_files(disk: Disk, tmp_path: Path) -> None:
     assert disk.usable_bytes(root) > 0
 
 
-def test_a_lock_is_one_holders(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     disk = SimDisk(random.Random(1))
     first = disk.lock("/lock")
     assert first is not None
@@ -146,7 +146,7 @@ def test_a_misdirected_write_damages_two_places() -> None:
     assert (disk.peek("/a"), disk.peek("/b")) == (b"ab\0\0\0fgh", b"0123cde7")
 
 
-def test_a_drive_that_lies_lies_only_about_itself() -> None:
+def test_a_drive_that_ignores_syncs_does_so_for_its_own_files_only() -> None:
     disk = SimDisk(random.Random(1))
     disk.lie_below = "/liar"
     disk.make_dirs("/liar")

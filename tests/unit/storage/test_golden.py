@@ -1,4 +1,5 @@
-"""Files that Apache Kafka 4.3.1 wrote: read row for row, left as they were, and written again byte for byte."""
+"""Files that Apache Kafka 4.3.1 wrote: their rows are read, opening leaves them unchanged, and appending the same
+batches writes the same bytes."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def test_opened_and_closed_the_files_are_the_same() -> None:
     disk = golden_disk()
     before = {name: files(disk, f"/node/{name}") for name in PARTITIONS}
     logs = manager(disk)
-    assert logs.previous_broker_epoch == 227
+    assert logs.dirs.previous_broker_epoch == 227
     assert sorted(str(log.topic_partition) for log in logs) == PARTITIONS
     logs.close(227)
     for name in PARTITIONS:
@@ -178,12 +179,12 @@ def test_recovery_finds_what_a_clean_start_finds(name: str) -> None:
         )
         aborted = [segment.txn_index.entries() for segment in log.segments]
         producers = [
-            (state.producer_id, state.epoch, state.last_sequence, state.last_timestamp) for state in log.producers()
+            (state.producer_id, state.epoch, state.last_sequence, state.last_timestamp) for state in log.producer_states
         ]
         sizes = [(segment.base_offset, segment.size) for segment in log.segments]
         logs.append((log.log_end_offset, sizes, aborted, producers, log.leader_epochs.entries))
     if name == "idempotent-0":
-        # These producers have been silent too long for a snapshot to be believed; batches are not asked for their age.
+        # These producers expired long ago, so they are left out of a loaded snapshot; replayed batches do not expire.
         logs = [(end, sizes, aborted, None, epochs) for end, sizes, aborted, _, epochs in logs]  # type: ignore[misc]
     assert logs[0] == logs[1]
 

@@ -17,9 +17,13 @@ from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.config import LogConfig
-from kalda.storage.log import AppendOrigin, Log, UnexpectedAppendOffset
-from kalda.storage.truncating import start_within
+from kalda.storage.config import DAY_MS, LogConfig
+from kalda.storage.log import Log
+from kalda.storage.reading import ColdRead
+from kalda.storage.retention import delete_old_segments
+from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.truncating import start_within, truncate_fully_and_start_at, truncate_to
+from kalda.storage.values import AppendOrigin, FetchInfo, UnexpectedAppendOffset
 
 TP = TopicPartition("t", 0)
 NOW = 1_700_000_000_000
@@ -141,15 +145,18 @@ def test_a_cold_cache_is_read_by_a_thread(disk: SimDisk) -> None:
     log.close()
     log = open_log(disk)
     disk.cold = True
-    assert log.read_nowait(0, 1000, 5) is None
-    read = log.cold_read(2)
-    log.truncate_to(0)
-    assert read(2, 1000, 5, True).first_offset == 2
+    read = log.read_nowait(0, 1000, 5)
+    assert isinstance(read, ColdRead)
+    assert read.run()
+    disk.cold = False
+    found = read.finish()
+    assert isinstance(found, FetchInfo)
+    assert (found.first_offset, found.next_offset) == (0, 5)
     with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
-        log.cold_read(9)
+        log.read_later(9, 1000, 5)
 
 
-def test_a_follower_takes_what_follows_and_nothing_else(disk: SimDisk) -> None:
+def test_a_follower_appends_only_batches_that_follow_its_log(disk: SimDisk) -> None:
     log = open_log(disk)
     two = build_batch(rows(2), base_offset=0, leader_epoch=1) + build_batch(rows(2), base_offset=2, leader_epoch=2)
     cut = two + build_batch(rows(2), base_offset=4, leader_epoch=2)[:40]
@@ -171,14 +178,14 @@ def test_timestamps_are_found(disk: SimDisk) -> None:
     for i in range(10):
         append(log, 2, timestamp=NOW + 100 * i)
     assert len(log.segments) > 2
-    found = log.timestamp_job(NOW + 301).complete()
+    found = timestamp_job(log, NOW + 301).complete()
     assert found is not None
     assert (found.timestamp, found.offset) == (NOW + 301, 7)
-    found = log.timestamp_job(NOW + 302).complete()
+    found = timestamp_job(log, NOW + 302).complete()
     assert found is not None
     assert found.offset == 8
-    assert log.timestamp_job(NOW + 902).complete() is None
-    latest = log.max_timestamp_job().complete()
+    assert timestamp_job(log, NOW + 902).complete() is None
+    latest = max_timestamp_job(log).complete()
     assert latest is not None
     assert latest.offset == 19
 
@@ -205,7 +212,8 @@ def test_segments_roll_when_an_index_is_full(disk: SimDisk) -> None:
     log = open_log(disk, LogConfig(segment_index_bytes=36, index_interval_bytes=0))
     for i in range(10):
         append(log, 1, timestamp=NOW + i)
-    # Three places in the time index, the last kept for the end: full with the second entry, made at the third batch.
+    # The time index has three places, the last one for the end of the segment: the second entry, at the third batch,
+    # fills it.
     assert [segment.base_offset for segment in log.segments] == [0, 3, 6, 9]
 
 
@@ -220,14 +228,14 @@ def test_retention_by_time(disk: SimDisk, hooks: Hooks) -> None:
     log = open_log(disk, LogConfig(segment_bytes=200, retention_ms=1000, file_delete_delay_ms=77), hooks=hooks)
     for i in range(6):
         append(log, 1, size=60, timestamp=NOW + 500 * i)
-    assert log.delete_old_segments(NOW + 2100) == 3
+    assert delete_old_segments(log, NOW + 2100) == 3
     assert log.log_start_offset == log.segments.first.base_offset == 3
     assert [delay for delay, _ in hooks.deletions] == [77]
     deleted = [name for name in disk.list_dir("/d/t-0") if name.endswith(".deleted")]
     assert len(deleted) == 11  # three segments of three files; two have a snapshot at their start
     hooks.deletions[0][1](disk)
     assert not any(name.endswith(".deleted") for name in disk.list_dir("/d/t-0"))
-    assert log.delete_old_segments(NOW + 100_000) == 3  # the active one too: the log goes on in a new one
+    assert delete_old_segments(log, NOW + 100_000) == 3  # the active one too: the log goes on in a new one
     assert (log.log_start_offset, log.log_end_offset, log.size_bytes) == (6, 6, 0)
 
 
@@ -237,9 +245,9 @@ def test_retention_by_size_and_not_beyond_the_high_watermark(disk: SimDisk, hook
         log.append_as_leader(build_batch(rows(1, 60)), 0, NOW)
     one = log.segments.first.size
     log.update_high_watermark(1)
-    assert log.delete_old_segments(NOW) == 1
+    assert delete_old_segments(log, NOW) == 1
     log.update_high_watermark(8)
-    log.delete_old_segments(NOW)
+    delete_old_segments(log, NOW)
     assert 450 <= log.size_bytes < 450 + one
 
 
@@ -251,7 +259,7 @@ def test_records_are_deleted_below_an_offset(disk: SimDisk) -> None:
         log.advance_log_start_offset(11)
     assert log.advance_log_start_offset(5)
     assert not log.advance_log_start_offset(4)
-    assert log.delete_old_segments(NOW) == 2
+    assert delete_old_segments(log, NOW) == 2
     assert (log.log_start_offset, log.segments.first.base_offset) == (5, 4)
     assert log.read(5, 1000, 10).size_bytes > 0
     with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
@@ -264,7 +272,7 @@ def test_a_topic_that_only_compacts_keeps_its_segments(disk: SimDisk) -> None:
     log = open_log(disk, config)
     for _ in range(5):
         append(log, 1, size=60)
-    assert log.delete_old_segments(NOW + 10**9) == 0
+    assert delete_old_segments(log, NOW + 10**9) == 0
 
 
 # Producers
@@ -299,12 +307,12 @@ def test_sequences_wrap(disk: SimDisk) -> None:
     assert produce(log, 2**31 - 2, 2) == -1 - 0
     produce(log, 1)
     log.close()
-    assert [state.last_sequence for state in open_log(disk).producers()] == [1]
+    assert [state.last_sequence for state in open_log(disk).producer_states] == [1]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_clean_stop_outlives_a_loss_of_power(seed: int) -> None:
-    """What the marker of a clean stop vouches for is all on the device, the names of new files as well."""
+    """After a clean stop everything is on the device, the names of new files as well."""
     disk = SimDisk(random.Random(seed))
     disk.make_dirs("/d")
     disk.sync_dir("/")
@@ -314,19 +322,19 @@ def test_a_clean_stop_outlives_a_loss_of_power(seed: int) -> None:
     produce(log, 1)
     log.close()
     disk.crash()
-    assert [state.last_sequence for state in open_log(disk).producers()] == [1]
+    assert [state.last_sequence for state in open_log(disk).producer_states] == [1]
 
 
 def test_producers_expire_but_not_within_a_transaction(disk: SimDisk) -> None:
     log = open_log(disk)
     produce(log, 0, pid=1)
     produce(log, 0, pid=2, txn=True)
-    assert log.expire_producers(NOW + 86_400_000 - 1) == 0
-    assert log.expire_producers(NOW + 86_400_000) == 1
-    assert [state.producer_id for state in log.producers()] == [2]
+    assert log.producer_states.expire(NOW + DAY_MS - 1, DAY_MS) == 0
+    assert log.producer_states.expire(NOW + DAY_MS, DAY_MS) == 1
+    assert [state.producer_id for state in log.producer_states] == [2]
 
 
-def test_a_transaction_holds_the_last_stable_offset(disk: SimDisk) -> None:
+def test_the_last_stable_offset_stays_at_an_open_transaction(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
     produce(log, 0, 2, txn=True, pid=1)
@@ -357,10 +365,10 @@ def test_a_transaction_survives_recovery_and_truncation(disk: SimDisk) -> None:
     log = open_log(disk, clean=False)
     log.update_high_watermark(5)
     assert log.last_stable_offset == 3
-    log.truncate_to(3)
+    truncate_to(log, 3)
     assert log.last_stable_offset == 3
     assert produce(log, 2, 2, txn=True) == 3
-    log.truncate_to(2)  # into the marker: the transaction is open again
+    truncate_to(log, 2)  # into the marker: the transaction is open again
     assert log.last_stable_offset == 0
 
 
@@ -406,13 +414,13 @@ def test_the_first_batch_of_a_transaction_must_be_verified(disk: SimDisk) -> Non
 # Stops, truncation, failures
 
 
-def test_truncation_below_the_first_segment_starts_over(disk: SimDisk) -> None:
+def test_truncation_below_the_first_segment_empties_the_log(disk: SimDisk) -> None:
     log = open_log(disk, LogConfig(segment_bytes=200, retention_ms=-1))
     for _ in range(4):
         append(log, 1, size=60)
     log.advance_log_start_offset(3)
-    log.delete_old_segments(NOW)
-    assert log.truncate_to(1)
+    delete_old_segments(log, NOW)
+    assert truncate_to(log, 1)
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (1, 1, 1)
     assert append(log) == 1
 
@@ -420,9 +428,9 @@ def test_truncation_below_the_first_segment_starts_over(disk: SimDisk) -> None:
 def test_truncate_fully(disk: SimDisk) -> None:
     log = open_log(disk)
     produce(log, 0)
-    log.truncate_fully_and_start_at(100)
+    truncate_fully_and_start_at(log, 100)
     assert (log.log_start_offset, log.log_end_offset, log.recovery_point) == (100, 100, 0)
-    assert log.producers() == []
+    assert not len(log.producer_states)
     assert append(log) == 100
     log.close()
     assert open_log(disk).log_end_offset == 101
@@ -472,7 +480,7 @@ def test_a_full_disk_takes_the_log_offline(disk: SimDisk, hooks: Hooks) -> None:
     assert open_log(disk, clean=False).log_end_offset == 1  # the torn batch is cut off
 
 
-def test_a_failing_disk_is_told_once(disk: SimDisk, hooks: Hooks) -> None:
+def test_the_hooks_are_called_once_for_a_failing_disk(disk: SimDisk, hooks: Hooks) -> None:
     log = open_log(disk, hooks=hooks)
     append(log)
     disk.fail("/d")
@@ -507,8 +515,8 @@ def test_a_missing_index_is_rebuilt(disk: SimDisk) -> None:
     assert log.log_end_offset == 12
 
 
-def test_a_flush_of_less_takes_no_leader_epoch_back(disk: SimDisk) -> None:
-    """Such as a new log's first, while another goes further and an epoch has begun in which nothing is written yet."""
+def test_a_flush_of_less_does_not_remove_a_leader_epoch_from_the_file(disk: SimDisk) -> None:
+    """Such as a new log's first flush, while another one goes further and an epoch has begun that has no record yet."""
     log = open_log(disk)
     append(log, 2)
     append(log, 2, epoch=1)
@@ -519,7 +527,7 @@ def test_a_flush_of_less_takes_no_leader_epoch_back(disk: SimDisk) -> None:
     log.assign_leader_epoch(2, 5)
     log.flush(1)
     further.finish()
-    point = log.vouched_recovery_point
+    point = log.checkpoint_recovery_point
     assert point == 4
     disk.crash()
     log = Log.open(disk, "/d/t-0", log.config, topic_partition=TP, now_ms=NOW, clean=False, recovery_point=point)
@@ -528,8 +536,8 @@ def test_a_flush_of_less_takes_no_leader_epoch_back(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_missing_index_is_rebuilt_for_good(clean: bool, seed: int) -> None:
-    """Zeros in the time index would have retention delete the segment."""
+def test_a_rebuilt_index_outlives_a_loss_of_power(clean: bool, seed: int) -> None:
+    """With zeros in the time index, retention would delete the segment."""
     disk = SimDisk(random.Random(seed))
     disk.make_dirs("/d")
     disk.sync_dir("/")
@@ -548,7 +556,7 @@ def test_a_missing_index_is_rebuilt_for_good(clean: bool, seed: int) -> None:
     assert [segment.max_timestamp for segment in log.segments] == largest
 
 
-def test_nothing_is_synced_unless_asked(disk: SimDisk) -> None:
+def test_an_append_syncs_nothing(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)
     synced = disk.syncs
@@ -567,7 +575,7 @@ class NoJobs:
         raise AssertionError("a simulated disk has everything in memory")
 
 
-def test_slices_are_what_is_read(disk: SimDisk) -> None:
+def test_a_slice_has_the_batches_that_a_read_has(disk: SimDisk) -> None:
     log = open_log(disk, LogConfig(segment_bytes=900_000))
     rng = random.Random(5)
     while log.log_end_offset < 3_000:
@@ -579,11 +587,12 @@ def test_slices_are_what_is_read(disk: SimDisk) -> None:
             rng.choice((400_000, 1 << 22)),
         )
         log.read(offset, 1, end)  # opens what is not open
-        found = log.slice_nowait(offset, max_bytes, end, NoJobs())
-        if found is None:
+        found = log.read_nowait(offset, max_bytes, end, slices=NoJobs())
+        assert isinstance(found, FetchInfo)
+        if not isinstance(found.records, FileSlice):
+            assert log.read(offset, max_bytes, end).records == found.records
             continue
         sliced += 1
-        assert isinstance(found.records, FileSlice)
         data = found.records.read(1 << 22, lambda: None)
         read = log.read(offset, max_bytes, end)
         assert data
@@ -595,10 +604,15 @@ def test_slices_are_what_is_read(disk: SimDisk) -> None:
         assert sum(header.size_bytes for header in headers) == len(data)
         assert read.size_bytes - len(data) < 80_000, "the index knows a place near the end"
     assert sliced > 20
-    assert log.slice_nowait(10, 100_000, log.log_end_offset, NoJobs()) is None, "too little"
-    assert log.slice_nowait(log.log_end_offset, 1 << 20, log.log_end_offset, NoJobs()) is None
+    found = log.read_nowait(10, 100_000, log.log_end_offset, slices=NoJobs())
+    assert isinstance(found, FetchInfo)
+    assert not isinstance(found.records, FileSlice), "too little"
+    found = log.read_nowait(log.log_end_offset, 1 << 20, log.log_end_offset, slices=NoJobs())
+    assert isinstance(found, FetchInfo)
+    assert not found.size_bytes
     log.close()
-    assert log.slice_nowait(10, 1 << 20, log.log_end_offset, NoJobs()) is None, "whoever reads is told why"
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        log.read_nowait(10, 1 << 20, log.log_end_offset, slices=NoJobs())
 
 
 @pytest.mark.parametrize("torn", [b"", b"0\n2\n1 0\n3 1"], ids=["to nothing", "within its last number"])

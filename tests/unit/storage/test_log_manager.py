@@ -14,11 +14,12 @@ from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_offsets, write_meta_properties
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager, LogManagerConfig
+from kalda.storage.log_manager import LogManager
+from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
 
 IDS = (uuid_from_text("MNPHyT7ST3aczZRbLi0kuQ"), uuid_from_text("mVVpxU3pQaCoy1YXQTK1ow"))
 TOPIC_ID = Uuid(bytes(15) + b"\x09")
@@ -68,7 +69,7 @@ class Node:
 
     def poll(self, after_ms: int = 0) -> int:
         self.now_ms += after_ms
-        jobs = self.logs.poll(self.now_ms)
+        jobs = self.logs.upkeep.poll(self.now_ms)
         for job in jobs:
             job.complete()
         return len(jobs)
@@ -92,7 +93,7 @@ def code_of(action: object) -> ErrorCode:
     return found.value.code
 
 
-def test_new_logs_go_where_the_fewest_are_or_where_they_are_told(node: Node) -> None:
+def test_new_logs_go_to_the_directory_named_or_to_the_one_with_the_fewest(node: Node) -> None:
     homes = [node.log(partition).directory for partition in range(4)]
     assert homes == ["/d0/t-0", "/d1/t-1", "/d0/t-2", "/d1/t-3"]
     assert node.log(4, IDS[1]).directory == "/d1/t-4"
@@ -110,7 +111,7 @@ def test_new_logs_avoid_cordoned_directories_while_there_are_others(node: Node) 
     assert node.log(3).directory == "/d0/t-3"
 
 
-def test_a_clean_stop_is_believed(node: Node) -> None:
+def test_after_a_clean_stop_nothing_is_recovered(node: Node) -> None:
     append(node.log(0), 9)
     append(node.log(1), 2)
     node.log(0).advance_log_start_offset(2)
@@ -120,7 +121,7 @@ def test_a_clean_stop_is_believed(node: Node) -> None:
     assert node.disk.read_file("/d0/log-start-offset-checkpoint") == b"0\n1\nt 0 2\n"
     node.disk.crash()
     logs = node.start()
-    assert logs.previous_broker_epoch == 42
+    assert logs.dirs.previous_broker_epoch == 42
     assert ".kafka_cleanshutdown" not in node.disk.list_dir("/d0")
     log = logs.get(TopicPartition("t", 0))
     assert log is not None
@@ -137,7 +138,7 @@ def test_a_crash_is_recovered_from_the_recovery_points(node: Node) -> None:
     assert read_offsets(node.disk, "/d0/recovery-point-offset-checkpoint") == {TopicPartition("t", 0): 3}
     node.disk.crash()
     logs = node.start()
-    assert logs.previous_broker_epoch == -1
+    assert logs.dirs.previous_broker_epoch == -1
     log = logs.get(TopicPartition("t", 0))
     assert log is not None
     assert 3 <= log.log_end_offset <= 6
@@ -184,7 +185,7 @@ def _close_and_be_killed_and_roll(node: Node, log: Log) -> None:
 
 @pytest.mark.parametrize("end", [_roll, _roll_and_go_on, _roll_and_poll, _close, _close_and_be_killed_and_roll])
 def test_the_age_of_a_segment_survives_a_loss_of_power(end: Callable[[Node, Log], None]) -> None:
-    """It is the last entry of the time index, made when the segment ends: here after its batches were synced. Zeros in
+    """The last entry of the time index is made when the segment ends: here after its batches were synced. Zeros in
     its place would have retention delete the segment."""
     for seed in range(30):
         node = Node(seed=seed)
@@ -201,7 +202,7 @@ def test_the_age_of_a_segment_survives_a_loss_of_power(end: Callable[[Node, Log]
 
 
 def test_the_age_of_a_segment_survives_a_truncation_and_a_loss_of_power() -> None:
-    """The segment that is cut into was whole and synced, and ends anew where it was cut."""
+    """The segment that is cut was complete and synced, and gets a new last entry."""
     for seed in range(30):
         node = Node(LogConfig(retention_ms=-1), seed=seed)
         log = node.log(0)
@@ -211,7 +212,7 @@ def test_the_age_of_a_segment_survives_a_truncation_and_a_loss_of_power() -> Non
         append(log)
         log.flush()
         node.checkpoint()
-        log.truncate_to(2)
+        truncate_to(log, 2)
         log.roll(node.now_ms)
         node.disk.crash()
         found = node.start().get(TopicPartition("t", 0))
@@ -220,7 +221,7 @@ def test_the_age_of_a_segment_survives_a_truncation_and_a_loss_of_power() -> Non
         assert found.segments.first.max_timestamp == (2, 1)
 
 
-def test_a_deleted_log_is_gone_at_once_and_its_files_later(node: Node) -> None:
+def test_a_deleted_log_is_dropped_at_once_and_its_files_later(node: Node) -> None:
     append(node.log(0))
     node.logs.delete_log(TopicPartition("t", 0))
     assert node.logs.get(TopicPartition("t", 0)) is None
@@ -245,14 +246,14 @@ def test_a_deletion_is_finished_after_a_restart(node: Node) -> None:
 
 
 def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> None:
-    """Whatever the checkpoints say when the power fails: recovered, committed or deleted up to."""
+    """Neither a recovery point, nor a high watermark, nor a log start offset, when the power fails."""
     append(log := node.log(0), 9)
     log.advance_log_start_offset(7)
     log.flush()
     node.checkpoint()
     node.disk.sync_dir("/d0")
     node.logs.delete_log(TopicPartition("t", 0))
-    half_done = node.logs.poll(node.now_ms)
+    half_done = node.logs.upkeep.poll(node.now_ms)
     append(node.log(0), 3)
     node.disk.let_go()
     node.start()
@@ -261,8 +262,8 @@ def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> Non
     assert (found.log_start_offset, found.log_end_offset, found.high_watermark) == (0, 3, 0)
 
 
-def test_of_two_logs_of_a_name_the_one_of_the_known_topic_is_served(node: Node) -> None:
-    """A topic was deleted, and made again, while one of the directories was away."""
+def test_of_two_logs_the_one_with_the_topic_id_of_the_metadata_is_served(node: Node) -> None:
+    """A topic was deleted, and made again, while one of the directories was offline."""
     append(node.log(0, IDS[0]), 9)
     node.logs.close()
     node.disk.fail("/d0")
@@ -322,11 +323,13 @@ def test_futures_of_a_directory_that_fails_while_they_are_settled_are_left_alone
 
 def test_a_disk_that_fails_a_reader_on_a_thread_takes_its_directory_offline(node: Node) -> None:
     append(log := node.log(0, IDS[0]))
-    read = log.cold_read(0)
+    read = log.read_later(0, 1_000, 1, True)
     node.disk.fail("/d0", operations=frozenset({"read"}))
-    assert code_of(lambda: read(0, 1_000, 1, True)) is ErrorCode.KAFKA_STORAGE_ERROR
-    assert node.failed == [], "threads decide nothing"
-    log.take_over(read)
+    assert not read.run()
+    assert node.failed == [], "only `finish` takes a directory offline"
+    failed = read.finish()
+    assert isinstance(failed, ApiError)
+    assert failed.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert node.failed == ["/d0"]
 
 
@@ -348,11 +351,11 @@ def test_a_failed_directory_leaves_the_others(node: Node) -> None:
     assert code_of(lambda: node.log(0)) is ErrorCode.KAFKA_STORAGE_ERROR
     append(other)
     assert node.log(7).directory == "/d1/t-7"
-    assert [found.online for found in node.logs.describe_job().complete()] == [False, True]
+    assert [found.online for found in node.logs.dirs.describe_job().complete()] == [False, True]
     node.poll(600_000)
     node.logs.close()
     node.disk.mend("/d0")
-    assert node.start().previous_broker_epoch == -1  # one directory was not stopped cleanly
+    assert node.start().dirs.previous_broker_epoch == -1  # one directory was not stopped cleanly
     assert len(node.logs) == 3
 
 
@@ -366,10 +369,10 @@ def test_a_directory_that_fails_at_the_start(node: Node) -> None:
     assert [str(log.topic_partition) for log in logs] == ["t-1"]
 
 
-def test_a_log_that_its_disk_left_without_a_segment_is_not_asked_where_it_starts(node: Node) -> None:
+def test_a_log_that_its_disk_left_without_a_segment_is_not_checkpointed(node: Node) -> None:
     append(node.log(0), 3)
     node.disk.fail("/d0", operations=frozenset({"name"}))
-    assert code_of(lambda: node.log(0).truncate_fully_and_start_at(50)) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert code_of(lambda: truncate_fully_and_start_at(node.log(0), 50)) is ErrorCode.KAFKA_STORAGE_ERROR
     for _ in range(3):
         node.poll(after_ms=60_000)
     assert [directory.online for directory in node.logs.dirs] == [False, True]
@@ -377,7 +380,7 @@ def test_a_log_that_its_disk_left_without_a_segment_is_not_asked_where_it_starts
 
 def test_a_job_that_fails_takes_its_directory_offline(node: Node) -> None:
     append(node.log(0), 4)
-    jobs = node.logs.poll(node.now_ms)
+    jobs = node.logs.upkeep.poll(node.now_ms)
     node.disk.fail("/d0", operations=frozenset({"sync"}))
     for job in jobs:
         job.run()
@@ -397,7 +400,7 @@ def test_retention_walks_over_all_logs(node: Node) -> None:
     node.poll(30_000)
     node.poll()
     assert all(log.size_bytes == 0 for log in node.logs)
-    assert node.logs.next_deadline_ms(node.now_ms) >= node.now_ms
+    assert node.logs.upkeep.next_deadline_ms(node.now_ms) >= node.now_ms
 
 
 def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> None:
@@ -408,12 +411,12 @@ def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> Non
     checkpoint = "/d0/recovery-point-offset-checkpoint"
     assert len(log.segments) == 2
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 4
-    log.truncate_to(2)
+    truncate_to(log, 2)
     assert read_offsets(node.disk, checkpoint)[TopicPartition("t", 0)] == 1  # it ends at 2
 
 
-def test_a_log_that_is_found_shorter_than_it_was_is_not_vouched_for_beyond() -> None:
-    """Such as one that was just emptied when the power failed."""
+def test_the_checkpoint_is_lowered_for_a_log_that_is_found_shorter() -> None:
+    """The power failed just after it was emptied."""
     for seed in range(30):
         node = Node(seed=seed)
         append(node.log(0), 9)
@@ -440,14 +443,15 @@ def test_a_log_that_is_found_shorter_than_it_was_is_not_vouched_for_beyond() -> 
 
 
 def test_a_cut_below_the_log_start_is_checkpointed_first(node: Node) -> None:
-    """The leader ends below what was deleted here: what follows is not to be taken for deleted after a crash."""
+    """The leader's log ends below this log's start: records that are appended then must not count as deleted after a
+    crash."""
     log = node.log(0)
     append(log, 9)
     log.flush()
     log.advance_log_start_offset(8)
     node.checkpoint()
     node.disk.sync_dir("/d0")
-    log.truncate_to(4)
+    truncate_to(log, 4)
     append(log, 2)
     log.flush()
     node.disk.crash()
@@ -457,8 +461,8 @@ def test_a_cut_below_the_log_start_is_checkpointed_first(node: Node) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_log_that_took_the_place_of_another_is_as_durable_as_that(late: bool) -> None:
-    """Until its new name is synced too, the other one may come back."""
+def test_a_swapped_log_has_the_recovery_point_of_the_one_before(late: bool) -> None:
+    """Until its new name is synced too, a loss of power may bring back the other one."""
     for seed in range(40):
         node = Node(seed=seed)
         log = node.log(0, IDS[0])
@@ -495,7 +499,7 @@ def test_a_damaged_checkpoint_means_recovery(node: Node) -> None:
     assert log.log_end_offset == 5
 
 
-def test_a_start_that_was_broken_off_does_not_vouch_for_logs_it_has_not_read(node: Node) -> None:
+def test_a_start_that_was_broken_off_writes_no_marker_over_unopened_logs(node: Node) -> None:
     for partition in range(4):
         append(node.log(partition), 6)
         node.log(partition).advance_log_start_offset(5)
@@ -541,7 +545,7 @@ def test_a_flush_covers_the_topic_id(node: Node) -> None:
     assert again.log_end_offset == 1
 
 
-def test_a_log_that_nobody_wrote_to_syncs_nothing_at_the_stop(node: Node) -> None:
+def test_a_log_without_appends_syncs_nothing_at_the_stop(node: Node) -> None:
     for partition in range(3):
         node.log(partition).assign_leader_epoch(4, 0)
     node.poll()
@@ -553,7 +557,7 @@ def test_a_log_that_nobody_wrote_to_syncs_nothing_at_the_stop(node: Node) -> Non
     assert synced == []
 
 
-def test_what_a_failed_flush_did_not_sync_is_synced_by_the_next(node: Node) -> None:
+def test_files_that_a_failed_flush_did_not_sync_are_synced_by_the_next(node: Node) -> None:
     log = node.log(0)
     append(log, 30)
     assert log.snapshots.unsynced

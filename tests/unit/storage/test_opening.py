@@ -1,4 +1,4 @@
-"""Who owns a log waits for no file to be opened: neither before its first append, nor before a read."""
+"""The thread of a log opens no file: neither before the first append, nor before a read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.opening import opening_job
+from kalda.storage.reading import ColdRead
+from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.values import FetchInfo
 
 NOW = 1_700_000_000_000
 
 
 class WatchedDisk(SimDisk):
-    """Files that are open may be read and written; what has to look for one is refused on the owner's thread."""
+    """Open files may be read and written; while `owner` is set, the log's own thread runs, and must not open any."""
 
     owner = False
 
@@ -32,7 +35,7 @@ class WatchedDisk(SimDisk):
         return super().read_file(path, max_bytes)
 
     def stat(self, path: str) -> Any:
-        assert not self.owner, f"{path} is looked for"
+        assert not self.owner, f"{path} is looked up"
         return super().stat(path)
 
 
@@ -53,7 +56,7 @@ def append(log: Log, size: int = 5_000) -> None:
 
 
 def found_on_disk(disk: SimDisk, batches: int) -> Log:
-    """A log that another process has left."""
+    """A log that another process has written."""
     log = open_log(disk)
     for _ in range(batches):
         append(log)
@@ -62,16 +65,15 @@ def found_on_disk(disk: SimDisk, batches: int) -> Log:
 
 
 def read(disk: WatchedDisk, log: Log, offset: int) -> int:
-    """How many times a thread had to read for a reader there."""
+    """How many cold reads it takes until a read at `offset` is hot."""
     jobs = 0
     disk.owner = True
-    while (found := log.read_nowait(offset, 20_000, log.log_end_offset)) is None:
+    while isinstance(found := log.read_nowait(offset, 20_000, log.log_end_offset), ColdRead):
         jobs += 1
-        reader = log.cold_read(offset, by_name=True)
         disk.owner = False
-        assert reader(offset, 20_000, log.log_end_offset, True).next_offset > offset
+        assert found.run()
         disk.owner = True
-        log.take_over(reader)
+        assert isinstance(found.finish(), FetchInfo)
     disk.owner = False
     assert found.first_offset == offset
     assert found.next_offset > offset
@@ -99,7 +101,7 @@ def test_the_first_appends_open_nothing(disk: WatchedDisk) -> None:
     assert open_log(disk).log_end_offset == 8
 
 
-def test_what_was_written_while_it_was_opened_stays(disk: WatchedDisk) -> None:
+def test_batches_appended_while_the_files_are_opened_stay(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 5)
     job = opening_job([log])
     job.run()
@@ -129,7 +131,7 @@ def test_a_log_that_was_moved_away_meanwhile_is_not_opened(disk: WatchedDisk) ->
     assert log.read(5, 1 << 20, 6).next_offset == 6
 
 
-def test_a_job_that_finds_nothing_leaves_the_rest_to_the_append(disk: WatchedDisk) -> None:
+def test_the_append_opens_what_the_job_did_not_find(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 5)
     job = opening_job([log])
     log.rename_dir("/d/u-0")
@@ -140,7 +142,7 @@ def test_a_job_that_finds_nothing_leaves_the_rest_to_the_append(disk: WatchedDis
     assert log.log_end_offset == 6
 
 
-def test_readers_open_on_a_thread_and_only_once(disk: WatchedDisk) -> None:
+def test_files_are_opened_once_and_by_cold_reads(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 60)
     assert len(log.segments) > 5
     assert [read(disk, log, 3) for _ in range(3)] == [1, 0, 0]
@@ -150,31 +152,19 @@ def test_readers_open_on_a_thread_and_only_once(disk: WatchedDisk) -> None:
             assert read(disk, log, segment.base_offset + 1) <= 1, "only a few stay open"
 
 
-def test_what_is_deleted_before_its_reader_comes_reads_as_nothing(disk: WatchedDisk) -> None:
+def test_files_that_cannot_be_kept_open_are_opened_by_the_next_read_too(disk: WatchedDisk) -> None:
+    """As when the process has no descriptor left."""
     log = found_on_disk(disk, 60)
-    reader = log.cold_read(3, by_name=True)
-    names = disk.names("/d/t-0")
-    log.delete_segments([log.segments.first])
-    assert reader(3, 20_000, 60, True).size_bytes == 0
-    log.take_over(reader)
-    assert set(disk.names("/d/t-0")) <= set(names), "nothing is made by a reader"
-    again = log.segments.first.base_offset
-    assert read(disk, log, again) == 1
-
-
-def test_what_cannot_be_kept_open_is_opened_by_the_next_reader_too(disk: WatchedDisk) -> None:
-    """There may be no descriptor left, say."""
-    log = found_on_disk(disk, 60)
-    reader = log.cold_read(3, by_name=True)
-    assert reader(3, 20_000, 60, True).size_bytes > 0
+    reader = log.read_later(3, 20_000, 60, True)
+    assert reader.run()
     disk.fail("/d", operations=frozenset({"read"}))
-    log.take_over(reader)
+    assert isinstance(reader.finish(), FetchInfo)
     disk.mend("/d")
     assert not log.offline
     assert read(disk, log, 3) == 1
 
 
-def test_what_was_opened_for_an_append_and_cannot_be_kept_is_opened_again(disk: WatchedDisk) -> None:
+def test_files_opened_for_an_append_that_cannot_be_kept_are_opened_again(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 3)
     job = opening_job([log])
     job.run()
@@ -194,7 +184,7 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
     assert len(log.segments) > 5
     for wanted in (3, 30, 59, 3):
         disk.owner = True
-        job = log.timestamp_job(NOW + 10 * wanted - 5)
+        job = timestamp_job(log, NOW + 10 * wanted - 5)
         disk.owner = False
         job.run()
         disk.owner = True
@@ -204,7 +194,7 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
         disk.owner = False
     assert all(segment.known_timestamp is not None for segment in log.segments), "what was found is kept"
     disk.owner = True
-    latest, beyond = log.max_timestamp_job(), log.timestamp_job(NOW + 10_000)
+    latest, beyond = max_timestamp_job(log), timestamp_job(log, NOW + 10_000)
     disk.owner = False
     found = latest.complete()
     assert found is not None
@@ -212,15 +202,15 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
     assert beyond.complete() is None
 
 
-def test_a_search_in_what_is_renamed_meanwhile_is_to_be_asked_again(disk: WatchedDisk) -> None:
+def test_a_search_in_files_that_are_renamed_meanwhile_is_refused(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 60)
-    job = log.timestamp_job(NOW)
+    job = timestamp_job(log, NOW)
     log.rename_dir("/d/u-0")
     with pytest.raises(ApiError) as refused:
         job.complete()
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert not log.offline
     assert disk.stat("/d/t-0") is None
-    found = log.timestamp_job(NOW).complete()
+    found = timestamp_job(log, NOW).complete()
     assert found is not None
     assert found.offset == 0

@@ -109,7 +109,7 @@ def test_leader_epochs(disk: SimDisk) -> None:
     assert LeaderEpochs.load(disk, "/d").entries == [(4, 12)]
 
 
-def test_a_new_epoch_takes_what_contradicts_it(disk: SimDisk) -> None:
+def test_a_new_epoch_replaces_entries_that_contradict_it(disk: SimDisk) -> None:
     epochs = LeaderEpochs(disk, "/d", [(1, 0), (2, 10), (3, 20)])
     epochs.assign(4, 10)
     assert epochs.entries == [(1, 0), (4, 10)]

@@ -1,4 +1,4 @@
-"""Offset indexes that lie: batches are found all the same, and no directory is taken for broken."""
+"""Damaged offset indexes: batches are found all the same, and the directory stays online."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Kafka's config keys as data: names, types, defaults, what is valid, and how effective values come about.
+"""Kafka's config keys as data: names, types, defaults, valid values, and how effective values are computed.
 
-Pure: texts and mappings in, values and errors out. It reads no file and knows no cluster.
+Pure functions of texts and mappings: no file is read, and the state of the cluster is an argument.
 
 - `definition`: types, validators, a table of keys, text to value and back
 - `broker`: the table of broker and controller keys
 - `broker_groups`, `broker_log`, `broker_node`, `broker_quorum`, `broker_replication`, `broker_security`,
   `broker_share`, `broker_tiering`, `broker_transactions`: its rows by area
 - `broker_kalda`: rows that Kafka does not have
-- `topic`, `group`, `client_metrics`: the tables of the other resources, and what is valid together
+- `topic`, `group`, `client_metrics`: the tables of the other resources, and checks across several keys
 - `quorum_addresses`, `listeners`: addresses inside values
-- `server`, `server_checks`: a node's configuration, checked as a whole
-- `dynamic`: layers of dynamic configs, what may be altered
-- `resources`: what has configs, where values come from, how they are altered
+- `server_values`, `server_checks`, `server`: a node's configuration: its values, what must hold between them, both
+- `dynamic`: layers of dynamic configs, and checks of their alterations
+- `resources`: kinds of resources with configs, sources of values, operations of alterations
 - `describe`: effective values with their source and synonyms
 - `documentation`: a line on each key
-- `without_effect`: keys that are taken and not obeyed, and why
+- `without_effect`: keys that are accepted but have no effect, and the reasons
 """

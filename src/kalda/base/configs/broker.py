@@ -78,7 +78,7 @@ _MECHANISM_KEYS = (
 
 
 def base_name(name: str) -> str:
-    """The key without its listener's (and SASL mechanism's) prefix."""
+    """The key without the prefix of its listener and of its SASL mechanism."""
     found = _LISTENER_PREFIX.fullmatch(name)
     if found is None:
         return name
@@ -108,11 +108,11 @@ def synonyms(name: str, match_listener: bool = True) -> tuple[str, ...]:
 
 
 def is_dynamic(name: str) -> bool:
-    """True where the value may change without a restart; asked of names without prefix, as Kafka does."""
+    """True where the value may change without a restart. `name` has no listener prefix, as in Kafka's own check."""
     return name in DYNAMIC
 
 
 def is_sensitive(name: str) -> bool:
-    """True where the value is never shown: passwords, and keys that nobody knows."""
+    """True where the value is never shown: that of a password, and of a key that is in no table."""
     key = find_key(name)
     return key is None or key.sensitive

@@ -29,7 +29,8 @@ _MAX_INTERVAL_MS = 3_600_000
 
 
 def validate(subscription: str, overrides: Mapping[str, str | None]) -> dict[str, Value]:
-    """Check a subscription; returns its effective values. Raises `InvalidConfig`, some with INVALID_REQUEST."""
+    """Check a subscription; returns its effective values. Raises `InvalidConfig`, with INVALID_REQUEST where Kafka
+    does."""
     if not subscription:
         raise InvalidConfig("Subscription name can't be empty", ErrorCode.INVALID_REQUEST)
     texts: dict[str, str] = {}
@@ -54,7 +55,7 @@ def validate(subscription: str, overrides: Mapping[str, str | None]) -> dict[str
 
 
 def parse_match(entries: tuple[str, ...]) -> dict[str, re.Pattern[str]]:
-    """Patterns by client property. Raises `InvalidConfig`."""
+    """The patterns of the key `match`, by client property. Raises `InvalidConfig`."""
     patterns: dict[str, re.Pattern[str]] = {}
     for entry in entries:
         parts = [part.strip() for part in entry.split("=")]

@@ -1,11 +1,11 @@
-"""Config keys as data: a type, a default, what is valid, and how a value is read from text and written to it.
+"""Config keys as data: a type, a default, a validator, and how a value is read from text and written to it.
 
-A `Definition` is an ordered table of `Key`s. `parse` turns properties into typed values as Kafka does it, so that what
-Kafka accepts is accepted and what it refuses is refused, with the words that operators know from it: surrounding
-blanks are cut, lists split at commas and lose duplicates, numbers follow Java's grammar.
+A `Definition` is an ordered table of `Key`s. `parse` turns properties into typed values as Kafka does: it accepts what
+Kafka accepts and refuses what Kafka refuses, with Kafka's error messages. Surrounding blanks are cut, lists are split
+at commas and lose duplicates, numbers follow Java's grammar.
 
-Values in memory: `bool`, `int`, `float`, `str`, a tuple of `str` for lists, `None` for a key without value. A class
-name is kept as text: nothing is loaded.
+Values in memory: `bool`, `int`, `float`, `str`, a tuple of `str` for lists, `None` for a key without a value. A class
+name is kept as text: no class is loaded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ DOUBLE_MAX = 1.7976931348623157e308
 
 
 class InvalidConfig(ApiError):
-    """A config that is not valid, or not known. `code` is INVALID_CONFIG, or INVALID_REQUEST where Kafka says so."""
+    """An invalid value or an unknown key. `code` is INVALID_CONFIG, or INVALID_REQUEST where Kafka answers that."""
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_CONFIG) -> None:
         super().__init__(code, message)
 
 
 def invalid_value(name: str, value: object, why: str) -> InvalidConfig:
-    """The usual form of a complaint about a value."""
+    """Kafka's usual error message for an invalid value."""
     return InvalidConfig(f"Invalid value {value} for configuration {name}: {why}")
 
 
@@ -56,7 +56,7 @@ DOUBLE, LIST, CLASS, PASSWORD = Type.DOUBLE, Type.LIST, Type.CLASS, Type.PASSWOR
 
 
 class Update(Enum):
-    """How a broker's key may change while it runs."""
+    """Whether, and for which scope, a broker's key may change while the broker runs."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
@@ -99,7 +99,7 @@ class Key(NamedTuple):
         return value
 
 
-# -- what is valid
+# -- validators
 
 
 class AtLeast:
@@ -163,7 +163,7 @@ class NonEmpty:
 
 
 class Items:
-    """A list without empty items and duplicates, perhaps of some strings only."""
+    """A list without empty items; of the strings `allowed` only, where there are any. `Key.parse` drops duplicates."""
 
     def __init__(self, *allowed: str, empty: bool = True, null: bool = False) -> None:
         self.allowed = allowed
@@ -252,7 +252,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _DOUBLE = re.compile(r"([+-]?)(?:(NaN|Infinity)|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?)", re.ASCII)
 _COMMA = re.compile(r"\s*,\s*", re.ASCII)
 _BLANKS = "".join(map(chr, range(33)))
-"""What Java's `trim` cuts."""
+"""The characters that Java's `trim` cuts."""
 _MAX_DIGITS = 40
 
 
@@ -358,7 +358,7 @@ class Definition:
         return None if default is REQUIRED else default
 
     def parse(self, properties: Mapping[str, str]) -> dict[str, Value]:
-        """Every key's value: from the properties, else its default. Keys not in the table are left out.
+        """Every key's value: from the properties, else its default. Properties that are not in the table are left out.
 
         Raises `InvalidConfig` for the first value that is not valid, or a required key that is missing.
         """

@@ -1,6 +1,7 @@
 """Effective configs with their source and synonyms, as DescribeConfigs shows them (KIP-226, KIP-524).
 
-A chain of synonyms lists every place that has the value, the one that holds first. Sensitive values are never in it.
+A chain of synonyms lists every place where the value is set. The first one determines the effective value. Sensitive
+values are replaced by None.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from kalda.base.configs.dynamic import Layers
 from kalda.base.configs.group import BROKER_SYNONYMS as GROUP_SYNONYMS
 from kalda.base.configs.group import GROUP
 from kalda.base.configs.resources import ConfigSource
-from kalda.base.configs.server import ServerConfig, with_node_id_synonyms
+from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.server_values import with_node_id_synonyms
 from kalda.base.configs.topic import BROKER_SYNONYMS as TOPIC_SYNONYMS
 from kalda.base.configs.topic import TOPIC
 
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """One place that has a value."""
+    """One place where a value is set."""
 
     name: str
     value: str | None
@@ -45,7 +47,8 @@ class Entry:
 def describe_topic(
     layers: Layers, config: ServerConfig, overrides: Mapping[str, str], names: Collection[str] | None = None
 ) -> list[Entry]:
-    """A topic's configs. `config` is what `layers` give; `names` chooses, unknown ones are left out."""
+    """A topic's configs. `config` is the effective configuration of `layers`. `names` selects keys, None all of them;
+    unknown names are left out."""
     defaults = config.topic_defaults()
     entries = []
     for key in TOPIC:
@@ -63,7 +66,7 @@ def describe_topic(
 
 
 def describe_broker(layers: Layers, config: ServerConfig, names: Collection[str] | None = None) -> list[Entry]:
-    """All configs of a broker: those of the table, and whatever else is set."""
+    """All configs of a broker: the keys of the table, and other keys that are set."""
     known = [key.name for key in BROKER if not key.internal]
     listed = dict.fromkeys([*known, *layers.merged()])
     return [_broker_entry(layers, name, config.values.get(name)) for name in listed if names is None or name in names]
@@ -155,9 +158,9 @@ def _broker_entry(layers: Layers, name: str, value: Value) -> Entry:
 
 
 def _broker_chain(layers: Layers, name: str) -> list[Synonym]:
-    """Everywhere that a broker's value is set, down to its default, beginning with the name itself.
+    """Every place where a broker's value is set, down to its default, from the first place with the name itself on.
 
-    What comes before the name itself does not hold for it: a base key is described without its listeners' overrides.
+    Synonyms before the name itself are left out, as Kafka leaves them out.
     """
     names = synonyms(name)
     chain: list[Synonym] = []
@@ -186,7 +189,7 @@ def _parsed(name: str, text: str) -> Value:
 
 
 def _shown(table: Definition, name: str, text: str) -> str | None:
-    """A stored text in the form in which Kafka writes the value; as it is, where it is not valid any more."""
+    """A stored text in the form in which Kafka writes the value; unchanged where it is no longer valid."""
     try:
         return to_text(table[name].parse(text))
     except InvalidConfig:

@@ -1,4 +1,4 @@
-"""A line on each key that people set, as DescribeConfigs shows it (KIP-524). Loaded only when somebody asks.
+"""A line on each key that operators set, as DescribeConfigs shows it (KIP-524). Imported at the first request for it.
 
 A key that is not here has no documentation.
 """
@@ -6,13 +6,15 @@ A key that is not here has no documentation.
 from __future__ import annotations
 
 BROKER: dict[str, str] = {
-    "add.partitions.to.txn.retry.backoff.max.ms": "Longest time for which such attempts are repeated.",
+    "add.partitions.to.txn.retry.backoff.max.ms": (
+        "Longest time for which server-side attempts to add partitions to a transaction are repeated."
+    ),
     "add.partitions.to.txn.retry.backoff.ms": (
         "Pause before a server-side attempt to add partitions to a transaction is repeated."
     ),
-    "advertised.listeners": "Addresses that clients and brokers are told, where they differ from `listeners`.",
+    "advertised.listeners": "Addresses that clients and brokers receive, where they differ from `listeners`.",
     "auto.create.topics.enable": "Whether a produce or metadata request for an unknown topic creates it.",
-    "auto.leader.rebalance.enable": "Whether leadership goes back to preferred replicas by itself.",
+    "auto.leader.rebalance.enable": "Whether leadership moves back to preferred replicas automatically.",
     "background.threads": "Threads for background work.",
     "broker.heartbeat.interval.ms": "Time between a broker's heartbeats to the controller.",
     "broker.id": "Older name of node.id.",
@@ -30,7 +32,7 @@ BROKER: dict[str, str] = {
     "controller.quorum.append.linger.ms": "Time for which the controller gathers writes before it forces them to disk.",
     "controller.quorum.auto.join.enable": "Whether a controller that is not a voter adds itself.",
     "controller.quorum.bootstrap.servers": "host:port pairs through which the quorum is found.",
-    "controller.quorum.election.backoff.max.ms": "Longest pause before a new election after one that nobody won.",
+    "controller.quorum.election.backoff.max.ms": "Longest pause before a new election after one without a winner.",
     "controller.quorum.election.timeout.ms": "Time without a leader after which an election begins.",
     "controller.quorum.fetch.max.bytes": "Bytes a quorum fetch may return.",
     "controller.quorum.fetch.snapshot.max.bytes": "Bytes one piece of a snapshot may have.",
@@ -48,7 +50,7 @@ BROKER: dict[str, str] = {
     "fetch.max.bytes": "Bytes a fetch response may have.",
     "follower.replication.throttled.rate": "Bytes a second that throttled replicas may copy to this broker.",
     "group.consumer.assignors": "Server-side assignors of consumer groups, the default first.",
-    "group.consumer.heartbeat.interval.ms": "Heartbeat interval that consumer group members are told.",
+    "group.consumer.heartbeat.interval.ms": "Heartbeat interval that consumer group members receive.",
     "group.consumer.max.size": "Members a consumer group may have.",
     "group.consumer.migration.policy": "Which way classic groups and consumer groups may turn into each other.",
     "group.consumer.session.timeout.ms": "Time without heartbeats after which a member leaves its consumer group.",
@@ -56,29 +58,34 @@ BROKER: dict[str, str] = {
     "group.coordinator.rebalance.protocols": "Group protocols that are served.",
     "group.coordinator.threads": "Threads of the group coordinator.",
     "group.initial.rebalance.delay.ms": "Time for which a new classic group waits for more members.",
-    "group.max.session.timeout.ms": "Longest session timeout that a classic member may ask for.",
+    "group.max.session.timeout.ms": "Longest session timeout that a classic member may request.",
     "group.max.size": "Members a classic group may have.",
-    "group.min.session.timeout.ms": "Shortest session timeout that a classic member may ask for.",
+    "group.min.session.timeout.ms": "Shortest session timeout that a classic member may request.",
     "group.share.delivery.count.limit": "Times a record is handed out in a share group before it is given up.",
     "group.share.record.lock.duration.ms": "Time for which a share consumer holds a record.",
     "initial.broker.registration.timeout.ms": "Time in which a starting broker must have registered.",
-    "inter.broker.listener.name": "Listener through which brokers talk to each other.",
+    "inter.broker.listener.name": "Listener that brokers use among themselves.",
     "kafka.metrics.polling.interval.secs": "Interval at which metrics reporters poll.",
+    "kalda.validate.records": (
+        "Which batches of clients are stored only after their records were checked against the batch's header: all, "
+        "those that are not compressed, or none. A batch whose header is wrong about its records stops consumers and "
+        "the cleaner; Apache Kafka checks all."
+    ),
     "kalda.dead.process.detection.enable": (
-        "Whether a node whose connection broke and whose listener refuses new ones counts as dead at once: a broker is "
-        "fenced, a quorum leader is replaced, without waiting for a timeout. Turn it off where a firewall, NAT or "
-        "proxy between the nodes refuses connections in the place of a node that lives."
+        "Whether a node whose connection broke and whose listener refuses new connections counts as dead at once: a "
+        "broker is fenced, a quorum leader is replaced, without waiting for a timeout. Turn it off where a firewall, "
+        "NAT or proxy between the nodes may refuse connections to a node that is running."
     ),
     "leader.imbalance.check.interval.seconds": "Interval of the check for leaders that are not the preferred ones.",
     "leader.replication.throttled.rate": "Bytes a second that throttled replicas may copy from this broker.",
     "listener.security.protocol.map": "Security protocol of each listener name.",
     "listeners": "Addresses to listen on, as NAME://host:port; no host is every interface.",
-    "log.cleaner.backoff.ms": "Pause of the cleaner when nothing is to clean.",
-    "log.cleaner.dedupe.buffer.size": "Memory for the keys that compaction remembers, over all threads.",
+    "log.cleaner.backoff.ms": "Pause of the cleaner when there is nothing to clean.",
+    "log.cleaner.dedupe.buffer.size": "Memory for the map of keys that compaction builds, over all threads.",
     "log.cleaner.delete.retention.ms": "How long tombstones of compacted topics are kept.",
     "log.cleaner.enable": "Whether logs are compacted.",
     "log.cleaner.io.max.bytes.per.second": "Bytes that the cleaner may read and write a second.",
-    "log.cleaner.max.compaction.lag.ms": "Longest time for which a record may stay out of reach of compaction.",
+    "log.cleaner.max.compaction.lag.ms": "Longest time for which a record may stay uncompacted.",
     "log.cleaner.min.cleanable.ratio": "Share of a log that must be uncompacted before the cleaner takes it up.",
     "log.cleaner.min.compaction.lag.ms": "Shortest time for which a record stays uncompacted.",
     "log.cleaner.threads": "Threads that compact logs.",
@@ -108,7 +115,7 @@ BROKER: dict[str, str] = {
     "max.connections": "Connections that may be open at a time.",
     "max.connections.per.ip": "Connections that one address may have open at a time.",
     "max.connections.per.ip.overrides": "Other limits for single addresses, as address:count.",
-    "max.incremental.fetch.session.cache.slots": "Incremental fetch sessions that are remembered.",
+    "max.incremental.fetch.session.cache.slots": "Incremental fetch sessions that are kept.",
     "max.request.partition.size.limit": "Partitions that one DescribeTopicPartitions response may list.",
     "message.max.bytes": "Largest record batch that is accepted, after compression.",
     "metadata.log.dir": "Directory of the metadata log; without it the first of log.dirs.",
@@ -116,7 +123,7 @@ BROKER: dict[str, str] = {
     "metadata.log.max.snapshot.interval.ms": "Time after which a snapshot of the metadata is written.",
     "metadata.log.segment.bytes": "Segment size of the metadata log.",
     "metadata.log.segment.ms": "Age at which a segment of the metadata log is closed.",
-    "metadata.max.idle.interval.ms": "Interval of the no-op records that show that the quorum lives.",
+    "metadata.max.idle.interval.ms": "Interval of the no-op records that advance an idle metadata log.",
     "metadata.max.retention.bytes": "Size above which old metadata segments and snapshots are deleted.",
     "metadata.max.retention.ms": "Age above which old metadata segments and snapshots are deleted.",
     "min.insync.replicas": "With acks=all, in-sync replicas that must exist for a write to be accepted.",
@@ -136,16 +143,16 @@ BROKER: dict[str, str] = {
     "offsets.topic.segment.bytes": "Segment size of the offsets topic.",
     "principal.builder.class": "What turns a connection into a principal.",
     "process.roles": "Roles of this node: broker, controller, or both.",
-    "producer.id.expiration.ms": "Time after which the state of a producer that writes no more is forgotten.",
-    "queued.max.request.bytes": "Bytes of requests that may wait for their answer; -1 is no limit.",
+    "producer.id.expiration.ms": "Time after which the state of an inactive producer is removed.",
+    "queued.max.request.bytes": "Bytes of requests that may wait for their response; -1 is no limit.",
     "queued.max.requests": "Requests that may wait to be handled.",
     "replica.alter.log.dirs.io.max.bytes.per.second": "Bytes a second for moving replicas between log directories.",
     "replica.fetch.backoff.ms": "Pause of a fetcher after an error.",
-    "replica.fetch.max.bytes": "Bytes a follower asks for from each partition.",
+    "replica.fetch.max.bytes": "Bytes that a follower requests of each partition in one fetch.",
     "replica.fetch.min.bytes": "Bytes for which a follower's fetch waits.",
-    "replica.fetch.response.max.bytes": "Bytes a follower asks for in one fetch.",
+    "replica.fetch.response.max.bytes": "Bytes that a follower requests in one fetch.",
     "replica.fetch.wait.max.ms": "Time for which a follower's fetch waits.",
-    "replica.high.watermark.checkpoint.interval.ms": "Interval at which high watermarks are written down.",
+    "replica.high.watermark.checkpoint.interval.ms": "Interval at which high watermarks are written to disk.",
     "replica.lag.time.max.ms": "Time behind the leader after which a follower leaves the ISR.",
     "replica.socket.timeout.ms": "Time that a follower's request may take.",
     "request.timeout.ms": "Time that a request between nodes may take.",
@@ -154,33 +161,33 @@ BROKER: dict[str, str] = {
     "sasl.mechanism.controller.protocol": "SASL mechanism towards controllers.",
     "sasl.mechanism.inter.broker.protocol": "SASL mechanism between brokers.",
     "security.inter.broker.protocol": "Security protocol between brokers, where inter.broker.listener.name is not set.",
-    "socket.connection.setup.timeout.ms": "Time in which a connection to another node must stand.",
+    "socket.connection.setup.timeout.ms": "Time in which a connection to another node must be established.",
     "socket.listen.backlog.size": "Connections that may wait to be accepted.",
     "socket.receive.buffer.bytes": "Receive buffer of a socket; -1 is the system's.",
     "socket.request.max.bytes": "Bytes a request may have.",
     "socket.send.buffer.bytes": "Send buffer of a socket; -1 is the system's.",
-    "ssl.client.auth": "Whether clients must, may or need not show a certificate.",
+    "ssl.client.auth": "Whether clients must, may or need not present a certificate.",
     "ssl.keystore.location": "File with this node's key and certificate.",
-    "ssl.keystore.password": "Password of that file.",
-    "ssl.keystore.type": "Format of that file.",
+    "ssl.keystore.password": "Password of the keystore file.",
+    "ssl.keystore.type": "Format of the keystore file.",
     "ssl.principal.mapping.rules": "Rules that turn a certificate's name into a principal's.",
     "ssl.truststore.location": "File with the certificates that are trusted.",
-    "ssl.truststore.password": "Password of that file.",
-    "ssl.truststore.type": "Format of that file.",
+    "ssl.truststore.password": "Password of the truststore file.",
+    "ssl.truststore.type": "Format of the truststore file.",
     "telemetry.max.bytes": "Bytes one push of client metrics may have.",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "Interval of the check for transactions to abort.",
-    "transaction.max.timeout.ms": "Longest timeout that a transactional producer may ask for.",
+    "transaction.max.timeout.ms": "Longest timeout that a transactional producer may request.",
     "transaction.partition.verification.enable": "Whether a transactional write is checked against the coordinator.",
     "transaction.state.log.min.isr": "min.insync.replicas of the transaction topic.",
     "transaction.state.log.num.partitions": "Partitions of the transaction topic.",
     "transaction.state.log.replication.factor": "Replication factor of the transaction topic.",
     "transaction.state.log.segment.bytes": "Segment size of the transaction topic.",
-    "transactional.id.expiration.ms": "Time after which an unused transactional id is forgotten.",
-    "unclean.leader.election.enable": "Whether a replica outside the ISR may lead when nobody else can.",
+    "transactional.id.expiration.ms": "Time after which an unused transactional id is removed.",
+    "unclean.leader.election.enable": "Whether a replica outside the ISR may lead when no other replica can.",
 }
 TOPIC: dict[str, str] = {
     "cleanup.policy": (
-        "What becomes of old segments: `delete` drops them by age and size, `compact` keeps the last record of "
+        "What happens to old segments: `delete` drops them by age and size, `compact` keeps the last record of "
         "each key; both may be listed, an empty list keeps everything."
     ),
     "compression.gzip.level": "Level used where the topic's compression is gzip.",
@@ -188,7 +195,7 @@ TOPIC: dict[str, str] = {
     "compression.type": "Codec in which batches are stored; `producer` keeps the one in which they came.",
     "compression.zstd.level": "Level used where the topic's compression is zstd.",
     "delete.retention.ms": (
-        "How long a compacted topic keeps tombstones, so that a reader from the start sees that a key was deleted."
+        "How long a compacted topic keeps tombstones, so that a consumer that reads from the start sees deletions."
     ),
     "file.delete.delay.ms": "Time between taking a segment out of the log and removing its files.",
     "flush.messages": "Number of records after which the log is forced to disk; replication makes this rarely useful.",
@@ -208,7 +215,7 @@ TOPIC: dict[str, str] = {
     "local.retention.ms": (
         "With tiered storage, how long a partition keeps segments on local disk; -2 means retention.ms."
     ),
-    "max.compaction.lag.ms": "Longest time for which a record may stay out of reach of compaction.",
+    "max.compaction.lag.ms": "Longest time for which a record may stay uncompacted.",
     "max.message.bytes": "Largest record batch that is accepted, after compression.",
     "message.timestamp.after.max.ms": (
         "How far a record's timestamp may lie ahead of the broker's clock before the record is refused."
@@ -223,7 +230,7 @@ TOPIC: dict[str, str] = {
     "min.compaction.lag.ms": "Shortest time for which a record stays uncompacted.",
     "min.insync.replicas": "With acks=all, number of in-sync replicas that must exist for a write to be accepted.",
     "preallocate": "Whether a new segment's file gets its full size at once.",
-    "remote.log.copy.disable": "With tiered storage, stop copying segments to it while what is there stays readable.",
+    "remote.log.copy.disable": "With tiered storage, stop copying segments to it; what was copied stays readable.",
     "remote.log.delete.on.disable": (
         "Whether the remote data is deleted when tiered storage is switched off for the topic."
     ),
@@ -237,7 +244,7 @@ TOPIC: dict[str, str] = {
     ),
     "segment.ms": "Age at which a segment is closed though it is not full.",
     "unclean.leader.election.enable": (
-        "Whether a replica outside the ISR may lead when nobody else can, at the price of lost records."
+        "Whether a replica outside the ISR may lead when no other replica can, at the price of lost records."
     ),
 }
 GROUP: dict[str, str] = {

@@ -1,8 +1,8 @@
-"""Dynamic configs of brokers: layers, and what may be altered (KIP-226).
+"""Dynamic configs of brokers: layers, and which alterations are valid (KIP-226).
 
 A value comes from the first layer that has the key or one of its synonyms: this broker's dynamic configs, the
-cluster's, the properties file, the default. `Layers` holds the first three as texts; `effective` makes a
-`ServerConfig` of them, in which a dynamic value that does not parse is left out rather than stopping the node.
+cluster's dynamic configs, the properties file, the default. `Layers` holds the first three as texts. `effective` makes
+a `ServerConfig` of them. It leaves out a dynamic value that does not parse, so that such a value cannot stop the node.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Layers:
 
     static: Mapping[str, str]
     cluster: Mapping[str, str] = field(default_factory=dict)
-    """dynamic, for all brokers: the config resource of the empty name"""
+    """dynamic, for all brokers: the config resource with the empty name"""
     broker: Mapping[str, str] = field(default_factory=dict)
     """dynamic, for this broker"""
 
     def in_order(self) -> tuple[tuple[Mapping[str, str], ConfigSource], ...]:
-        """What holds first comes first."""
+        """The layers with their sources, in order of precedence."""
         return (
             (self.broker, ConfigSource.DYNAMIC_BROKER_CONFIG),
             (self.cluster, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
@@ -55,7 +55,8 @@ class Layers:
         )
 
     def merged(self) -> dict[str, str]:
-        """All layers in one; a dynamic value removes its synonyms below, whatever their order among themselves."""
+        """All layers in one. A dynamic value replaces all its synonyms of lower layers, whatever the precedence among
+        these synonyms."""
         merged = dict(self.static)
         for layer in (self.cluster, self.broker):
             for name, text in layer.items():
@@ -66,7 +67,7 @@ class Layers:
 
 
 def effective(layers: Layers) -> tuple[ServerConfig, list[InvalidConfig]]:
-    """The configuration that holds, and what was wrong with dynamic values that were left out."""
+    """The effective configuration, and the errors of the dynamic values that were left out."""
     faults: list[InvalidConfig] = []
     kept = Layers(layers.static, _valid(layers.cluster, faults), _valid(layers.broker, faults))
     try:
@@ -91,9 +92,9 @@ def _valid(layer: Mapping[str, str], faults: list[InvalidConfig]) -> dict[str, s
 
 
 def check_alteration(layers: Layers, altered: Mapping[str, str], *, per_broker: bool) -> ServerConfig:
-    """May a broker's (or with `per_broker` off, the cluster's) dynamic configs become `altered`, whole?
+    """Check that `altered` may replace all dynamic configs of a broker (with `per_broker` off, those of the cluster).
 
-    Returns the configuration that would hold. Raises `InvalidConfig` with INVALID_REQUEST, as Kafka answers.
+    Returns the effective configuration with them. Raises `InvalidConfig` with INVALID_REQUEST, as Kafka does.
     """
     try:
         _check_names(altered, per_broker)
@@ -141,15 +142,15 @@ def _refuse(names: list[str], why: str) -> None:
 
 
 def _check_threads(before: ServerConfig, after: ServerConfig) -> None:
-    """A pool grows to no more than double, and shrinks to no less than half."""
+    """A thread count grows to at most double, and shrinks to at least half, of the current value."""
     for name in _THREADS:
         old, new = before[name], after[name]
         if new == old:
             continue
-        said = f"Dynamic thread count update validation failed for {name}={new}"
+        failure = f"Dynamic thread count update validation failed for {name}={new}"
         if new <= 0:
-            raise InvalidConfig(f"{said}, value should be at least 1")
+            raise InvalidConfig(f"{failure}, value should be at least 1")
         if new < old // 2:
-            raise InvalidConfig(f"{said}, value should be at least half the current value {old}")
+            raise InvalidConfig(f"{failure}, value should be at least half the current value {old}")
         if new > old * 2:
-            raise InvalidConfig(f"{said}, value should not be greater than double the current value {old}")
+            raise InvalidConfig(f"{failure}, value should not be greater than double the current value {old}")

@@ -1,4 +1,4 @@
-"""Group configs (KIP-848, KIP-932, KIP-1071): keys, their bounds on the broker, and what is valid together."""
+"""Group configs (KIP-848, KIP-932, KIP-1071): keys, the broker keys that bound them, and checks across several keys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BROKER_SYNONYMS = {
     "streams.num.standby.replicas": "group.streams.num.standby.replicas",
     "streams.session.timeout.ms": "group.streams.session.timeout.ms",
 }
-"""For each group key, the broker key that it falls back on."""
+"""For each group key, the broker key whose value is its default."""
 
 GROUP = Definition(GROUP_KEYS)
 
@@ -76,7 +76,8 @@ _PROTOCOLS = ("consumer", "share", "streams")
 
 
 def bound_key(name: str, end: str) -> str:
-    """The broker key that bounds a group key: `min` or `max` stands after the protocol, or before `standby`."""
+    """The broker key that bounds a group key. `end` is `min` or `max`; it follows the protocol in the name, or
+    precedes `standby`."""
     if name == "streams.num.standby.replicas":
         return f"group.streams.{end}.standby.replicas"
     protocol, _, rest = name.partition(".")
@@ -112,7 +113,7 @@ def validate(overrides: Mapping[str, str | None], broker: Mapping[str, Value]) -
 
 
 def effective_values(parsed: Mapping[str, Value], broker: Mapping[str, Value]) -> dict[str, Value]:
-    """Every group key's value: the group's own, else the broker's, else the default."""
+    """Every group key's value: the group's, else the broker's, else the default."""
     values: dict[str, Value] = {}
     for key in GROUP:
         synonym = BROKER_SYNONYMS.get(key.name)

@@ -1,4 +1,4 @@
-"""Listeners inside config values: `NAME://host:port`, and which security protocol a name stands for (KIP-103)."""
+"""Listeners inside config values: `NAME://host:port`, and the security protocol of each listener name (KIP-103)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", re.ASCII)
 
 
 class Endpoint(NamedTuple):
-    """A listener's name, protocol and address; an empty host is every interface, or not known."""
+    """A listener's name, protocol and address. An empty host stands for every interface where one listens, and for an
+    unknown address where one is advertised."""
 
     listener: str
     security_protocol: str
@@ -36,7 +37,7 @@ class Endpoint(NamedTuple):
 
 
 def parse_protocol_map(text: str) -> dict[str, str]:
-    """`listener.security.protocol.map`: protocols by listener name, which is upper case. Raises `InvalidConfig`."""
+    """`listener.security.protocol.map`: protocols by listener name, in upper case. Raises `InvalidConfig`."""
     protocols: dict[str, str] = {}
     for entry in text.split(","):
         if not entry.strip():
@@ -60,9 +61,8 @@ def listener_name(text: str) -> str:
 
 
 def parse_endpoints(entries: Sequence[str], protocols: dict[str, str], *, own_ports: bool) -> list[Endpoint]:
-    """Endpoints of `listeners` or `advertised.listeners`. With `own_ports` no two may share a port.
-
-    Two listeners may share one all the same where one is IPv4 and the other IPv6. Raises `InvalidConfig`.
+    """Endpoints of `listeners` or `advertised.listeners`. With `own_ports` no two may have the same port, except an
+    IPv4 address and an IPv6 address. Raises `InvalidConfig`.
     """
     shown = f"[{', '.join(entries)}]"
     try:
@@ -99,6 +99,7 @@ def _check_ports(endpoints: Iterable[Endpoint], shown: str) -> None:
 
 
 def _family(host: str) -> int:
+    """4 or 6 for an IP address, 0 for a host name."""
     if ":" in host:
         return 6
     return 4 if _IPV4.fullmatch(host) else 0

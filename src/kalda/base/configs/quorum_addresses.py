@@ -22,7 +22,7 @@ class Voter(NamedTuple):
 
 
 def parse_host_port(text: str) -> tuple[str, int] | None:
-    """Host and port of an address, brackets of IPv6 cut off; None where it is none."""
+    """Host and port of an address, without the brackets of IPv6; None where the text is not an address."""
     found = _HOST_PORT.fullmatch(text)
     if found is None or not found.group(1) or int(found.group(2)) > _MAX_PORT:
         return None

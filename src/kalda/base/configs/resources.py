@@ -1,6 +1,6 @@
-"""What has configs, where a value comes from, and how one is altered: by Kafka's names and numbers.
+"""Kinds of resources with configs, sources of values, operations of alterations: by Kafka's names and numbers.
 
-The same numbers stand in requests, in answers and in the metadata log.
+Requests, responses and the metadata log use the same numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class ConfigResourceType(IntEnum):
-    """What can be configured."""
+    """The kinds of resources that have configs."""
 
     UNKNOWN = 0
     TOPIC = 2
@@ -20,7 +20,7 @@ class ConfigResourceType(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from, the most specific first in a list of synonyms. Of a newer broker it may be UNKNOWN."""
+    """Where a value was set. A number that this table lacks, as a newer broker may send, is read as UNKNOWN."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC_CONFIG = 1
@@ -38,7 +38,7 @@ class ConfigSource(IntEnum):
 
 
 class ConfigOperation(IntEnum):
-    """What an incremental alteration does with a key (KIP-339); the last two are for lists."""
+    """What an incremental alteration does with a key (KIP-339). APPEND and SUBTRACT apply to lists only."""
 
     SET = 0
     DELETE = 1

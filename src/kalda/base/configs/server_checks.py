@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.server_values import ServerValues
 
 _MIB = 1024 * 1024
-_META_ADDRESS = "0.0.0.0"
+_ANY_ADDRESS = "0.0.0.0"
 _CODECS = range(5)
 
 
-def check_server(config: ServerConfig) -> None:
-    """Raise `InvalidConfig` for the first thing that does not hold."""
+def check_server(config: ServerValues) -> None:
+    """Raises `InvalidConfig` for the first check that fails."""
     for check in _CHECKS:
         check(config)
 
@@ -23,11 +23,11 @@ def _require(condition: bool, message: str) -> None:
         raise InvalidConfig(message)
 
 
-def _check_identity(config: ServerConfig) -> None:
+def _check_identity(config: ServerValues) -> None:
     _require(config["node.id"] == config["broker.id"], "You must set `node.id` to the same value as `broker.id`.")
 
 
-def _check_log(config: ServerConfig) -> None:
+def _check_log(config: ServerValues) -> None:
     _require(config.log_roll_ms >= 1, "log.roll.ms must be greater than or equal to 1")
     _require(config.log_roll_jitter_ms >= 0, "log.roll.jitter.ms must be greater than or equal to 0")
     _require(config.log_retention_ms != 0, "log.retention.ms must be unlimited (-1) or, greater than or equal to 1")
@@ -44,7 +44,7 @@ def _check_log(config: ServerConfig) -> None:
     )
 
 
-def _check_replication(config: ServerConfig) -> None:
+def _check_replication(config: ServerValues) -> None:
     wait_ms = config["replica.fetch.wait.max.ms"]
     _require(
         wait_ms <= config["replica.socket.timeout.ms"],
@@ -60,7 +60,7 @@ def _check_replication(config: ServerConfig) -> None:
         _require(config[name] in _CODECS, f"Unknown compression type id: {config[name]}")
 
 
-def _check_quorum(config: ServerConfig) -> None:
+def _check_quorum(config: ServerValues) -> None:
     _require(
         bool(config.voters or config["controller.quorum.bootstrap.servers"]),
         "If using process.roles, either controller.quorum.bootstrap.servers must contain the set of bootstrap "
@@ -84,7 +84,7 @@ def _check_quorum(config: ServerConfig) -> None:
         )
 
 
-def _check_listeners(config: ServerConfig) -> None:
+def _check_listeners(config: ServerValues) -> None:
     listening = [endpoint.listener for endpoint in config.listeners]
     names = config.controller_listener_names
     where = "appearing in the 'listeners' configuration when running"
@@ -121,7 +121,7 @@ def _check_listeners(config: ServerConfig) -> None:
         _check_advertised(config, inter_broker)
 
 
-def _check_advertised(config: ServerConfig, inter_broker: str) -> None:
+def _check_advertised(config: ServerValues, inter_broker: str) -> None:
     advertised = config.advertised_listeners
     names = [endpoint.listener for endpoint in advertised]
     _require(
@@ -141,12 +141,12 @@ def _check_advertised(config: ServerConfig, inter_broker: str) -> None:
         f"{','.join(names)}. The valid options based on the current configuration are {','.join(listening)}",
     )
     _require(
-        not any(endpoint.host == _META_ADDRESS for endpoint in (*advertised, *config.advertised_controller_listeners)),
-        f"advertised.listeners cannot use the nonroutable meta-address {_META_ADDRESS}. Use a routable IP address.",
+        not any(endpoint.host == _ANY_ADDRESS for endpoint in (*advertised, *config.advertised_controller_listeners)),
+        f"advertised.listeners cannot use the nonroutable meta-address {_ANY_ADDRESS}. Use a routable IP address.",
     )
 
 
-def _check_connections(config: ServerConfig) -> None:
+def _check_connections(config: ServerValues) -> None:
     budget = config["queued.max.request.bytes"]
     _require(
         budget <= 0 or budget >= config["socket.request.max.bytes"],
@@ -157,11 +157,11 @@ def _check_connections(config: ServerConfig) -> None:
         config["max.connections.per.ip"] != 0 or bool(overrides),
         "max.connections.per.ip can be set to zero only if max.connections.per.ip.overrides property is set.",
     )
-    bad = [address for address in overrides if not _looks_like_host(address)]
+    bad = [address for address in overrides if not _is_host_or_address(address)]
     _require(not bad, f"max.connections.per.ip.overrides contains invalid addresses : {','.join(bad)}")
 
 
-def _looks_like_host(address: str) -> bool:
+def _is_host_or_address(address: str) -> bool:
     return all(character.isalnum() or character in ".:-_[]%" for character in address)
 
 
@@ -173,7 +173,7 @@ _GROUP_RANGES = tuple(
 _SHARE_RANGES = ("record.lock.duration.ms", "delivery.count.limit", "partition.max.record.locks")
 
 
-def _check_groups(config: ServerConfig) -> None:
+def _check_groups(config: ServerValues) -> None:
     _require(
         "classic" in config["group.coordinator.rebalance.protocols"],
         "Disabling the 'classic' protocol is not supported.",
@@ -194,7 +194,7 @@ def _check_groups(config: ServerConfig) -> None:
     _require(config[name] <= config[highest], f"{name} must be less than or equal to {highest}")
 
 
-_CHECKS: tuple[Callable[[ServerConfig], None], ...] = (
+_CHECKS: tuple[Callable[[ServerValues], None], ...] = (
     _check_identity,
     _check_log,
     _check_replication,

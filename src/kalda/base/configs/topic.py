@@ -1,7 +1,7 @@
-"""Topic configs: keys, what is valid together, and which broker keys are their defaults.
+"""Topic configs: keys, checks across several keys, and the broker keys that are their defaults.
 
-`validate` refuses what Kafka's log config refuses. A topic's value, where it is not set, is the broker's: for each
-broker key in turn, in the key's own unit.
+`validate` refuses what Kafka's log config refuses. A value that the topic does not set comes from the first of its
+broker keys (`BROKER_SYNONYMS`) that is set, converted from that key's unit.
 """
 
 from __future__ import annotations
@@ -112,13 +112,14 @@ BROKER_SYNONYMS: dict[str, tuple[tuple[str, int], ...]] = {
     ),
     "unclean.leader.election.enable": (("unclean.leader.election.enable", 1),),
 }
-"""For each topic key, the broker keys that it falls back on, and what turns their unit into the topic's."""
+"""For each topic key, the broker keys that are its default, in order of precedence, each with the factor that converts
+its unit into the topic key's."""
 
 TOPIC = Definition(TOPIC_KEYS)
 
 _UNLIMITED = -1
 _AS_WHOLE_LOG = -2
-"""Of local.retention.*: the same as retention.*"""
+"""local.retention.* is the same as retention.*"""
 
 
 def validate(
@@ -130,8 +131,8 @@ def validate(
 ) -> dict[str, Value]:
     """Check a topic's configs; returns its effective values.
 
-    `overrides` are what the topic is to have, whole; `defaults` the broker's values by topic key (see
-    `server.ServerConfig.topic_defaults`); `existing` what it has now. Raises `InvalidConfig`.
+    `overrides` are all configs that the topic is to have; `defaults` the broker's values by topic key (see
+    `server.ServerConfig.topic_defaults`); `existing` the configs that the topic has now. Raises `InvalidConfig`.
     """
     for name in overrides:
         if name not in TOPIC:

@@ -1,7 +1,7 @@
-"""Keys that are taken and not obeyed, each with the reason.
+"""Keys that are accepted but have no effect, each with the reason.
 
-A file that starts Apache Kafka starts this node too, so its keys are known, checked, altered and described like any
-other. Whoever sets one of these to something else than its default is told that nothing comes of it.
+A properties file that starts Apache Kafka starts this node too, so all of Kafka's keys are checked, altered and
+described. Where one of the keys below is set to another value than its default, the node logs that it has no effect.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ _ACLS = "this release enforces no ACLs, every client may do everything"
 _CLASSES = "classes of the JVM cannot be loaded, and quotas are stored but not enforced"
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
 _QUOTAS = "quotas are stored but not enforced"
-_SECURITY = "this release serves PLAINTEXT only, and authenticates nobody"
+_SECURITY = "this release serves PLAINTEXT only, and authenticates no client"
 _GROUPS = "this release coordinates classic groups only"
 _TRANSACTIONS = "this release coordinates no transactions"
 _METRICS = "this release reports no metrics"
 _TELEMETRY = "this release collects no metrics of clients"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
-_PURGATORY = "a request that waits no more is forgotten at once"
+_PURGATORY = "a request that no longer waits is removed at once"
 _CLEANER = "one log is compacted at a time, with all of log.cleaner.dedupe.buffer.size and buffers of fixed size"
-_LINGER = "what is written while the disk is busy is forced to it together, and nothing waits for more to come"
+_LINGER = "writes that arrive during a flush are flushed together by the next one, and no flush is delayed for more"
 _PREALLOCATE = "files of segments grow as they are written"
-_CONNECTION = "every attempt to connect has the same time, socket.connection.setup.timeout.ms"
-_CONTROLLER_TIMEOUT = "a request to the controller has the time that request.timeout.ms gives"
-_BUFFERS = "the system sizes the buffers of connections that this node makes"
-_LOADING = "groups are loaded a mebibyte at a time, and others are served in between"
-_EARLY = "controllers' listeners take connections at once, and no authorizer has to be waited for"
-_INTERNAL = "it is Kafka's own, for its tests"
+_CONNECTION = "every attempt to connect has the same timeout, socket.connection.setup.timeout.ms"
+_CONTROLLER_TIMEOUT = "a request to the controller has the timeout request.timeout.ms"
+_BUFFERS = "the operating system sizes the buffers of connections that this node opens"
+_LOADING = "groups are loaded a mebibyte at a time, and other requests are served in between"
+_EARLY = "controllers' listeners accept connections at once, and there is no authorizer to wait for"
+_INTERNAL = "Kafka has it for its own tests"
 _FROM_FILE = "it is read when a node starts, from its properties file"
 
-_WHY: dict[str, tuple[str, ...]] = {
+_REASONS: dict[str, tuple[str, ...]] = {
     _ACLS: ("authorizer.class.name",),
     _CLASSES: ("client.quota.callback.class",),
     _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "remote."),
@@ -103,18 +103,19 @@ _WHY: dict[str, tuple[str, ...]] = {
         "internal.metadata.max.batch.size.in.bytes",
     ),
 }
-"""A reason, and the keys that it holds for; one that ends in a dot stands for all that begin with it."""
+"""Keys by the reason why they have no effect. An entry that ends in a dot stands for all keys that begin with it."""
 
-_OF_TOPICS_NEVER_MADE = ("share.coordinator.state.topic.", "transaction.state.log.")
-"""Every file that comes with Kafka sets these; they are of no use to anybody, and mislead nobody."""
+_OF_TOPICS_NEVER_CREATED = ("share.coordinator.state.topic.", "transaction.state.log.")
+"""Prefixes of keys that have no effect and no reason: every properties file that comes with Kafka sets them, so a
+warning about them would be in every log and help no operator."""
 
-_WHY_OF_TOPICS: dict[str, tuple[str, ...]] = {
+_TOPIC_REASONS: dict[str, tuple[str, ...]] = {
     _TIERING: ("local.retention.", "remote."),
     _QUOTAS: ("follower.replication.throttled.replicas", "leader.replication.throttled.replicas"),
     _PREALLOCATE: ("preallocate",),
 }
 
-_NOT_WHILE_RUNNING = (
+_ONLY_AT_START = (
     "background.threads",
     "config.providers",
     "listener.security.protocol.map",
@@ -123,41 +124,40 @@ _NOT_WHILE_RUNNING = (
     "producer.id.expiration.ms",
     "transaction.partition.verification.enable",
 )
-"""Keys that Kafka changes while it runs, and this node does not."""
+"""Keys whose dynamic changes take effect in Kafka at once, and in this node after a restart with a changed file."""
 
 
 def reason(name: str) -> str | None:
-    """Why a broker key has no effect, with or without a listener's prefix; None for one that has, or misleads nobody.
-
-    `reason("log.cleaner.threads")`
+    """Why a broker key, with or without a listener's prefix, has no effect; None for a key that has one, and for keys
+    of topics that are never created.
     """
     base = base_name(name)
-    return None if base.startswith(_OF_TOPICS_NEVER_MADE) else _find(_WHY, base)
+    return None if base.startswith(_OF_TOPICS_NEVER_CREATED) else _find(_REASONS, base)
 
 
 def reason_of_topic(name: str) -> str | None:
-    """The same of a topic's key."""
-    return _find(_WHY_OF_TOPICS, name)
+    """Why a topic key has no effect; None for one that has."""
+    return _find(_TOPIC_REASONS, name)
 
 
 def idle_properties(properties: Mapping[str, str]) -> dict[str, list[str]]:
-    """By reason, the properties that are set to something else than their default and have no effect."""
+    """By reason, the properties that have no effect and are set to another value than their default."""
     return _by_reason(
         (name, reason(name)) for name, text in properties.items() if not _is_default(find_key(name), text)
     )
 
 
 def idle_changes(changes: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """The same of dynamic configs that were altered; None stands for one that was taken back."""
+    """By reason, the altered dynamic configs that have no effect; the value None stands for a deleted config."""
     return _by_reason(
-        (name, _FROM_FILE if base_name(name) in _NOT_WHILE_RUNNING else reason(name))
+        (name, _FROM_FILE if base_name(name) in _ONLY_AT_START else reason(name))
         for name, text in changes.items()
         if text is not None
     )
 
 
 def idle_topic_changes(changes: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """The same of a topic's configs."""
+    """By reason, the altered configs of a topic that have no effect and are set to another value than their default."""
     return _by_reason(
         (name, reason_of_topic(name))
         for name, text in changes.items()
@@ -165,10 +165,10 @@ def idle_topic_changes(changes: Mapping[str, str | None]) -> dict[str, list[str]
     )
 
 
-def _find(why: Mapping[str, tuple[str, ...]], name: str) -> str | None:
-    for found, keys in why.items():
+def _find(reasons: Mapping[str, tuple[str, ...]], name: str) -> str | None:
+    for why, keys in reasons.items():
         if any(name.startswith(key) if key.endswith(".") else name == key for key in keys):
-            return found
+            return why
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a broker's listener answers, one file a domain.
+"""What a broker's listener answers, one file a domain. The modules in `kalda.broker.modules` map APIs to these.
 
 A handler is `(context, request) -> response`, or a `Pending` of one where it must wait. It decides nothing itself: it
 asks the floor that knows, and says the result in the words of the API.
@@ -11,5 +11,4 @@ asks the floor that knows, and says the result in the words of the API.
 - `describe`: DescribeProducers, client quotas, SCRAM credentials
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
 - `producers`: InitProducerId
-- `table`: which of these a listener serves
 """

@@ -73,7 +73,7 @@ class DescribeHandlers:
                         coordinator_epoch=producer.coordinator_epoch,
                         current_txn_start_offset=-1 if producer.txn_first_offset is None else producer.txn_first_offset,
                     )
-                    for producer in partition.log.producers()
+                    for producer in partition.log.producer_states
                 ]
         return response
 

@@ -11,7 +11,7 @@ from typing import Any
 from kalda.base.clock import Clock
 from kalda.base.pending import Pending
 from kalda.broker.dispatch import Handler, Reply, RequestContext
-from kalda.coordinator.group_coordinator import GroupCoordinator
+from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.groups import (
     DescribeGroupsRequest,

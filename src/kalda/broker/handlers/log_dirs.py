@@ -48,7 +48,7 @@ class LogDirHandlers:
         wanted: Wanted = None
         if request.topics is not None:
             wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
-        job = self._logs.describe_job()
+        job = self._logs.dirs.describe_job()
         answer: Pending[DescribeLogDirsResponse] = Pending()
 
         def finish(_: object, error: BaseException | None) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID
-from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC, is_topic_name
+from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
 from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.dispatch import Encoded, RequestContext
 from kalda.broker.metadata_cache import MetadataCache
+from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import AtTurn, Buffer
 from kalda.protocol.framing import encode_response
@@ -51,7 +52,6 @@ CLUSTER_OPERATIONS = AclOperation.bits(
     AclOperation.ALTER_CONFIGS,
     AclOperation.IDEMPOTENT_WRITE,
 )
-GROUP_COORDINATOR = 0
 _UNASKED = -(2**31)
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
@@ -65,15 +65,15 @@ class MetadataHandlers:
         cache: MetadataCache,
         cluster_id: str,
         auto_topics: AutoTopics,
-        coordinator_partition: Callable[[str, int], int],
+        coordinator_topic: Callable[[int], str | None],
         max_partitions: int,
     ) -> None:
-        """`coordinator_partition(group, partitions)` is the hash that assigns a group its partition; `max_partitions`
-        is `max.request.partition.size.limit`."""
+        """`coordinator_topic(key_type)` is the internal topic that coordinates keys of a type, None where none does;
+        `max_partitions` is `max.request.partition.size.limit`."""
         self._cache = cache
         self._cluster_id = cluster_id
         self._auto_topics = auto_topics
-        self._coordinator_partition = coordinator_partition
+        self._coordinator_topic = coordinator_topic
         self._max_partitions = max_partitions
 
     # -- Metadata
@@ -270,7 +270,7 @@ class MetadataHandlers:
     # -- FindCoordinator
 
     def find_coordinator(self, context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-        """Which broker coordinates a group. Its topic is made when the first group asks."""
+        """Which broker coordinates a key. A missing internal topic is created by the first request for it."""
         many = context.api_version >= _FIRST_FIND_OF_MANY
         keys = request.coordinator_keys if many else [request.key]
         found = [self._find(context, request.key_type, key) for key in keys]
@@ -286,15 +286,16 @@ class MetadataHandlers:
         )
 
     def _find(self, context: RequestContext, key_type: int, key: str) -> Coordinator:
-        if key_type != GROUP_COORDINATOR:
+        name = self._coordinator_topic(key_type)
+        if name is None:
             return _no_coordinator(
                 key, ErrorCode.INVALID_REQUEST, f"Coordinators of type {key_type} are not served by this broker"
             )
-        topic = self._cache.topic(OFFSETS_TOPIC)
+        topic = self._cache.topic(name)
         if topic is None:
-            self._auto_topics.create([OFFSETS_TOPIC])
+            self._auto_topics.create([name])
             return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
-        partition = topic.partitions.get(self._coordinator_partition(key, len(topic.partitions)))
+        partition = topic.partitions.get(coordinator_partition(key, len(topic.partitions)))
         for broker in self._cache.alive_brokers(context.listener_name):
             if partition is not None and broker.id == partition.leader:
                 endpoint = broker.listeners[context.listener_name]

@@ -28,8 +28,9 @@ from kalda.protocol.messages.fetch import (
 from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.waiting import OffsetWaiter
+from kalda.replication.waiting import DelayedOperation, OffsetWaiter
 from kalda.storage.job import Job
+from kalda.storage.searching import max_timestamp_job, timestamp_job
 from kalda.storage.values import TimestampOffset
 
 _FIRST_WITH_EPOCHS = 4
@@ -142,17 +143,17 @@ class OffsetHandlers:
                 # Both ask of remote storage, and nothing is there.
                 return _NOTHING
             case OffsetSpec.MAX_TIMESTAMP:
-                search = log.max_timestamp_job()
+                search = max_timestamp_job(log)
             case timestamp:
                 if timestamp < 0:
                     raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
-                search = log.timestamp_job(timestamp)
+                search = timestamp_job(log, timestamp)
         return _Search(search, end)
 
     def _visible_end(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> int:
         if request.replica_id >= 0 or request.replica_id == -2:
             return partition.log.log_end_offset
-        if asked.timestamp not in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL) and partition.knows_too_little:
+        if asked.timestamp not in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL) and partition.predecessor_hw_unknown:
             # The end must never seem to go back, and this new leader may not know all that is committed.
             raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE)
         return partition.readable_end(request.isolation_level == READ_COMMITTED)
@@ -250,7 +251,7 @@ class OffsetHandlers:
                     )
             pending.complete(response)
 
-        waiter = OffsetWaiter(waiting_for, Partition.deleted, finished)
+        waiter = OffsetWaiter(DelayedOperation.DELETE_RECORDS, waiting_for, Partition.is_deleted, finished)
         pending.on_abandoned = waiter.stop
         waiter.wait(list(waiting_for), self._replicas.timers, max(0, request.timeout_ms))
         return pending

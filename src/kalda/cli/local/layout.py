@@ -199,7 +199,7 @@ class Layout:
             metadata_log_dir=config.metadata_log_dir,
             is_controller=port is not None,
             controller_endpoint=Endpoint(CONTROLLER, self.host, port or 0),
-            quorum=first if port is not None else QuorumChoice.UNSAID,
+            quorum=first if port is not None else QuorumChoice.UNSPECIFIED,
             initial_controllers=",".join(
                 f"{other.node_id}@{join_host_port(self.host, other.controller_port)}:{other.directory_id}"
                 for other in self.nodes

@@ -1,15 +1,15 @@
 """Every message of Kafka's protocol and files, in the notation of `kalda.protocol.notation`: one file a domain.
 
-A field's annotation is its wire type; `field(...)` says in which versions it exists, may be null, or is tagged.
-Names are Kafka's. An enum before a message says what the numbers in one of its fields mean. Import from the domain's
-file, so that only what is used is loaded:
+A field's annotation is its wire type; `field(...)` declares in which versions it exists, may be null, or is tagged.
+Names are Kafka's. An enum before a message names the numbers in one of its fields. Import from the domain's file, so
+that only messages in use are loaded:
 
 - `admin`: Log dirs, client quotas, features: AlterReplicaLogDirs (34), DescribeLogDirs (35), client quotas (48,
   49), UpdateFeatures (57).
 - `brokers`: Between brokers and the controller: AlterPartition (56), Envelope (58), BrokerRegistration (62),
   BrokerHeartbeat (63), UnregisterBroker (64), AllocateProducerIds (67), ControllerRegistration (70),
   AssignReplicasToDirs (73).
-- `client_protocol`: What clients put inside opaque bytes: consumer subscriptions and assignments, and a forwarded
+- `client_protocol`: Messages inside opaque bytes fields: consumer subscriptions and assignments, a forwarded
   principal.
 - `configs`: Configs: DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44), ListConfigResources
   (74).
@@ -21,7 +21,7 @@ file, so that only what is used is loaded:
 - `groups`: Classic groups: FindCoordinator (10), JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14),
   describe, list, delete (15, 16, 42).
 - `headers`: The headers before every request and response.
-- `metadata`: What a client asks first: Metadata (3), ApiVersions (18), DescribeCluster (60),
+- `metadata`: First requests of a client: Metadata (3), ApiVersions (18), DescribeCluster (60),
   DescribeTopicPartitions (75).
 - `metadata_records`: Records of `__cluster_metadata`, by record type id.
 - `offsets`: A group's offsets: OffsetCommit (8), OffsetFetch (9), OffsetDelete (47).

@@ -146,7 +146,7 @@ class AlterClientQuotasResponse(Response, key=49, versions="0-1", flexible="1+")
 
 
 class UpgradeType(IntEnum):
-    """Which way a feature's level may go."""
+    """Whether the level of a feature may rise only, or also fall, and whether a fall may lose metadata."""
 
     UNKNOWN = 0
     UPGRADE = 1

@@ -1,4 +1,4 @@
-"""What clients put inside opaque bytes: consumer subscriptions and assignments, and a forwarded principal."""
+"""Messages inside opaque bytes fields: consumer subscriptions and assignments, a forwarded principal."""
 
 from __future__ import annotations
 

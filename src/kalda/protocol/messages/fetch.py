@@ -107,7 +107,7 @@ class FetchResponse(Response, key=1, versions="4-18", flexible="12+"):
 
 
 class OffsetSpec(IntEnum):
-    """Timestamps that are none: which offset is meant instead."""
+    """Negative timestamps in ListOffsets, each of which stands for a certain offset of the partition."""
 
     LATEST = -1
     EARLIEST = -2

@@ -6,7 +6,17 @@ FindCoordinator (10), JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from kalda.protocol.notation import Bool, Bytes, Int8, Int16, Int32, Request, Response, String, Struct, field
+
+
+class CoordinatorType(IntEnum):
+    """Which kind of coordinator is to be found for a key."""
+
+    GROUP = 0
+    TRANSACTION = 1
+    SHARE = 2
 
 
 class FindCoordinatorRequest(Request, key=10, versions="0-6", flexible="3+"):

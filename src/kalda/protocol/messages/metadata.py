@@ -1,4 +1,4 @@
-"""What a client asks first: Metadata (3), ApiVersions (18), DescribeCluster (60), DescribeTopicPartitions (75)."""
+"""First requests of a client: Metadata (3), ApiVersions (18), DescribeCluster (60), DescribeTopicPartitions (75)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ApiVersionsResponse(Response, key=18, versions="0-4", flexible="3+"):
 
 
 class EndpointType(IntEnum):
-    """Whose addresses are asked for (KIP-919)."""
+    """The kind of node whose addresses are requested (KIP-919)."""
 
     BROKERS = 1
     CONTROLLERS = 2

@@ -17,7 +17,7 @@ class SaslHandshakeResponse(Response, key=17, versions="0-1"):
 
 
 class AclOperation(IntEnum):
-    """Kafka's ids of what can be allowed on a resource."""
+    """Kafka's ids of the operations that an ACL allows or denies on a resource."""
 
     UNKNOWN = 0
     ANY = 1
@@ -38,12 +38,12 @@ class AclOperation(IntEnum):
 
     @classmethod
     def bits(cls, *operations: AclOperation) -> int:
-        """What answers list as authorized: a bit for each (KIP-430)."""
+        """The bits of the operations in the fields of authorized operations in responses (KIP-430)."""
         return sum(1 << operation for operation in operations)
 
 
 class AclResourceType(IntEnum):
-    """Kafka's ids of what can be authorized."""
+    """Kafka's ids of the kinds of resources that ACLs protect."""
 
     UNKNOWN = 0
     ANY = 1

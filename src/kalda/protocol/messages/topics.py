@@ -110,7 +110,8 @@ class CreatePartitionsResponse(Response, key=37, versions="0-3", flexible="2+"):
 
 
 class ElectionType(IntEnum):
-    """Preferred elects the first replica, if it is in sync; unclean any replica that lives, whatever it has lost."""
+    """PREFERRED elects the first replica, if it is in the ISR. UNCLEAN elects any replica on an active broker where no
+    replica of the ISR is active; records may be lost."""
 
     PREFERRED = 0
     UNCLEAN = 1

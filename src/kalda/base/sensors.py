@@ -1,0 +1,242 @@
+"""Sensors: counters, gauges and rates under Kafka's metric names.
+
+Each floor counts with them; telemetry and console export them, quotas decide by them. A floor gets its sensors from a
+`Sensors` once, keeps them in attributes, and counts by adding to `value`: one attribute addition, no call and no
+look-up. Reading is what costs: `measure(now_ms)` computes a rate, calls a gauge's function or adds up a sum. Time is an
+argument, so the same events give the same measurements. Stores.
+
+    counter        a total that only grows
+    counter sum    a total over counters that come and go, as topics do
+    gauge          a value of this moment
+    rate           so much a second, over the last samples (`MetricConfig`)
+
+Invariant: a tag names something that exists (a topic, a partition), never a name that a client makes up. Where that
+thing is removed, its sensors are (`Sensors.remove`). So the number of sensors is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+Tags: TypeAlias = tuple[tuple[str, str], ...]
+"""Keys and values, in the order of Kafka's MBean names; another order is another sensor."""
+
+NO_TAGS: Final[Tags] = ()
+
+
+class SensorName(NamedTuple):
+    """Kafka's name of one metric. As text it is the MBean's: `kafka.server:type=T,name=N,topic=t`."""
+
+    group: str
+    """Domain and type: `kafka.server:type=BrokerTopicMetrics`."""
+    name: str
+    tags: Tags = NO_TAGS
+
+    def __str__(self) -> str:
+        return ",".join((self.group, f"name={self.name}", *(f"{key}={value}" for key, value in self.tags)))
+
+
+class MetricConfig(NamedTuple):
+    """How long a rate looks back: `samples` windows of `window_ms` each, the last of which is not over yet."""
+
+    window_ms: int = 30_000
+    """`metrics.sample.window.ms`, `quota.window.size.seconds`."""
+    samples: int = 2
+    """`metrics.num.samples`, `quota.window.num`."""
+
+
+class Counter:
+    """A total. Add to `value` in place."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def measure(self, now_ms: int) -> float:
+        """The total so far."""
+        return self.value
+
+
+class CounterSum:
+    """A total over counters that come and go; it never decreases. What belongs to none of them is added to `value`."""
+
+    __slots__ = ("_parts", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        """What was counted here, and in the parts that have been removed."""
+        self._parts: dict[Counter, None] = {}
+
+    def add(self, part: Counter) -> None:
+        """Include a counter from now on, with all that it has counted."""
+        assert part not in self._parts, "a part is counted once"
+        self._parts[part] = None
+
+    def remove(self, part: Counter) -> None:
+        """Include a counter no longer; what it has counted stays in the total."""
+        del self._parts[part]
+        self.value += part.value
+
+    def measure(self, now_ms: int) -> float:
+        """The total so far."""
+        return self.value + sum(part.value for part in self._parts)
+
+
+class Gauge:
+    """A value of this moment: `value`, or what the function returns."""
+
+    __slots__ = ("_read", "value")
+
+    def __init__(self, read: Callable[[], float] | None = None) -> None:
+        self.value: float = 0
+        """Set by its owner; not used where there is a function."""
+        self._read = read
+
+    def measure(self, now_ms: int) -> float:
+        """The value now."""
+        return self.value if self._read is None else self._read()
+
+
+class _Sample:
+    __slots__ = ("last_event_ms", "start_ms", "total")
+
+    def __init__(self, now_ms: int) -> None:
+        self.restart(now_ms)
+
+    def restart(self, now_ms: int) -> None:
+        self.start_ms = self.last_event_ms = now_ms
+        self.total = 0.0
+
+
+class Rate:
+    """What was recorded, a second: Kafka's `Rate` over a `WindowedSum`.
+
+    Recorded values are summed in samples, each for `window_ms` from its first value on. A sample counts until no part
+    of it lies within the last `samples` windows, so there is one more sample than that. The rate is their sum over the
+    time since the oldest of them began, and that time is taken to be `samples - 1` whole windows at least: a first
+    value counts as if nothing had come before it, not as if it had all come within a millisecond.
+
+    `now_ms` must not decrease from call to call. A negative value undoes a recorded one.
+    """
+
+    __slots__ = ("_config", "_current", "_samples")
+
+    def __init__(self, config: MetricConfig | None = None) -> None:
+        self._config = config = MetricConfig() if config is None else config
+        assert config.window_ms > 0, "a window has a length"
+        assert config.samples > 0, "a rate has a sample"
+        self._samples: list[_Sample] = []
+        """In the order in which they were first used; at most `samples + 1`, then the next one is used again."""
+        self._current = 0
+        """Where in `_samples` values are recorded."""
+
+    def record(self, value: float, now_ms: int) -> None:
+        """Count `value` at this moment."""
+        samples = self._samples
+        if not samples:
+            samples.append(_Sample(now_ms))
+        sample = samples[self._current]
+        if now_ms - sample.start_ms >= self._config.window_ms:
+            sample = self._next_sample(now_ms)
+        sample.total += value
+        sample.last_event_ms = now_ms
+
+    def _next_sample(self, now_ms: int) -> _Sample:
+        samples = self._samples
+        self._current = (self._current + 1) % (self._config.samples + 1)
+        if self._current == len(samples):
+            samples.append(_Sample(now_ms))
+        else:
+            samples[self._current].restart(now_ms)
+        return samples[self._current]
+
+    def _drop_old(self, now_ms: int) -> None:
+        oldest_ms = now_ms - self._config.samples * self._config.window_ms
+        for sample in self._samples:
+            if sample.last_event_ms <= oldest_ms:
+                sample.restart(now_ms)
+
+    def total(self, now_ms: int) -> float:
+        """The sum of the samples that count."""
+        self._drop_old(now_ms)
+        return sum(sample.total for sample in self._samples)
+
+    def window_size_ms(self, now_ms: int) -> int:
+        """The time by which the sum is divided; a quota computes from it how long a client is to pause."""
+        self._drop_old(now_ms)
+        window_ms, samples = self._config
+        elapsed_ms = now_ms - min((sample.start_ms for sample in self._samples), default=now_ms)
+        missing_windows = samples - 1 - elapsed_ms // window_ms
+        if missing_windows > 0:
+            elapsed_ms += missing_windows * window_ms
+        return max(1, elapsed_ms)
+
+    def measure(self, now_ms: int) -> float:
+        """The rate, a second."""
+        return self.total(now_ms) * 1000 / self.window_size_ms(now_ms)
+
+
+Sensor: TypeAlias = Counter | CounterSum | Gauge | Rate
+_S = TypeVar("_S", Counter, CounterSum, Gauge, Rate)
+
+
+class Sensors:
+    """The sensors of one node, by name. Invariant: a name has one kind of sensor."""
+
+    __slots__ = ("_by_tags", "_families")
+
+    def __init__(self) -> None:
+        self._by_tags: dict[Tags, dict[tuple[str, str], Sensor]] = {}
+        """By tags, then by (group, name): what is removed together is kept together."""
+        self._families: dict[tuple[str, str], tuple[str, str]] = {}
+        """One object for each (group, name), which thousands of topics share."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_tags.values()))
+
+    def __iter__(self) -> Iterator[tuple[SensorName, Sensor]]:
+        """By group and name; those of one name in the order in which their tags first came. A copy: sensors may be
+        added and removed meanwhile."""
+        families: dict[tuple[str, str], list[tuple[SensorName, Sensor]]] = {}
+        for tags, sensors in self._by_tags.items():
+            for (group, name), sensor in sensors.items():
+                families.setdefault((group, name), []).append((SensorName(group, name, tags), sensor))
+        return chain.from_iterable(families[family] for family in sorted(families))
+
+    def find(self, group: str, name: str, tags: Tags = NO_TAGS) -> Sensor | None:
+        """The sensor of that name, where there is one."""
+        return self._by_tags.get(tags, {}).get((group, name))
+
+    def counter(self, group: str, name: str, tags: Tags = NO_TAGS) -> Counter:
+        """The counter of that name, made where there is none."""
+        return self._get_or_make(group, name, tags, Counter, Counter)
+
+    def counter_sum(self, group: str, name: str, tags: Tags = NO_TAGS) -> CounterSum:
+        """The sum of that name, made where there is none."""
+        return self._get_or_make(group, name, tags, CounterSum, CounterSum)
+
+    def rate(self, group: str, name: str, tags: Tags = NO_TAGS, config: MetricConfig | None = None) -> Rate:
+        """The rate of that name, made with `config` where there is none."""
+        return self._get_or_make(group, name, tags, Rate, lambda: Rate(config))
+
+    def gauge(self, group: str, name: str, tags: Tags = NO_TAGS, read: Callable[[], float] | None = None) -> Gauge:
+        """The gauge of that name, made where there is none. A function is given once: the one of two that is not read
+        would be lost without notice."""
+        assert read is None or self.find(group, name, tags) is None, f"{SensorName(group, name, tags)} has a reader"
+        return self._get_or_make(group, name, tags, Gauge, lambda: Gauge(read))
+
+    def remove(self, tags: Tags) -> None:
+        """Remove all sensors with exactly these tags: what they name exists no more."""
+        assert tags, "sensors without tags stay"
+        self._by_tags.pop(tags, None)
+
+    def _get_or_make(self, group: str, name: str, tags: Tags, kind: type[_S], make: Callable[[], _S]) -> _S:
+        sensors = self._by_tags.setdefault(tags, {})
+        sensor = sensors.get((group, name))
+        if sensor is None:
+            sensor = sensors[self._families.setdefault((group, name), (group, name))] = make()
+        assert isinstance(sensor, kind), f"{SensorName(group, name, tags)} is a {type(sensor).__name__}"
+        return sensor

@@ -1,0 +1,18 @@
+"""The modules of a broker: one file for each area that it serves. `kalda.broker.services` makes them, in order.
+
+Nothing here decides: a module makes the objects of the floors below and the handlers over them, and connects these to
+metadata, dynamic configs and the end of the node.
+
+- `module`: `Module`, the manual for a new one; `BrokerContext`, what all modules may use
+- `connections`: limits of listeners and connections
+- `replication`: the replicas of this broker: Produce, Fetch, offsets; fetchers, proposed ISRs
+- `log_dirs`: where replicas are: directory assignments, moves, cordoned directories
+- `coordinators`: the table of coordinators, which the modules of their kinds add to
+- `groups`: the group coordinator
+- `metadata`: reads of the cluster's metadata: Metadata, FindCoordinator, quotas, SCRAM users
+- `forwarding`: what the active controller answers
+- `configs`: described and altered configs
+- `producers`: producer ids
+- `partitions`: opens, leads, follows and deletes partitions, as the metadata demands
+- `log_upkeep`: retention, checkpoints, flushes, compaction
+"""

@@ -1,0 +1,29 @@
+"""Configs of topics, brokers, groups and client metrics, described and altered.
+
+Serves DescribeConfigs, ListConfigResources, AlterConfigs, IncrementalAlterConfigs. An altered config takes effect when
+this broker replays its record: through `Module.on_config`, or for a topic through the module `partitions`.
+"""
+
+from __future__ import annotations
+
+from kalda.broker.forwarding import Forwarding
+from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.modules.module import BrokerContext, Handlers, Module
+from kalda.protocol.apis import ApiKey
+
+
+class ConfigsModule(Module):
+    """Rests on forwarding: alterations that pass this broker's checks are decided by the controller."""
+
+    def __init__(self, context: BrokerContext, forwarding: Forwarding) -> None:
+        self._configs = ConfigHandlers(context.config.node_id, context.config, context.cache)
+        self._forwarding = forwarding
+
+    def handlers(self) -> Handlers:
+        """Descriptions and alterations."""
+        return {
+            ApiKey.DESCRIBE_CONFIGS: self._configs.describe_configs,
+            ApiKey.LIST_CONFIG_RESOURCES: self._configs.list_config_resources,
+            ApiKey.ALTER_CONFIGS: self._configs.alter_configs(self._forwarding),
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: self._configs.incremental_alter_configs(self._forwarding),
+        }

@@ -1,0 +1,102 @@
+"""What a module of a broker is, and what modules share. This page is the manual for whoever adds one.
+
+A module serves one area of what a broker does for its clients (replication, groups, configs …). `Services` makes the
+modules in order, and that list is the only place that names them all. To add one, say transactions:
+
+1. Write `transactions.py` beside this file, with a class `TransactionsModule(Module)`. Its constructor takes the
+   `BrokerContext`, and what it needs of the modules before it; what it offers to those after it are its attributes.
+   The constructor starts nothing: no timer, no task, no request.
+2. Override the methods below that it needs.
+3. Add it to the list in `services.py`, after all that its constructor takes.
+
+Calls come in this order, all on the event loop:
+
+    constructor -> handlers, publishers -> on_config (first image) -> start -> on_config (each change) ... -> close
+
+`handlers` and `publishers` are called once, when all modules have been made. In `on_config`, `start` and what
+publishers do nothing may wait: the loader, and all else that follows metadata, goes on when they return. An exception
+in one of them stops the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from kalda.base.configs.server import ServerConfig
+from kalda.base.scheduling import Jobs, Timers
+from kalda.base.sensors import Sensors
+from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.dispatch import Handler
+from kalda.broker.dynamic_configs import DynamicConfigs
+from kalda.broker.lifecycle import BrokerLifecycle
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.shell import Host
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.manifest import Publisher
+from kalda.network.server import Server
+from kalda.protocol.apis import ApiKey
+from kalda.storage.log_manager import LogManager
+
+Handlers = Mapping[ApiKey, Handler]
+"""The APIs that a module answers on the broker's listeners. No API has two modules."""
+
+
+class BrokerContext(NamedTuple):
+    """What all modules of a broker may use. Made once, before the first module."""
+
+    config: ServerConfig
+    """The properties file and the defaults; `Module.on_config` receives what dynamic configs make of them."""
+    cluster_id: str
+    host: Host
+    timers: Timers
+    jobs: Jobs
+    server: Server
+    """The listeners of the node, of which those of the broker role refuse connections until it is registered."""
+    channel: ControllerChannel
+    lifecycle: BrokerLifecycle
+    cache: MetadataCache
+    """Holds the newest image. In the publishers of a module it is the image that they are called with."""
+    logs: LogManager
+    dynamic_configs: DynamicConfigs
+    sensors: Sensors
+    """What the node counts; every module may add its own."""
+    on_fatal: Callable[[str], None]
+    """Stops the node; called with the reason why this broker cannot go on."""
+
+    def broker_epoch(self) -> int:
+        """The epoch of this broker's registration; -1 before the first."""
+        return self.lifecycle.broker_epoch
+
+
+class Module:
+    """One area of a broker. Every method may be left out."""
+
+    def handlers(self) -> Handlers:
+        """The handler of each API that the module answers."""
+        return {}
+
+    def publishers(self) -> Sequence[Publisher]:
+        """Called with each image, in the order of this list, after those of the modules before this one."""
+        return ()
+
+    def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
+        """Take over new values of dynamic configs.
+
+        Called with the first image, and when dynamic configs of this broker or of all brokers, or levels of features,
+        have changed; before any publisher of a module is called with that image. `current` is the effective
+        configuration. Must be harmless when nothing has changed.
+        """
+
+    def start(self) -> None:
+        """Start timers and background work.
+
+        Called once: the logs are recovered and the first image is applied, so every partition of this broker is open.
+        The broker is still fenced, and no client is served yet. Not called where the start of the node fails.
+        """
+
+    async def close(self) -> None:
+        """Stop timers, tasks and background work. The logs are still open, the listeners still answer.
+
+        Called once, in the reverse order of the list, also where `start` was not.
+        """

@@ -1,0 +1,47 @@
+"""Opens, leads, follows, reconfigures and deletes partitions, as each image of the metadata demands.
+
+Serves no API: it is the publisher between the image and the replicas, their logs, and the coordinators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kalda.broker.assignments import DirectoryAssignments
+from kalda.broker.coordinators import Coordinators
+from kalda.broker.modules.module import BrokerContext, Module
+from kalda.broker.publisher import BrokerPublisher
+from kalda.metadata.manifest import Publisher
+from kalda.replication.replica_manager import ReplicaManager
+
+
+class PartitionsModule(Module):
+    """Rests on the replicas; on the coordinators, to which it hands their partitions; on the directory assignments, to
+    which it reports where logs are."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        replicas: ReplicaManager,
+        coordinators: Coordinators,
+        assignments: DirectoryAssignments,
+    ) -> None:
+        self._publisher = BrokerPublisher(
+            context.config.node_id,
+            replicas,
+            context.logs,
+            context.dynamic_configs.log_config,
+            coordinators,
+            context.host.clock.wall_ms,
+            assignments.placed,
+            context.timers,
+            context.jobs,
+        )
+
+    def publishers(self) -> Sequence[Publisher]:
+        """Runs after dynamic configs have taken effect: they are the defaults of the logs that it opens."""
+        return (self._publisher,)
+
+    async def close(self) -> None:
+        """Apply no further images: the logs are about to be closed."""
+        self._publisher.close()

@@ -1,0 +1,358 @@
+"""The group coordinator: requests in, by group to the shard of its partition, answers out.
+
+Each method takes a decoded request and gives the response, or a `Pending` of it. Errors are in the response, in the
+place where each API has them; none is raised. Requests that name several groups are spread over their shards, and
+answered when all have answered.
+
+The coordinator has no clock. Every call brings `now_ms`; after it the runtime's `next_deadline_ms` may be earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import UuidSource
+from kalda.base.pending import Pending
+from kalda.base.topic_names import OFFSETS_TOPIC
+from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
+from kalda.coordinator.errors import write_error
+from kalda.coordinator.groups.classic_group import GROUP_TYPE, GroupState, in_version
+from kalda.coordinator.groups.classic_protocol import GroupRequestContext, refusal
+from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.offset_fetch import fetch_failed, group_requests, to_response
+from kalda.coordinator.groups.offsets import Topics, fail_commit
+from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
+from kalda.coordinator.groups.shard import GroupShard
+from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
+from kalda.protocol.messages.groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    DescribeGroupsResponseDescribedGroup,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from kalda.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+)
+
+_NOT_FOUND_FROM = 6
+_GROUP_NOT_FOUND_ON_COMMIT_FROM = 9
+
+
+class GroupCoordinator:
+    """One broker's group coordinator: requests on the shards of its runtime."""
+
+    def __init__(
+        self,
+        config: GroupCoordinatorConfig,
+        log: CoordinatorLog,
+        topics: Topics,
+        new_uuid: UuidSource,
+        partition_count: Callable[[], int],
+        wall_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """`partition_count` is that of `__consumer_offsets`, 0 while there is none. Timers go by the `now_ms` of each
+        call; timestamps that are stored by `wall_ms`, or by `now_ms` too where it is None."""
+        self.config = config
+
+        def make_shard(
+            partition: CoordinatorPartition[GroupLogRecord], runtime: CoordinatorRuntime[GroupShard]
+        ) -> GroupShard:
+            return GroupShard(partition, config, runtime.timers, runtime, topics, new_uuid)
+
+        self.runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
+            OFFSETS_TOPIC, make_shard, log, partition_count, config.commit_timeout_ms, wall_ms
+        )
+        """Loads the shards, runs their timers, bounds their writes; what drives this coordinator drives the runtime."""
+
+    # -- membership ----------------------------------------------------------------------------------------------
+
+    def join_group(
+        self, context: GroupRequestContext, request: JoinGroupRequest, now_ms: int
+    ) -> JoinGroupResponse | Pending[JoinGroupResponse]:
+        """JoinGroup: answered at the end of the join barrier; at once with an error, or if no rebalance is needed."""
+        self.runtime.advance(now_ms)
+        config = self.config
+        try:
+            shard = self._shard_of(request.group_id)
+            if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
+                raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
+            if request.group_id in shard.foreign_groups:
+                raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        except ApiError as error:
+            return in_version(refusal(request.member_id, error.code), context.api_version)
+        answer = shard.classic.join(context, request)
+        self.runtime.fire_due()
+        return now_or_later(answer)
+
+    def sync_group(
+        self, context: GroupRequestContext, request: SyncGroupRequest, now_ms: int
+    ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
+        """SyncGroup: answered when the leader's assignment is committed."""
+        self.runtime.advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id)
+        except ApiError as error:
+            return SyncGroupResponse(error_code=int(error.code))
+        answer = shard.classic.sync(context, request)
+        return now_or_later(answer) if isinstance(answer, Pending) else answer
+
+    def heartbeat(self, context: GroupRequestContext, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
+        """Heartbeat: always answered at once. While its partition is being loaded, without an error: the member may be
+        in the group, and must not leave it."""
+        self.runtime.advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id)
+        except ApiError as error:
+            if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                return HeartbeatResponse()
+            return HeartbeatResponse(error_code=int(error.code))
+        return shard.classic.heartbeat(request)
+
+    def leave_group(
+        self, context: GroupRequestContext, request: LeaveGroupRequest, now_ms: int
+    ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
+        """LeaveGroup: answered at once; where the group becomes empty, when its record is committed."""
+        self.runtime.advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id)
+        except ApiError as error:
+            return LeaveGroupResponse(error_code=int(error.code))
+        answer = shard.classic.leave(context, request)
+        self.runtime.fire_due()
+        return now_or_later(answer) if isinstance(answer, Pending) else answer
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def describe_groups(
+        self, context: GroupRequestContext, request: DescribeGroupsRequest, now_ms: int
+    ) -> DescribeGroupsResponse:
+        """DescribeGroups. The caller fills in the authorized operations."""
+        self.runtime.advance(now_ms)
+        return DescribeGroupsResponse(
+            groups=[self._describe(group_id, context.api_version) for group_id in request.groups]
+        )
+
+    def _describe(self, group_id: str, version: int) -> DescribeGroupsResponseDescribedGroup:
+        """A group that does not exist is Dead; from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""
+        try:
+            group = self._shard_of(group_id, may_be_empty=True).group(group_id)
+        except ApiError as error:
+            described = DescribeGroupsResponseDescribedGroup(group_id=group_id)
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                described.error_code = int(error.code)
+                return described
+            described.group_state = GroupState.DEAD.value
+            if version >= _NOT_FOUND_FROM:
+                described.error_code, described.error_message = int(error.code), error.message
+            return described
+        protocol = group.protocol_name if group.state is GroupState.STABLE else None
+        return DescribeGroupsResponseDescribedGroup(
+            group_id=group_id,
+            group_state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_data=protocol or "",
+            members=[member.describe(protocol) for member in group.members.values()],
+        )
+
+    def list_groups(self, context: GroupRequestContext, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
+        """ListGroups, of all partitions that this node coordinates; filters ignore case."""
+        self.runtime.advance(now_ms)
+        states = {state.strip().lower() for state in request.states_filter}
+        types = {group_type.strip().lower() for group_type in request.types_filter}
+        groups: list[ListedGroup] = []
+        if self.runtime.is_loading:
+            return ListGroupsResponse(error_code=int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        for shard in self.runtime.active_shards():
+            if types and GROUP_TYPE not in types:
+                continue
+            groups.extend(
+                ListedGroup(
+                    group_id=group_id,
+                    protocol_type=group.protocol_type or "",
+                    group_state=group.state.value,
+                    group_type=GROUP_TYPE,
+                )
+                for group_id, group in shard.groups.items(shard.partition.committed_epoch())
+                if not states or group.state.value.lower() in states
+            )
+        return ListGroupsResponse(groups=groups)
+
+    def delete_groups(
+        self, context: GroupRequestContext, request: DeleteGroupsRequest, now_ms: int
+    ) -> DeleteGroupsResponse | Pending[DeleteGroupsResponse]:
+        """DeleteGroups: empty groups are deleted, with their offsets."""
+        self.runtime.advance(now_ms)
+        results = {group_id: DeletableGroupResult(group_id=group_id) for group_id in request.groups_names}
+        by_shard: dict[int, tuple[GroupShard, list[str], list[GroupLogRecord]]] = {}
+        for group_id, result in results.items():
+            try:
+                shard = self._shard_of(group_id, may_be_empty=True)
+                if group_id in shard.foreign_groups:
+                    raise ApiError(ErrorCode.NON_EMPTY_GROUP)
+                shard.group(group_id).check_deletable()
+            except ApiError as error:
+                result.error_code = int(error.code)
+                continue
+            _, deleted, records = by_shard.setdefault(shard.partition.index, (shard, [], []))
+            deleted.append(group_id)
+            records.extend(shard.offsets.tombstones_of_group(group_id))
+            records.append(GroupRecord(group_id, None))
+        written = [
+            (deleted, self.runtime.in_time(shard.partition.write_in_parts(records)))
+            for shard, deleted, records in by_shard.values()
+        ]
+
+        def finish() -> DeleteGroupsResponse:
+            for deleted, outcome in written:
+                if outcome.error is not None:
+                    for group_id in deleted:
+                        results[group_id].error_code = int(write_error(outcome.error.code))
+            return DeleteGroupsResponse(results=list(results.values()))
+
+        return answer_after_all([outcome for _, outcome in written], finish)
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    def offset_commit(
+        self, context: GroupRequestContext, request: OffsetCommitRequest, now_ms: int
+    ) -> OffsetCommitResponse | Pending[OffsetCommitResponse]:
+        """OffsetCommit: answered when the records are committed; at once where there are only errors."""
+        self.runtime.advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id, may_be_empty=True)
+        except ApiError as error:
+            return _commit_refused(request, error.code)
+        records, response = shard.offsets.commit(request, context.api_version, self.runtime.wall_ms())
+        if not records:
+            return response
+        try:
+            self._check_commit(shard, context, request)
+        except ApiError as error:
+            return fail_commit(response, error.code)
+        return answer_after(
+            self.runtime.in_time(shard.partition.write(records)),
+            lambda error: response if error is None else fail_commit(response, write_error(error.code)),
+        )
+
+    def _check_commit(self, shard: GroupShard, context: GroupRequestContext, request: OffsetCommitRequest) -> None:
+        group = shard.groups.get(request.group_id)
+        generation = request.generation_id_or_member_epoch
+        if group is None:
+            if generation < 0:
+                return  # offsets without membership: the commit makes a simple group
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND
+                if context.api_version >= _GROUP_NOT_FOUND_ON_COMMIT_FROM
+                else ErrorCode.ILLEGAL_GENERATION
+            )
+        group.check_offset_commit(request.member_id, request.group_instance_id, generation, transactional=False)
+        if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
+            shard.rebalancer.touch(group, group.members[request.member_id])
+
+    def offset_fetch(
+        self, context: GroupRequestContext, request: OffsetFetchRequest, now_ms: int
+    ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
+        """OffsetFetch: committed offsets, at once. With require_stable the answer waits for the writes before it. It
+        does so without, while some of these are the former leader's: it may have answered them, so they must not seem
+        undone."""
+        self.runtime.advance(now_ms)
+        version = context.api_version
+        groups = group_requests(request, version)
+        results = [self._fetch(group, version, request.require_stable) for group in groups]
+
+        def finish() -> OffsetFetchResponse:
+            settled = [_settled(group, result) for group, result in zip(groups, results, strict=True)]
+            return to_response(groups, settled, version)
+
+        return answer_after_all([result for result in results if isinstance(result, Pending)], finish)
+
+    def _fetch(
+        self, request: OffsetFetchRequestGroup, version: int, require_stable: bool
+    ) -> OffsetFetchResponseGroup | Pending[OffsetFetchResponseGroup]:
+        try:
+            shard = self._shard_of(request.group_id, may_be_empty=True)
+        except ApiError as error:
+            return fetch_failed(request, error.code)
+        if not require_stable and not shard.partition.predecessor_hw_unknown:
+            return shard.offsets.fetch(request, version, shard.partition.committed_epoch(), require_stable=False)
+        found = shard.offsets.fetch(request, version, require_stable=require_stable)
+        return now_or_later(self.runtime.in_time(shard.partition.write_with([], found)))
+
+    def offset_delete(
+        self, context: GroupRequestContext, request: OffsetDeleteRequest, now_ms: int
+    ) -> OffsetDeleteResponse | Pending[OffsetDeleteResponse]:
+        """OffsetDelete (KIP-496): answered when the tombstones are committed."""
+        self.runtime.advance(now_ms)
+        try:
+            shard = self._shard_of(request.group_id)
+            group = shard.group(request.group_id)
+            group.check_offset_delete()
+        except ApiError as error:
+            return OffsetDeleteResponse(error_code=int(error.code))
+        records, response = shard.offsets.delete(group, request)
+        if not records:
+            return response
+        return answer_after(
+            self.runtime.in_time(shard.partition.write(records)),
+            lambda error: response if error is None else OffsetDeleteResponse(error_code=int(write_error(error.code))),
+        )
+
+    # -- shards --------------------------------------------------------------------------------------------------
+
+    def _shard_of(self, group_id: str, *, may_be_empty: bool = False) -> GroupShard:
+        """The loaded shard of a group. Old clients that only store offsets use the empty id (KIP-289)."""
+        if not group_id and not may_be_empty:
+            raise ApiError(ErrorCode.INVALID_GROUP_ID)
+        return self.runtime.shard_for(group_id)
+
+
+def _commit_refused(request: OffsetCommitRequest, code: ErrorCode) -> OffsetCommitResponse:
+    """The same error for every partition."""
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=int(code))
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _settled(
+    request: OffsetFetchRequestGroup, result: OffsetFetchResponseGroup | Pending[OffsetFetchResponseGroup]
+) -> OffsetFetchResponseGroup:
+    if not isinstance(result, Pending):
+        return result
+    if result.error is not None:
+        return fetch_failed(request, result.error.code)
+    assert result.value is not None
+    return result.value

@@ -1,0 +1,49 @@
+"""Which internal topic belongs to which coordinator: one row a kind.
+
+A row has what a broker needs for a coordinator besides the handlers of its requests: the key type of FindCoordinator,
+and how the topic is created. It takes effect where a broker adds a coordinator for it (`kalda.broker.coordinators`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kalda.base.topic_names import OFFSETS_TOPIC
+from kalda.protocol.messages.groups import CoordinatorType
+
+
+@dataclass(frozen=True, slots=True)
+class InternalTopic:
+    """A coordinator's topic. Fields that end in `_key` or `_keys` name broker configs."""
+
+    name: str
+    key_type: CoordinatorType
+    """FindCoordinator requests of this type are answered with the leader of a partition of this topic."""
+    partitions_key: str
+    replication_factor_key: str
+    topic_configs: Mapping[str, str]
+    """Configs that the topic is created with, whatever the broker's are."""
+    topic_config_keys: Mapping[str, str]
+    """Configs that the topic is created with, each with the broker config that has its value."""
+    compression_key: str | None = None
+    """Has the codec of batches that the coordinator appends; they are not compressed where it is None."""
+
+    def configs(self, broker_configs: Mapping[str, Any]) -> dict[str, str]:
+        """The configs that the topic is created with."""
+        return {
+            **self.topic_configs,
+            **{name: str(broker_configs[key]) for name, key in self.topic_config_keys.items()},
+        }
+
+
+GROUPS = InternalTopic(
+    OFFSETS_TOPIC,
+    CoordinatorType.GROUP,
+    partitions_key="offsets.topic.num.partitions",
+    replication_factor_key="offsets.topic.replication.factor",
+    topic_configs={"cleanup.policy": "compact", "compression.type": "producer"},
+    topic_config_keys={"segment.bytes": "offsets.topic.segment.bytes"},
+    compression_key="offsets.topic.compression.codec",
+)

@@ -1,0 +1,128 @@
+"""One partition of an internal topic: its shard, on the runtime of replayed state.
+
+Epochs of the timeline are ends of the log: the state at an epoch holds everything below that offset, and a high
+watermark commits the epoch of the same number.
+
+The partition's log calls back: an append may move the high watermark before it returns, that is before the appended
+records are replayed. So commits are applied by a `Turn`, which waits until the write under way is complete.
+
+Life of a partition: loading → active → closed. It is never reopened: a load that is tried again, and a partition that
+this node leads again, get a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from kalda.base.errors import ErrorCode
+from kalda.base.pending import Pending
+from kalda.base.turn import Turn
+from kalda.coordinator.shard import Rec, Shard
+from kalda.statemachine.runtime import Appended, ReplicatedRuntime, Result
+from kalda.statemachine.timeline import LATEST, SnapshotRegistry
+
+R = TypeVar("R")
+NO_PRODUCER = -1
+_RECORDS_A_PART = 1_000
+"""As many tombstones fit into a batch of max.message.bytes, even with the longest names of topics."""
+
+Append = Callable[[list[tuple[bytes, bytes | None]]], int]
+
+
+class CoordinatorPartition(Generic[Rec]):
+    """One partition that this node leads, and what its shard writes with."""
+
+    def __init__(
+        self,
+        index: int,
+        leader_epoch: int,
+        append: Append,
+        make_shard: Callable[[CoordinatorPartition[Rec]], Shard[Rec]],
+    ) -> None:
+        """`append` writes records (key, value) as one batch of the partition and returns the offset after the last."""
+        self.index = index
+        """The partition's number in its topic."""
+        self.leader_epoch = leader_epoch
+        """The epoch in which this node leads the partition; a later one gets another object."""
+        self.is_active = False
+        """Whether the partition is loaded and not closed."""
+        self.load_end = 0
+        """The offset after the last batch that was loaded; later ones were appended by this node."""
+        self.high_watermark = 0
+        """The highest that was reported. During a write it may be ahead of what the runtime has committed."""
+        self.registry = SnapshotRegistry()
+        """Of every timeline collection of the shard."""
+        self.runtime: ReplicatedRuntime[Rec] = ReplicatedRuntime(
+            self.registry, self._append, self._replay, not_leader=ErrorCode.NOT_COORDINATOR
+        )
+        self._append_to_log = append
+        self._commits = Turn(self._commit)
+        self.shard = make_shard(self)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write(self, records: Sequence[Rec]) -> Pending[None]:
+        """Append and replay; the answer comes with the commit. An append that fails has changed nothing."""
+        return self.write_with(records, None)
+
+    def write_with(self, records: Sequence[Rec], response: R) -> Pending[R]:
+        """As `write`, answered with `response`. Without records it waits for the writes before it."""
+        with self._commits.held():
+            return self.runtime.write(lambda: Result(records, response))
+
+    def write_in_parts(self, records: Sequence[Rec]) -> Pending[None]:
+        """As `write`, for tombstones in any number: batch after batch, so some may last without the others."""
+        outcome = self.write(records[:_RECORDS_A_PART])
+        for start in range(_RECORDS_A_PART, len(records), _RECORDS_A_PART):
+            if outcome.error is not None:
+                break
+            outcome = self.write(records[start : start + _RECORDS_A_PART])
+        return outcome
+
+    def _append(self, epoch: int, records: Sequence[Rec]) -> Appended:
+        encode = self.shard.encode
+        end = self._append_to_log([encode(record) for record in records])
+        return Appended(end - len(records), end)
+
+    def _replay(self, record: Rec, offset: int) -> None:
+        self.shard.replay(record, offset, NO_PRODUCER)
+
+    # -- commits -------------------------------------------------------------------------------------------------
+
+    def on_high_watermark(self, high_watermark: int) -> None:
+        """All below `high_watermark` is committed: answer the writes that waited for it."""
+        self.high_watermark = max(self.high_watermark, high_watermark)
+        self._commits.run()
+
+    def _commit(self) -> None:
+        if self.is_active and self.high_watermark > self.runtime.offsets.last_committed_offset:
+            self.runtime.on_commit(self.high_watermark)
+
+    def committed_epoch(self) -> int:
+        """The epoch at which a read sees committed state only; LATEST where everything is committed."""
+        stable = self.runtime.offsets.last_stable_offset
+        newest = self.registry.newest
+        return LATEST if newest is None or newest <= stable else self.runtime.offsets.stable_epoch
+
+    @property
+    def predecessor_hw_unknown(self) -> bool:
+        """True until this node's high watermark covers all that was loaded. The former leader's may have been higher
+        than this node's, so its clients may have seen any of the records loaded."""
+        return self.runtime.offsets.last_stable_offset < self.load_end
+
+    # -- the two ends --------------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        """Everything is loaded: serve."""
+        assert self.runtime.active, "the load claims the partition before it ends"
+        self.is_active = True
+        self._commits.run()
+        self.shard.on_loaded()
+
+    def close(self) -> None:
+        """This node no longer leads: everything that waits is answered, the shard is of no use any more."""
+        if self.is_active:
+            self.is_active = False
+            self.shard.on_unloaded()
+        self.runtime.renounce()

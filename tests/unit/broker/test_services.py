@@ -1,0 +1,178 @@
+"""The modules of a broker, and how dynamic configs reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.configs.server import ServerConfig
+from kalda.broker.dynamic_configs import DynamicConfigPublisher, DynamicConfigs
+from kalda.broker.modules.module import Module
+from kalda.broker.services import Services, _handlers
+from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.cluster_client import ClusterClient
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import EMPTY, MetadataImage, Provenance
+from kalda.protocol.apis import API, ApiKey, Listener
+from kalda.protocol.messages.metadata_records import ConfigRecord, FeatureLevelRecord
+from kalda.testing import Cluster
+
+DEADLINE_S = 60.0
+STATIC = {
+    "process.roles": "broker",
+    "node.id": "1",
+    "controller.quorum.bootstrap.servers": "c:9093",
+    "controller.listener.names": "CONTROLLER",
+    "log.dirs": "/data",
+    "num.replica.fetchers": "2",
+    "log.retention.ms": "5000",
+}
+
+
+class World:
+    """The publisher of a broker that has no config of its own yet, and what its only module is called with."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.configs = DynamicConfigs(ServerConfig(STATIC))
+        self.publisher = DynamicConfigPublisher(self.configs, [self._on_config])
+        self.image = EMPTY
+        self.update()
+
+    def _on_config(self, current: ServerConfig, image: MetadataImage) -> None:
+        assert image is self.image
+        self.seen.append(current["num.replica.fetchers"])
+
+    def update(self, *records: Any) -> None:
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        self.image = delta.apply(Provenance(self.image.offset + 1, 1, 0))
+        self.publisher.on_metadata_update(delta, self.image, None)
+
+    def set(self, kind: ConfigResourceType, resource: str, name: str, value: str | None) -> None:
+        self.update(ConfigRecord(resource_type=kind, resource_name=resource, name=name, value=value))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_first_image_brings_the_configuration_even_where_nothing_is_dynamic(world: World) -> None:
+    assert world.seen == [2]
+    world.update()
+    assert world.seen == [2]
+
+
+def test_the_configs_of_this_broker_take_effect_before_those_of_all_brokers(world: World) -> None:
+    world.set(ConfigResourceType.BROKER, "", "num.replica.fetchers", "3")
+    world.set(ConfigResourceType.BROKER, "1", "num.replica.fetchers", "4")
+    world.set(ConfigResourceType.BROKER, "", "num.replica.fetchers", "5")
+    world.set(ConfigResourceType.BROKER, "1", "num.replica.fetchers", None)
+    assert world.seen == [2, 3, 4, 4, 5]
+
+
+def test_levels_of_features_matter_as_well_and_configs_of_topics_do_not(world: World) -> None:
+    world.set(ConfigResourceType.TOPIC, "t", "retention.ms", "7000")
+    assert len(world.seen) == 1
+    world.update(FeatureLevelRecord(name="metadata.version", feature_level=20))
+    assert len(world.seen) == 2
+
+
+def test_a_topic_inherits_from_the_effective_configuration(world: World) -> None:
+    world.set(ConfigResourceType.BROKER, "", "log.retention.ms", "6000")
+    assert world.configs.log_config("t", world.image).retention_ms == 6_000
+    world.set(ConfigResourceType.TOPIC, "t", "retention.ms", "7000")
+    assert world.configs.log_config("t", world.image).retention_ms == 7_000
+
+
+def test_a_dynamic_value_that_is_not_valid_is_left_out(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.set(ConfigResourceType.BROKER, "", "num.replica.fetchers", "many")
+    assert world.seen == [2, 2]
+    assert "a dynamic config is left out" in caplog.text
+
+
+def test_modules_that_are_closed_receive_no_more_configs(world: World) -> None:
+    world.publisher.close()
+    world.set(ConfigResourceType.BROKER, "", "num.replica.fetchers", "3")
+    assert world.seen == [2]
+
+
+def test_no_api_has_two_modules() -> None:
+    handler: Any = object()
+
+    class One(Module):
+        def handlers(self) -> Any:
+            return {ApiKey.FETCH: handler}
+
+    assert _handlers([One(), Module()]) == {ApiKey.FETCH: handler}
+    with pytest.raises(AssertionError, match="FETCH"):
+        _handlers([One(), One()])
+
+
+def test_modules_start_in_order_and_close_in_reverse() -> None:
+    calls: list[str] = []
+
+    class Recorder(Module):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def start(self) -> None:
+            calls.append(f"start {self.name}")
+
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            calls.append(f"close {self.name}")
+
+    services = Services.__new__(Services)
+    services.modules = Recorder("a"), Recorder("b")
+    services._config_publisher = SimpleNamespace(close=lambda: calls.append("no more configs"))  # type: ignore[assignment]
+    services.start()
+    asyncio.run(services.close())
+    assert calls == ["start a", "start b", "no more configs", "close b", "close a"]
+
+
+def test_dynamic_configs_reach_all_modules_of_a_running_broker() -> None:
+    """The list is complete: listeners, fetchers, moves, the cleaner."""
+    altered = {
+        "max.connections": "77",
+        "listener.name.plaintext.max.connections": "66",
+        "num.replica.fetchers": "2",
+        "replica.alter.log.dirs.io.max.bytes.per.second": "1234",
+        "log.cleaner.io.max.bytes.per.second": "4321",
+    }
+    with Cluster() as cluster:
+        broker: Any = cluster.nodes[1]._broker
+        server: Any = cluster.nodes[1]._server
+        modules = {type(module).__name__: module for module in broker.services.modules}
+
+        def in_effect() -> list[object]:
+            return [
+                server._limits.max_connections,
+                server.listeners["PLAINTEXT"].limits.max_connections,
+                modules["ReplicationModule"]._fetchers._fetchers._config.fetchers_a_leader,
+                modules["LogDirsModule"]._moves.bytes_per_second,
+                modules["LogUpkeepModule"]._cleaner.config.max_bytes_per_second,
+            ]
+
+        with ClusterClient(cluster.bootstrap_servers) as client:
+            set_configs(client, Resource(ConfigResourceType.BROKER, "1"), altered)
+        until = time.monotonic() + DEADLINE_S
+        wanted: list[object] = [int(value) for value in altered.values()]
+        while in_effect() != wanted and time.monotonic() < until:
+            time.sleep(0.01)
+        assert in_effect() == wanted
+
+
+def test_a_broker_answers_every_api_of_its_listeners_that_it_serves() -> None:
+    with Cluster() as cluster:
+        broker: Any = cluster.nodes[1]._broker
+        answered = {key for module in broker.services.modules for key in module.handlers()}
+    assert {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA, ApiKey.JOIN_GROUP, ApiKey.CREATE_TOPICS} <= answered
+    assert all(API[key].listeners & Listener.BROKER for key in answered)
