@@ -2,8 +2,8 @@
 
     python bench/broker.py [--quick] [--rounds 5] [--only throughput|requests|startup] [--json]
 
-Both nodes are up at once and asked in turn, each by a client process that shares the machine's cores with it. Without
-Java or a reachable Maven registry Kalda is measured alone. `--quick` takes a minute, and is for a look, not a verdict.
+Both nodes run at the same time and are measured in turn, each with a client process on the same cores. Without Java or
+a reachable Maven registry, only Kalda is measured. `--quick` takes a minute; its figures are only rough.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Bench:
                 self.figures.add(Figure(f"{title} {percentile}", "µs", True), node.name, taken[key])
 
     def startup(self) -> None:
-        """From exec to the first answer, and memory at rest: fresh, then with 1,000 partitions cleanly stopped."""
+        """From exec to the first answer, and idle memory: empty, then with 1,000 partitions after a clean stop."""
 
         def start(node: Node, what: str) -> None:
             node.stop()
             self.figures.add(Figure(f"exec to first answer, {what}", "s", True), node.name, node.start())
             time.sleep(2)
-            self.figures.add(Figure(f"resident at rest, {what}", "MB", True), node.name, node.rss_mb())
+            self.figures.add(Figure(f"resident when idle, {what}", "MB", True), node.name, node.rss_mb())
 
         def fresh(node: Node, number: int) -> None:
             node.stop()

@@ -1,11 +1,11 @@
-"""Three Kalda nodes beside three of Apache Kafka: replicated rates and latencies, and what many partitions cost.
+"""Three Kalda nodes beside three of Apache Kafka: replicated rates and latencies, and the cost of many partitions.
 
     python bench/cluster.py [--quick] [--rounds 5] [--only throughput|latency|scale] [--alone] [--topics 1000] [--json]
 
 Every node is broker and controller; topics have three partitions, each with a replica on every node, and
-min.insync.replicas 2. For rates and latencies both clusters are up at once and asked in turn. For `scale` one is up at
-a time: topics are made, idle CPU is taken, a broker that leads a third is killed and comes back, then is stopped
-(SIGSTOP) past its session and goes on.
+min.insync.replicas 2. For rates and latencies both clusters run at the same time and are measured in turn. For `scale`
+only one runs: topics are created, idle CPU is measured, a broker that leads a third of the partitions is killed and
+restarted, then stopped (SIGSTOP) until its session has ended, and continued.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Scale:
 
     def run(self) -> None:
         cluster = self._cluster
-        cluster.wait(lambda: len(cluster.brokers()) == SIZE, "all brokers are there")
+        cluster.wait(lambda: len(cluster.brokers()) == SIZE, "all brokers are registered")
         cluster.wait(lambda: cluster.controller() is not None, "there is an active controller")
         self._create()
         time.sleep(10)
@@ -136,7 +136,7 @@ class Scale:
         self._note(f"idle CPU of a node, {self._partitions:,} partitions", "%", 100 * sum(used) / SIZE)
 
     def _fail(self, victim: int, how: str) -> None:
-        """Until every other node says of every partition that another leads it."""
+        """Measure the time until, in every other node's metadata, other nodes lead all partitions."""
         others = [node_id for node_id in self._cluster.members if node_id != victim]
         led = self._led_by(others[0], victim)
         began = time.perf_counter()
@@ -152,7 +152,7 @@ class Scale:
             self._note(title, "s", time.perf_counter() - began)
 
     def _come_back(self, victim: int, how: str) -> None:
-        """Until every replica is in sync again, as every node says."""
+        """Measure the time until every replica is in sync again in every node's metadata."""
         began = time.perf_counter()
         if how == "SIGSTOP":
             self._cluster.members[victim].send(signal.SIGCONT)
@@ -165,7 +165,7 @@ class Scale:
         self._cluster.ask(ElectLeadersRequest(election_type=0, topic_partitions=None, timeout_ms=60_000))
         self._until(lambda: self._led_by(1, 1) == self._topics, "the first replicas lead")
 
-    # What a node says.
+    # Requests to one node.
 
     def _partitions_of(self, node_id: int) -> list[Any]:
         try:
@@ -180,12 +180,12 @@ class Scale:
         return len(found) == self._partitions and all(p.leader_id >= 0 and len(p.isr_nodes) == SIZE for p in found)
 
     def _logs_of(self, node_id: int) -> int:
-        """How many replicas have a log: the metadata says that they are in sync from the moment they are thought of."""
+        """How many replicas have a log; in the metadata they are in sync from their creation on."""
         data = self._cluster.members[node_id].directory / "data"
         return sum(1 for path in data.glob("t*-*/00000000000000000000.log"))
 
     def _led_by(self, node_id: int, leader_id: int) -> int:
-        """-1 while the node does not say."""
+        """How many partitions a node leads in another node's metadata; -1 while that does not have all."""
         found = self._partitions_of(node_id)
         return sum(p.leader_id == leader_id for p in found) if len(found) == self._partitions else -1
 
@@ -194,7 +194,7 @@ class Scale:
         while not holds():
             if time.monotonic() > until:
                 raise SystemExit(
-                    f"{self._cluster.name}: waited in vain until {what}; the logs are in {self._cluster.directory}"
+                    f"{self._cluster.name}: not in time: {what}; the logs are in {self._cluster.directory}"
                 )
             time.sleep(0.05)
 

@@ -1,6 +1,6 @@
 """Rates of the record codec on one core: `python bench/codec.py [--quick] [--seconds S] [--value BYTES]`.
 
-Each line is the best of many rounds: the machine's noise only ever slows a round down.
+Each line is the best of many rounds, as disturbances of the machine only slow a round down.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def best_of(action: Callable[[], object], seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long to try each")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long to repeat each")
     parser.add_argument("--value", type=int, default=88, help="bytes of a record's value; its key has 12")
     parser.add_argument("--quick", action="store_true", help="a tenth of the time")
     arguments = parser.parse_args()

@@ -4,15 +4,16 @@
 
 Replication factor 3, min.insync.replicas 2, and one idempotent librdkafka producer with acks=all and its defaults,
 which writes a record every 5 ms to each of three partitions, each led by another node. The figure is the longest time
-without an acknowledgement in any one partition (`all` says where not one of the three was acknowledged). In the end
-everything is read back: a record that was acknowledged and is lost, doubled or out of order ends the benchmark.
+without an acknowledgement in any one partition (with `all`, in all three). At the end all records are read back: the
+benchmark fails where an acknowledged record is lost, doubled or out of order.
 
 - `kill`: kill -9 of a node that leads a partition and is not the active controller. `kill, led`: its own partition's
   wait; `kill, followed`: the longest wait of those of which it was a follower.
 - `controller`: kill -9 of the active controller, which leads a partition too.
 - `hang`: SIGSTOP of a node that leads, for its session and 4 s more; then SIGCONT. Its kernel keeps the producer's
-  connection, so that the producer hears of a new leader when its requests time out, or when it asks by itself: `hang,
-  led` depends on `--client request.timeout.ms=2000 socket.timeout.ms=2000 topic.metadata.refresh.interval.ms=500`.
+  connection open, so that the producer finds the new leader when its requests time out, or when it refreshes its
+  metadata: `hang, led` depends on
+  `--client request.timeout.ms=2000 socket.timeout.ms=2000 topic.metadata.refresh.interval.ms=500`.
 - `rolling`: SIGTERM and restart of all, one after another.
 """
 
@@ -59,7 +60,7 @@ class Writer:
         self.process.stdin.flush()
 
     def ask(self, order: str) -> dict[str, Any]:
-        """Its answer to `report` or `end`."""
+        """Send `report` or `end`, and return the producer's answer."""
         assert self.process.stdout is not None
         self.tell(order)
         line = self.process.stdout.readline()
@@ -69,7 +70,7 @@ class Writer:
         return answer
 
     def wait_flowing(self) -> None:
-        """Until every partition is acknowledged all the time."""
+        """Wait until every partition is acknowledged without long pauses."""
         while True:
             self.tell("mark")
             time.sleep(1.5)
@@ -78,17 +79,17 @@ class Writer:
                 return
 
     def end(self) -> None:
-        """Fails unless everything that was acknowledged is there."""
+        """End the producer; fail where an acknowledged record is missing."""
         found = self.ask("end")
         self.process.wait(60)
         if found["unsent"] or found["failed"] or found["lost"] or found["doubled"] or found["disordered"]:
-            raise SystemExit(f"not as it was acknowledged: {found}")
+            raise SystemExit(f"differs from what was acknowledged: {found}")
         print(f"  {found['acked']:,} acknowledged records, none lost, doubled or out of order", flush=True)
 
 
 @contextmanager
 def writing(cluster: NodeGroup, settings: list[str]) -> Iterator[Writer]:
-    """A producer at work."""
+    """A context with a running producer."""
     writer = Writer(cluster, settings)
     try:
         writer.wait_flowing()
@@ -99,7 +100,7 @@ def writing(cluster: NodeGroup, settings: list[str]) -> Iterator[Writer]:
 
 
 class Bench:
-    """One cluster after another, and the samples of all."""
+    """The cases for one cluster; its samples are added to those of the others."""
 
     def __init__(self, samples: Samples, name: str, cluster: NodeGroup, session_ms: int) -> None:
         self._samples = samples
@@ -122,13 +123,13 @@ class Bench:
                     self._cluster.wait_whole(TOPIC)
 
     def _victim(self, active: bool) -> int:
-        """A node that leads, which is the active controller, or is not."""
+        """A node that leads a partition: the active controller, or another one."""
         controller = self._cluster.controller()
         leaders = {partition.leader_id for partition in self._cluster.partitions(TOPIC).values()}
         return min(leader for leader in leaders if (leader == controller) is active)
 
     def _leads(self, node_id: int) -> int:
-        """Its partition."""
+        """The partition that the node leads."""
         return next(at for at, p in self._cluster.partitions(TOPIC).items() if p.leader_id == node_id)
 
     def _kill(self, writer: Writer, active: bool, case: str) -> None:
@@ -174,9 +175,9 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="times that each thing befalls each cluster")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each case is run with each cluster")
     parser.add_argument("--quick", action="store_true", help="one round, of Kalda with its default session")
-    parser.add_argument("--only", choices=("Kalda", "Kafka"), help="leave the other out")
+    parser.add_argument("--only", choices=("Kalda", "Kafka"), help="only this system")
     parser.add_argument("--session", type=int, nargs="+", default=[3_000, 9_000], help="of Kalda, in ms")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further properties of all nodes")

@@ -1,18 +1,19 @@
-"""How soon a node is back in a cluster whose metadata log has a million records.
+"""How long a node takes to start in a cluster whose metadata log has a million records.
 
     python bench/metadata.py [--quick] [--records 1000000] [--states few many] [--from log snapshot] [--rounds 2]
 
-Three nodes, each broker and controller, find that log on their disks. `few`: nearly all of it changes a few hundred
-topics over and over. `many`: nearly all of it is topics of three partitions. With `--from snapshot` they find a
-snapshot of the same instead, of nearly a million records for `many` and a thousand for `few`.
+Three nodes, each broker and controller, have that log on their disks. `few`: nearly all records are repeated changes of
+a few hundred topics. `many`: nearly all are topics of three partitions. With `--from snapshot` they have a snapshot of
+the log instead, of nearly a million records for `many` and a thousand for `few`.
 
 - *cold*: all three are started at once.
-- *back*: one that does not lead the quorum is killed (kill -9) and started again.
-- *empty*: it is killed, its disk wiped and formatted, and it is started: it gets everything from the leader.
+- *back*: a node that does not lead the quorum is killed (kill -9) and started again.
+- *empty*: it is killed, its disk is emptied and formatted, and it is started: it fetches everything from the leader.
 
 The time is from exec until it answers a Metadata request on its own listener: it has caught up then, and is unfenced.
-Its CPU seconds depend less on what else the machine does. Meanwhile ten requests a second go to the leader's controller
-listener, and to the node's own: the longest wait for an answer bounds how long their event loops were held up.
+Its CPU seconds depend less on other load of the machine. Meanwhile ten requests a second go to the leader's controller
+listener, and to the node's own: the longest wait for an answer bounds the time for which their event loops were
+blocked.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _ASKED = ApiVersionsRequest(client_software_name="bench", client_software_versio
 
 
 class Watch:
-    """Asks a controller's listener over and over, and remembers the longest wait."""
+    """Sends requests to a controller's listener all the time, and keeps the longest wait for an answer."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -62,7 +63,7 @@ class Watch:
         while not self._stop.wait(_EVERY_S):
             try:
                 with BlockingConnection("127.0.0.1", self._port, timeout_ms=60_000) as connection:
-                    connection.request(_ASKED)  # a node that starts opens its port first, and answers later
+                    connection.request(_ASKED)  # a starting node opens its port first, and answers later
                     while not self._stop.wait(_EVERY_S):
                         began = time.perf_counter()
                         connection.request(_ASKED)
@@ -72,7 +73,7 @@ class Watch:
 
 
 def serves(member: Member) -> bool:
-    """Whether it answers for itself: its listener opens when it is unfenced."""
+    """Whether its own listener answers; it opens when the broker is unfenced."""
     try:
         with BlockingConnection("127.0.0.1", member.port, timeout_ms=2_000) as connection:
             return any(b.node_id == member.id for b in connection.request(MetadataRequest(topics=[])).brokers)
@@ -95,7 +96,7 @@ def wait_for(cluster: NodeGroup, members: list[Member], began: float) -> dict[in
 
 
 def furnish(member: Member, source: Path) -> None:
-    """Put a metadata log or a snapshot where the node looks for it."""
+    """Copy a metadata log or a snapshot into the node's metadata directory."""
     directory = member.directory / "data" / METADATA_DIR
     directory.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
@@ -103,7 +104,7 @@ def furnish(member: Member, source: Path) -> None:
 
 
 def rejoin(cluster: NodeGroup, kind: str, figures: Figures, name: str) -> None:
-    """Take a follower away and measure its return."""
+    """Kill a follower, and measure its restart."""
     leader = cluster.controller()
     assert leader is not None
     member = next(m for m in cluster.members.values() if m.id != leader)
@@ -128,7 +129,7 @@ def rejoin(cluster: NodeGroup, kind: str, figures: Figures, name: str) -> None:
 
 
 def measure(source: Path, rounds: int, figures: Figures, name: str) -> None:
-    """All that is measured of a cluster that begins with `source`."""
+    """All measurements of a cluster that begins with `source`."""
     cluster = NodeGroup(KALDA, {})
     for member in cluster.members.values():
         furnish(member, source)
@@ -151,7 +152,7 @@ def measure(source: Path, rounds: int, figures: Figures, name: str) -> None:
 
 
 def wait_for_snapshots(cluster: NodeGroup, figures: Figures, name: str) -> None:
-    """Where the nodes take snapshots after their start, until they have."""
+    """Where nodes write a snapshot after their start, wait until they have."""
     time.sleep(3)
     until = time.perf_counter() + _START_S
     for member in cluster.members.values():

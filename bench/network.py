@@ -1,8 +1,8 @@
 """Requests a second through the network floor, over loopback, on each event loop.
 
 Server and client are processes of their own. `pipelined` keeps a window of requests in flight on each connection;
-`round trip` has one. The handler is trivial, or spins for a given time to stand for the work of a produce request.
-CPU seconds of the server per request are the figure to compare: the client shares the machine.
+`round trip` has one. The handler is trivial, or spins for a given time in place of the work of a produce request.
+Compare the server's CPU seconds per request, since the client runs on the same machine.
 
     python bench/network.py [--quick] [--seconds 2] [--connections 2] [--handler-us 0] [--response 60]
 """
@@ -67,7 +67,7 @@ def drive(port: int, seconds: float, window: int, request: int, response: int) -
     until = time.perf_counter() + seconds
     peer.sendall(burst)
     while time.perf_counter() < until:
-        peer.sendall(burst)  # one window is always on its way
+        peer.sendall(burst)  # one window is always in flight
         left = answer_bytes
         while left:
             left -= peer.recv_into(answer, min(left, len(answer)))

@@ -1,6 +1,6 @@
 """Decoding and encoding the messages of the data path, one partition a request, and a large metadata answer.
 
-Best of several repeats, so that a busy machine disturbs little.
+Each figure is the best of several repeats, so that other load of the machine has little effect.
 
     python bench/protocol.py [--quick]
 """

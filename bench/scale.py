@@ -1,10 +1,10 @@
-"""What a request costs as the node's partitions grow: 10, 100, 1,000, 5,000.
+"""The cost of a request by the number of the node's partitions: 10, 100, 1,000, 5,000.
 
     python bench/scale.py [--quick] [--rounds 5] [--most 5000] [--requests 20000]
 
-A node for each number is up, and one partition of each is driven in turn, so that the machine's drift meets all alike.
-The node's own CPU per request is the figure: it hardly depends on what else the machine does. It should be everywhere
-what it is with 10 partitions.
+A node for each number is running, and one partition of each gets requests in turn, so that the machine's drift affects
+all equally. The figure is the node's own CPU per request, which hardly depends on other load. It should be the same for
+all numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.systems import KALDA
 
 STEPS = (10, 100, 1_000, 5_000)
 WORKLOADS = {"requests": "produce", "fetches": "fetch", "metadata": "metadata"}
-"""Of `harness.client`, and what they are called here."""
+"""Workloads of `harness.client`, and their titles."""
 _PER_TOPIC = 50
 
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def show(nodes: dict[int, Node], samples: dict[tuple[int, str], list[float]]) -> None:
-    """Medians, and how they compare with those of the fewest partitions."""
+    """Print medians, and their ratios to those with the fewest partitions."""
     heads = "".join(f"{f'{name}, CPU µs':>26}" for name in WORKLOADS.values())
     print(f"{'partitions':>10}  {heads}   RSS, MB")
     fewest = min(nodes)

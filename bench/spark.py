@@ -1,15 +1,15 @@
 """`kalda.spark` beside Spark's own Kafka source, both on one `local[2]` session and reading from one Kalda node.
 
 A topic of records with 100 B values is written once, batches straight from Arrow columns. Each round reads it with
-either source, first one then the other: into an aggregate, into an aggregate with only the value read, into Parquet.
-Where Maven cannot bring the other source's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), Kalda's
-figures stand alone.
+both sources, one after the other: into an aggregate, into an aggregate with only the value read, into Parquet. Where
+Maven cannot fetch the other source's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), only Kalda is
+measured.
 
-Beside them stands the ceiling: a Python data source that makes one such record batch in memory and yields it again and
-again, without a broker. What it needs is what Spark needs to take columns from Python and make rows of them, and no
-Python reader can be faster. Spark does not prune the columns of a Python data source, so a query pays for all that
-the schema has; a schema given to `read` is the way to pay for less, which the second figure does. CPU is that of all
-processes on the two cores together, so 2 divided by the sum of both lines bounds the rate on an idle machine.
+A third source is the ceiling: a Python data source that makes one such record batch in memory and yields it again and
+again, without a broker. Its cost is that of Spark's conversion of columns from Python into rows, and no Python reader
+can be faster. Spark does not prune the columns of a Python data source, so a query pays for all columns of the schema;
+a smaller schema can be given to `read`, as for the second figure. CPU is that of all processes on the two cores
+together, so 2 divided by the sum of both lines bounds the rate on an idle machine.
 
     python bench/spark.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3]
 """
@@ -52,7 +52,7 @@ _CHUNK = 100_000
 
 
 def connector_jars() -> list[Path]:
-    """Spark's Kafka source and what it needs; empty where that cannot be had."""
+    """The jars of Spark's Kafka source and of its dependencies; empty where they cannot be fetched."""
     named = os.environ.get("KALDA_SPARK_KAFKA_JARS")
     if named:
         return sorted(Path(named).glob("*.jar"))
@@ -67,7 +67,7 @@ def connector_jars() -> list[Path]:
 
 
 def fill(node: Node, rows: int, partitions: int) -> None:
-    """Values that differ, so that nobody profits from their being the same."""
+    """Values that differ, so that compression and caches gain nothing from equal ones."""
     node.create_topics([TOPIC], partitions)
     random = os.urandom(VALUE_BYTES * _CHUNK)
     ends = pa.array(range(0, VALUE_BYTES * _CHUNK + 1, VALUE_BYTES), pa.int32())
@@ -77,13 +77,13 @@ def fill(node: Node, rows: int, partitions: int) -> None:
     with ClusterClient(f"127.0.0.1:{node.port}") as cluster, Sender(cluster, idempotent=True) as sender:
         for chunk in range(rows // _CHUNK):
             for batch in build_batches(columns, now_ms=int(time.time() * 1000), max_batch_bytes=1_000_000):
-                stamp(batch, 0, 0, NO_LEADER_EPOCH)  # offsets are the broker's
+                stamp(batch, 0, 0, NO_LEADER_EPOCH)  # the broker assigns offsets
                 sender.send(TOPIC, chunk % partitions, batch)
     print(f"wrote {rows:,} rows of {VALUE_BYTES} B at {rows / (time.perf_counter() - began) / 1e6:.2f} M rows/s")
 
 
 class CeilingSource(DataSource):
-    """Rows as `fill` writes them, out of nowhere, in record batches as large as the reader's."""
+    """Rows like those that `fill` writes, without a broker, in record batches as large as the reader's."""
 
     @classmethod
     def name(cls) -> str:
@@ -146,7 +146,7 @@ def session(jars: list[Path]) -> SparkSession:
 
 
 class Work:
-    """One topic, read by either source."""
+    """The measured queries on one topic, with each source."""
 
     def __init__(self, spark: SparkSession, node: Node, rows: int, partitions: int) -> None:
         self.spark = spark
@@ -196,7 +196,7 @@ def cpu_s() -> float:
 
 
 def measure(work: Callable[[str], None], source: str, node: Node) -> tuple[float, float, float]:
-    """Seconds; CPU seconds of Spark; CPU seconds of the node."""
+    """Returns the seconds, the CPU seconds of Spark, and the CPU seconds of the node."""
     of_node, of_spark, began = node.cpu_s(), cpu_s(), time.perf_counter()
     work(source)
     return time.perf_counter() - began, cpu_s() - of_spark, node.cpu_s() - of_node

@@ -1,10 +1,10 @@
-"""Kalda at work: real events of this host, through a node, to a consumer group and into Spark. Run by `make demo`.
+"""A demonstration: events of this host, through a node, to a consumer group and into Spark. Run by `make demo`.
 
-A node is formatted and started as anyone would start it. One process looks at this host's processes, threads, cores,
-memory, disks and networks as often as it can and produces what it sees. A consumer group of two reads along; the second
-member joins late, so that partitions move. Then Spark reads the same topic into windows of one second and writes them
-as Parquet. The exit code is 0 only where the group and Spark have each seen every event exactly as often as it was
-produced, and everything has stopped cleanly.
+A node is formatted and started by the `kalda` command. One process samples this host's processes, threads, cores,
+memory, disks and networks as often as it can, and produces each sample as an event. A consumer group of two members
+reads them; the second member joins late, so that partitions move. Then Spark aggregates the topic into windows of one
+second, and writes them as Parquet. The exit code is 0 only where the group and Spark have each read every event exactly
+once, and the node has stopped cleanly.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from rich.table import Table
 TOPIC = "host-events"
 GROUP = "watchers"
 PARTITIONS = 6
-LATE_S = 3.0
-PATIENCE_S = 300.0
-"""On a busy machine Spark alone takes a minute to start. What ends is seen at once, and needs none."""
+SECOND_MEMBER_S = 3.0
+"""The second member of the group joins this long after the first event."""
+TIMEOUT_S = 300.0
+"""How long to wait for one step. On a busy machine the start of Spark takes a minute. A process that ends with an error
+is noticed at once."""
 SHORT = {"process": "proc", "memory": "mem", "network": "net"}
 KINDS = ("process", "thread", "cpu", "memory", "disk", "network")
 NEEDED = {"process", "cpu", "memory", "network"}
-"""A container may show no disk and no threads."""
+"""The kinds of events that must occur; a container may have no disks and no threads."""
 OUTPUT = Path(__file__).parents[1] / ".demo"
 JAVA = "openjdk-17-jre-headless"
 
@@ -52,20 +54,21 @@ spawn = multiprocessing.get_context("spawn")
 
 
 class DemoError(Exception):
-    """What went wrong, and what to do."""
+    """The demonstration failed; the message has the reason, and what to do."""
 
 
 # -- the host
 
 
 class Host:
-    """What happens on this machine, as events: of each subject, what it used since it was last looked at."""
+    """Samples this machine: an event is what a subject (a process, a core, …) used since its last sample."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, float, float]] = {}
+        """Time, CPU seconds and bytes of the last sample, by subject."""
 
-    def look(self) -> Iterator[dict[str, Any]]:
-        """One event for everything there is. `cpu` is in percent of a core, `bytes` moved, `memory` resident bytes."""
+    def sample(self) -> Iterator[dict[str, Any]]:
+        """One event for each subject: `cpu` in percent of a core, `bytes` read and written, `memory` in bytes."""
         import psutil
 
         for process in psutil.process_iter():
@@ -90,7 +93,7 @@ class Host:
                 counters = process.io_counters()
                 moved = counters.read_chars + counters.write_chars
             except (psutil.AccessDenied, AttributeError):
-                pass  # another user's process, or a system that does not count
+                pass  # another user's process, or a system without these counters
         except psutil.Error:
             return  # it has ended meanwhile
         subject = f"{name}-{process.pid}"
@@ -112,11 +115,11 @@ class Host:
         }
 
 
-# -- processes beside this one
+# -- the other processes
 
 
 def feed(servers: str, seconds: float, reports: Queue[tuple[str, Any]]) -> None:
-    """Produce what the host does, keyed by subject; idempotent, compressed. Reports deliveries once a second."""
+    """Produce the host's events, keyed by subject; idempotent, compressed. Reports deliveries once a second."""
     from confluent_kafka import Producer
 
     config = {"bootstrap.servers": servers, "enable.idempotence": True, "compression.type": "zstd", "linger.ms": 20}
@@ -134,20 +137,20 @@ def feed(servers: str, seconds: float, reports: Queue[tuple[str, Any]]) -> None:
     host = Host()
     began = reported = time.monotonic()
     while (now := time.monotonic()) < began + seconds:
-        for event in host.look():
+        for event in host.sample():
             producer.produce(TOPIC, json.dumps(event), event["subject"], on_delivery=on_delivery)
             producer.poll(0)
         if now - reported >= 1:
             reported = now
             reports.put(("produced", delivered))
-        producer.poll(min(0.05, time.monotonic() - now))  # half of the time is the host's own
+        producer.poll(min(0.05, time.monotonic() - now))  # sleep half of the time, to leave the cores to the others
     left = producer.flush(30)
     took = time.monotonic() - began
     reports.put(("feed ended", (delivered, took, failures[:3], left)))
 
 
 def watch(servers: str, member: str, stop: Event, reports: Queue[tuple[str, Any]]) -> None:
-    """A member of the group. Commits what it has read whenever partitions are taken from it, and at its end."""
+    """A member of the group. Commits what it has read when its partitions are revoked, and at its end."""
     from confluent_kafka import Consumer, KafkaException
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -199,21 +202,21 @@ def watch(servers: str, member: str, stop: Event, reports: Queue[tuple[str, Any]
 
 
 def pipeline(servers: str, target: str, log: str, begin: Event, reports: Queue[tuple[str, Any]]) -> None:
-    """Spark: the topic into windows of a second and kind, as Parquet. What the JVM says goes to a file."""
+    """Aggregate the topic with Spark into windows by second and kind, as Parquet. The JVM's output goes to a file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(log, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
         spark = _session()
-        early = _events(spark, servers).count()  # starts what Spark starts at its first read
+        early = _events(spark, servers).count()  # makes Spark start its workers
         reports.put(("spark is up", early))
         begin.wait()
         reports.put(("windows", _windows(spark, servers, target)))
         spark.stop()
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        reports.put(("failed", f"Spark: {' '.join(lines[:1] + lines[-1:])} (all of it is in {log})"))
+        reports.put(("failed", f"Spark: {' '.join(lines[:1] + lines[-1:])} (the whole output is in {log})"))
 
 
 def _session() -> Any:
@@ -267,18 +270,19 @@ def _windows(spark: Any, servers: str, target: str) -> dict[str, Any]:
 
 
 def need_java() -> None:
-    """Spark runs on Java 17; as root on Debian it is installed here."""
+    """Make sure that there is a Java for Spark: on Debian as root it is installed. Raises `DemoError`."""
     if shutil.which("java"):
         return
     command = f"apt-get update && apt-get install -y --no-install-recommends {JAVA}"
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise DemoError(
-            f"Spark needs Java 17, and there is no java. Install it, then run this again:\n  sudo sh -c '{command}'"
+            f"Spark needs Java 17, and there is no java command. Install it, then run this again:\n"
+            f"  sudo sh -c '{command}'"
         )
     console.print(f"[dim]Java is missing: {command}[/]")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     if subprocess.run(command, shell=True, env=environment, stdout=subprocess.DEVNULL).returncode:
-        raise DemoError(f"Java could not be installed. By hand: {command}")
+        raise DemoError(f"Java could not be installed; install it by hand: {command}")
 
 
 class Node:
@@ -313,7 +317,7 @@ group.initial.rebalance.delay.ms=0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
-        """Format, start, create the topic. Returns the seconds from exec until the node had answered."""
+        """Format, start, create the topic. Returns the seconds from exec until the node answers."""
         from kalda.client.admin.topics import NewTopic, create_topics
         from kalda.client.cluster_client import ClusterClient
 
@@ -348,7 +352,7 @@ group.initial.rebalance.delay.ms=0
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
 
     def stop(self) -> int:
-        """SIGTERM; its exit code."""
+        """Stop the node by SIGTERM; returns its exit code."""
         if self._process is None:
             return 0
         process, self._process = self._process, None
@@ -377,7 +381,7 @@ class Progress:
 
     @property
     def read(self) -> int:
-        """Different events that the group has read."""
+        """How many different events the group has read."""
         seen = 0
         reached: dict[int, int] = {}
         for partition, start, end in sorted(span for spans in self.spans.values() for span in spans):
@@ -390,32 +394,32 @@ class Progress:
     def read_again(self) -> int:
         return sum(map(self.read_by, self.spans)) - self.read
 
-    def take(self, kind: str, what: Any) -> None:
+    def update(self, kind: str, report: Any) -> None:
         match kind:
             case "produced":
-                self.produced = what
+                self.produced = report
             case "feed ended":
-                self.total, self.feed_s, failures, left = what
-                self.produced = what[0]
+                self.total, self.feed_s, failures, left = report
+                self.produced = report[0]
                 if failures or left:
                     raise DemoError(f"{left} events were not delivered; {', '.join(failures)}")
             case "read":
-                self.spans[what[0]] = what[1]
+                self.spans[report[0]] = report[1]
             case "assigned":
-                self.partitions[what[0]] = what[1]
-                shown = " ".join(map(str, what[1])) or "none"
-                console.print(f"       [magenta]rebalance[/]  {what[0]} has partitions [bold]{shown}[/]")
+                self.partitions[report[0]] = report[1]
+                shown = " ".join(map(str, report[1])) or "none"
+                console.print(f"       [magenta]rebalance[/]  {report[0]} has partitions [bold]{shown}[/]")
             case "spark is up":
                 self.spark_is_up = True
-                console.print(f"       [magenta]Spark[/]      is up; it has read {what:,} events so far")
+                console.print(f"       [magenta]Spark[/]      is up; it has read {report:,} events so far")
             case "windows":
-                self.windows = what
+                self.windows = report
             case "failed":
-                raise DemoError(what)
+                raise DemoError(report)
 
 
 class Demo:
-    """The processes and what they say."""
+    """The processes and their reports."""
 
     def __init__(self, node: Node, seconds: float) -> None:
         self.node = node
@@ -432,27 +436,29 @@ class Demo:
         process.start()
         self._processes.append(process)
 
-    def wait(self, what: str, holds: Any, tick: Any = None) -> None:
-        """Take reports until `holds()`; `tick` is called about every second."""
-        deadline, ticked = time.monotonic() + self.seconds + PATIENCE_S, time.monotonic()
+    def wait(self, step: str, holds: Any, tick: Any = None) -> None:
+        """Handle reports until `holds()`; `tick` is called about every second. Raises `DemoError`."""
+        deadline, ticked = time.monotonic() + self.seconds + TIMEOUT_S, time.monotonic()
         while not holds():
             if time.monotonic() > deadline:
-                raise DemoError(f"{what}: waited in vain; the node says:\n{self.node.tail()}")
+                raise DemoError(f"{step}: this did not happen in time; the node's last log lines:\n{self.node.tail()}")
             try:
-                self.progress.take(*self.reports.get(timeout=0.1))
+                self.progress.update(*self.reports.get(timeout=0.1))
             except queue.Empty:
-                self._look_after()
+                self._check_processes()
             if tick is not None and time.monotonic() - ticked >= 1:
                 ticked += 1
                 tick()
 
-    def _look_after(self) -> None:
+    def _check_processes(self) -> None:
         for process in self._processes:
             if process.exitcode:
-                raise DemoError(f"a process ended with {process.exitcode}; the node says:\n{self.node.tail()}")
+                raise DemoError(
+                    f"a process ended with {process.exitcode}; the node's last log lines:\n{self.node.tail()}"
+                )
 
     def live(self) -> None:
-        """Feed and group, side by side, until everything produced was read."""
+        """Run the feed and the group at the same time, until every event was read."""
         shown = 0
 
         def tick() -> None:
@@ -471,11 +477,11 @@ class Demo:
         self.start(feed, self.node.servers, self.seconds)
         began = time.monotonic()
         self.wait("events", lambda: self.progress.produced)
-        late = time.monotonic() + LATE_S
+        late = time.monotonic() + SECOND_MEMBER_S
         self.wait("events", lambda: time.monotonic() > late, tick)
         self.start(watch, self.node.servers, "ben", self.stop_members)
         self.wait("feed", lambda: self.progress.total is not None, tick)
-        self.wait("the group reads on", lambda: self.progress.read >= self.progress.produced)
+        self.wait("the group reads all events", lambda: self.progress.read >= self.progress.produced)
         self.wait("ben joins", lambda: self.progress.partitions.get("ben"))
         self.stop_members.set()
 
@@ -485,7 +491,7 @@ class Demo:
         self.wait("Spark reads", lambda: self.progress.windows is not None)
 
     def close(self) -> None:
-        """Let processes end, and end those that do not."""
+        """Let the processes end, and terminate those that do not."""
         self.stop_members.set()
         self.begin_pipeline.set()
         for process in self._processes:
@@ -561,7 +567,7 @@ def run(home: Path, seconds: float) -> bool:
     finally:
         demo.close()
         exit_code = node.stop()
-    console.rule("[bold]4  Does it add up?", align="left")
+    console.rule("[bold]4  Checks", align="left")
     holds = verdict(demo.progress, exit_code)
     console.print(f"  [dim]{time.monotonic() - began:.0f} s in all[/]")
     return holds

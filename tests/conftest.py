@@ -1,4 +1,4 @@
-"""What every test has: the Hypothesis profiles, the skips of tests that lack what they need, the import paths.
+"""For all tests: the Hypothesis profiles, the skips of tests whose requirements are missing, the import paths.
 
 Test modules are imported by path (`importlib` mode), so that two directories may have a `test_log.py` each. A module
 beside them that is not a test is imported by its name, which must be unique in the whole tree.
@@ -24,14 +24,14 @@ for _directory in sorted({path.parent for path in TESTS.rglob("*.py") if not pat
     if str(_directory) not in sys.path:
         sys.path.append(str(_directory))
 
-# Timing says nothing on a shared machine, so no deadline; a run in CI is the same run each time.
+# No deadline, since times on a shared machine have no meaning; in CI every run is the same.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure() -> None:
-    """Refuse to test what is not what the sources say: a compiled module hides its source until it is built anew."""
+    """Refuse to run where a compiled module is older than its source, since the old module would be tested."""
     stale = [
         source
         for compiled in SOURCES.rglob("*.so")
@@ -40,9 +40,7 @@ def pytest_configure() -> None:
     ]
     if stale:
         names = ", ".join(str(source.relative_to(TESTS.parent)) for source in stale)
-        raise pytest.UsageError(
-            f"newer than what was compiled of it: {names}. Run: python setup.py build_ext --inplace"
-        )
+        raise pytest.UsageError(f"newer than the compiled module: {names}. Run: python setup.py build_ext --inplace")
 
 
 def _missing(*modules: str) -> list[str]:

@@ -1,10 +1,10 @@
-"""What the benchmarks of whole nodes share.
+"""Code that the benchmarks of whole nodes share.
 
 - `systems`: Kalda and Apache Kafka: how a node of each is formatted and run
 - `nodes`: one node, started and stopped
 - `clusters`: three nodes, started, killed, paused and restarted
 - `metadata_log`: a metadata log of a million records, or a snapshot of it, written without any node
 - `client`: one client process: librdkafka's throughput, raw requests, round trips; prints its figures as JSON
-- `steady`: one client process that writes all the while, and tells when it was last acknowledged
+- `steady`: one client process that writes without a pause, and reports the longest times without an acknowledgement
 - `figures`: alternating rounds, medians, ratios of medians, the table
 """

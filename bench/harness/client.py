@@ -1,10 +1,9 @@
 """One client process: `python -m harness.client WORKLOAD PORT TOPIC COUNT [SIZE]`; prints its figures as JSON.
 
-A process of its own, so that it shares the machine with the node and not the interpreter with the harness. Producing
-and consuming go through librdkafka, with batches of up to 1 MB and 5 ms of linger; raw requests and round trips over
-one plain socket, so that the node's own cost shows. For the same reason the client is no slower than it has to be:
-records are taken a thousand at a time, which fit into its cache, and nothing looks for cycles among them. Both together
-save a quarter of what a consumer costs.
+It is a process of its own, so that it does not share the harness's interpreter. Producing and consuming use librdkafka,
+with batches of up to 1 MB and 5 ms of linger; raw requests and round trips use one plain socket, so that the node's own
+cost is measured. For the same reason the client is fast: it reads a thousand records at a time, which fit into its
+cache, and garbage collection is off. Both save a quarter of a consumer's cost.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _produce(port: int, topic: str, count: int, size: int, *, partitions: int) -
     for number in range(count // _CHUNK):
         left = chunks[number % partitions]
         while producer.produce_batch(topic, left) < len(left):
-            # Those that did not fit into the queue are marked; wait a little and hand them in again.
+            # Messages that did not fit into the queue are marked: wait, and send them again.
             left = [message for message in left if message.pop("_error", None) is not None]
             producer.poll(0.005)
         producer.poll(0)
@@ -71,13 +70,13 @@ def _produce(port: int, topic: str, count: int, size: int, *, partitions: int) -
 
 
 def _rate(count: int, began: float, worked: float) -> Figures:
-    """Records a second, and how many cores this process has kept busy with them."""
+    """Records a second, and the number of cores that this process has used."""
     took = time.perf_counter() - began
     return {"per_s": count / took, "cores": (time.process_time() - worked) / took}
 
 
 def consume(port: int, topic: str, count: int, size: int) -> Figures:
-    """Records a second, from assignment until the last one is in Python's hands."""
+    """Records a second, from the assignment until the last one was returned to Python."""
     consumer = Consumer(
         {
             "bootstrap.servers": f"127.0.0.1:{port}",
@@ -103,7 +102,7 @@ def consume(port: int, topic: str, count: int, size: int) -> Figures:
 
 
 class Raw:
-    """A plain socket that sends one frame again and again. Its answers all have the size of the first."""
+    """A plain socket that sends the same frame again and again. All answers must have the size of the first one."""
 
     def __init__(self, port: int, request: Request, version: int) -> None:
         body = b"".join(encode_request(request, version, 1, "bench"))
@@ -156,7 +155,7 @@ def produce_request(topic: str, size: int) -> ProduceRequest:
 
 
 def fetch_request(topic: str) -> FetchRequest:
-    """The topic's first batch, if it is one of `produce_request`'s: the bytes of two would be too many."""
+    """Fetches the topic's first batch, which `produce_request` made: `max_bytes` has no room for two."""
     partitions = [FetchRequestFetchPartition(partition=0, fetch_offset=0, partition_max_bytes=200)]
     topics = [FetchRequestFetchTopic(topic=topic, partitions=partitions)]
     return FetchRequest(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, session_epoch=-1, topics=topics)
@@ -188,7 +187,7 @@ def metadata(port: int, topic: str, count: int, size: int) -> Figures:
 
 
 def end_to_end(port: int, topic: str, count: int, size: int) -> Figures:
-    """Percentiles from librdkafka's `produce` until its consumer hands the record out, one record at a time, in µs."""
+    """Percentiles from librdkafka's `produce` until its consumer returns the record, one record at a time, in µs."""
     servers = {"bootstrap.servers": f"127.0.0.1:{port}"}
     producer = Producer({**servers, "acks": "all", "linger.ms": 0})
     consumer = Consumer({**servers, "group.id": "bench", "fetch.wait.max.ms": 100, "enable.auto.commit": False})

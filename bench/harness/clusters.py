@@ -89,7 +89,7 @@ class Member:
         self.process.send_signal(number)
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal that ends it, and wait."""
+        """Send a signal that ends the process, and wait for its end."""
         if self.process is not None:
             self.process.send_signal(number)
             self.process.wait(90)
@@ -123,7 +123,7 @@ class NodeGroup:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Everything is thrown away, but for what may tell why it did not work."""
+        """Stop the nodes and delete everything; after an exception the logs are kept."""
         for member in self.members.values():
             if member.process is not None:
                 member.process.send_signal(signal.SIGCONT)
@@ -133,7 +133,7 @@ class NodeGroup:
 
     @property
     def port(self) -> int:
-        """Of any node that runs: clients find the others."""
+        """The port of a running node, from which clients find the others."""
         return next(member.port for member in self.members.values() if member.process is not None)
 
     def cpu_s(self) -> dict[int, float]:
@@ -149,10 +149,10 @@ class NodeGroup:
     def bootstrap(self) -> str:
         return ",".join(f"127.0.0.1:{member.port}" for member in self.members.values())
 
-    # What a client is told.
+    # Requests of a client.
 
     def ask(self, request: Any, version: int | None = None) -> Any:
-        """The answer of whichever node gives one."""
+        """The answer of the first node that answers."""
         for member in self.members.values():
             try:
                 with BlockingConnection("127.0.0.1", member.port, timeout_ms=5_000) as connection:
@@ -162,7 +162,7 @@ class NodeGroup:
         return None
 
     def create(self, topic: str) -> None:
-        """A topic with a partition for each node to lead, and a replica of each on every node."""
+        """Create a topic of which each node leads one partition, with replicas on all nodes."""
         ids = list(self.members)
         assignments = [
             CreatableReplicaAssignment(partition_index=at, broker_ids=ids[at:] + ids[:at]) for at in range(SIZE)
@@ -176,7 +176,7 @@ class NodeGroup:
             answer = self.ask(CreateTopicsRequest(topics=[created], timeout_ms=20_000))
             return answer is not None and answer.topics[0].error_code in (0, 36)
 
-        self.wait(lambda: len(self.brokers()) == SIZE, "all brokers are there")
+        self.wait(lambda: len(self.brokers()) == SIZE, "all brokers are registered")
         self.wait(is_made, "the topic is made")
         self.wait_whole(topic)
 
@@ -206,7 +206,7 @@ class NodeGroup:
         return leader_id if leader_id > 0 else None
 
     def wait_whole(self, topic: str) -> None:
-        """Until every replica is in sync and every partition is led by its first replica."""
+        """Wait until every replica is in sync, and the first replica of each partition leads it."""
 
         def is_in_sync() -> bool:
             found = self.partitions(topic)
@@ -224,9 +224,9 @@ class NodeGroup:
         self.wait(lambda: self.controller() is not None, "there is an active controller")
 
     def wait(self, holds: Callable[[], bool], what: str) -> None:
-        """Ask until it holds."""
+        """Wait until the condition holds."""
         until = time.monotonic() + _START_S
         while not holds():
             if time.monotonic() > until:
-                raise SystemExit(f"{self.name}: waited in vain until {what}; the logs are in {self.directory}")
+                raise SystemExit(f"{self.name}: not in time: {what}; the logs are in {self.directory}")
             time.sleep(0.1)

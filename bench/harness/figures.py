@@ -1,7 +1,7 @@
 """Alternating rounds, medians, ratios of medians, the table.
 
-The machine's speed drifts, so every figure is taken from all nodes in each round, and which node goes first changes
-from round to round. A ratio is that of the medians, said so that more than 1 is better for the first node.
+The machine's speed drifts, so every figure is measured with all nodes in each round, and the order of the nodes changes
+from round to round. Ratios are those of the medians; above 1 the first node is better.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Measured(Protocol):
 
     @property
     def port(self) -> int:
-        """Where clients begin."""
+        """The port to which clients connect first."""
         ...
 
 
@@ -82,7 +82,7 @@ class Figures:
 
 
 def in_turn(nodes: Sequence[M], rounds: int, work: Callable[[M, int], None]) -> None:
-    """Do `work(node, round)` for all nodes in each round, the first one last in every other round."""
+    """Call `work(node, round)` for all nodes in each round, in reverse order in every second round."""
     for number in range(rounds):
         for node in nodes if number % 2 == 0 else reversed(nodes):
             work(node, number)

@@ -1,8 +1,8 @@
 """A metadata log of a million records, as a large cluster or an old one leaves it: written to a file in seconds.
 
-What `few` says of a few hundred topics is said a thousand times over: nearly all of it are changes. What `many` says is
-nearly all of the state: topics of three partitions. Their replicas are on brokers that are registered, fenced and never
-come, so that whoever replays this has no logs of its own to open.
+Nearly all records of `few` are repeated changes of a few hundred topics. Nearly all records of `many` are part of the
+final state: topics of three partitions. Their replicas are on brokers that are registered, fenced and never start, so
+that a node that replays the log has no partition logs to open.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kalda.raft.values import OffsetAndEpoch
 from kalda.raft.voters import VoterSet
 
 GHOSTS = tuple(range(101, 113))
-"""Brokers that hold the partitions, and never run."""
+"""Brokers that have the replicas, and never run."""
 EPOCH = 1
 SEGMENT = f"{0:020d}.log"
 _REPLICAS = 3
@@ -89,7 +89,7 @@ def write_log(data_directory: Path, state: str, records: int) -> LogWriter:
 
 
 def write_snapshot_of(log_directory: Path, directory: Path) -> int:
-    """A snapshot of such a log, in a directory of its own; how many records are in it."""
+    """Write a snapshot of such a log into a directory; returns the number of its records."""
     directory.mkdir(parents=True)
     loader = MetadataLoader(0, lambda: None)
     data = (log_directory / SEGMENT).read_bytes()
@@ -155,7 +155,7 @@ def _config(number: int, value: int) -> ConfigRecord:
 
 
 def _few(rng: random.Random) -> Iterator[Batch]:
-    """In-sync replicas that leave and return, leaders that move, a config now and then."""
+    """Records of replicas that leave the ISR and return, leaders that move, and some configs."""
     replicas: dict[tuple[int, int], list[int]] = {}
     for number in range(_FEW_TOPICS):
         batch = _topic(rng, number)
@@ -184,7 +184,7 @@ def _change(rng: random.Random, at: tuple[int, int], replicas: list[int]) -> Par
 
 
 def _many(rng: random.Random) -> Iterator[Batch]:
-    """Topics, some forty a request; one in twenty with a config of its own."""
+    """Records of topics, about forty a request; every twentieth has a config of its own."""
     for first in count(0, 40):
         batch: Batch = []
         for number in range(first, first + 40):

@@ -1,7 +1,7 @@
 """One node of either system, started and stopped the same way.
 
-It is broker and controller, with defaults but for replication factors of 1, and a process of its own. `start` tells
-how long it took from exec to the first answer that names the broker.
+It is a process, broker and controller, with defaults except replication factors of 1. `start` returns the time from
+exec to the first Metadata answer that has the broker.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Node:
         return self.directory / "server.properties"
 
     def fresh(self) -> None:
-        """Throw the data away and format anew."""
+        """Delete the data, and format again."""
         data = self.directory / "data"
         shutil.rmtree(data, ignore_errors=True)
         text = _PROPERTIES.format(port=self.port, controller=self._controller_port, data=data)
@@ -87,14 +87,14 @@ class Node:
             return False
 
     def stop(self) -> None:
-        """SIGTERM, and wait."""
+        """Stop it by SIGTERM, and wait for its end."""
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(60)
             self.process = None
 
     def close(self) -> None:
-        """Stop it and throw its directory away."""
+        """Stop it and delete its directory."""
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 

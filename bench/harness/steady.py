@@ -1,8 +1,8 @@
-"""One producer that never pauses: `python -m harness.steady BOOTSTRAP TOPIC PARTITIONS INTERVAL_MS [KEY=VALUE]...`.
+"""A producer without pauses: `python -m harness.steady BOOTSTRAP TOPIC PARTITIONS INTERVAL_MS [KEY=VALUE]...`.
 
-Idempotent, acks=all, librdkafka's defaults but for the settings given. Each partition gets a record every INTERVAL_MS,
-whatever happens. On stdin it is told `mark` to begin a new window, `report` to print that window's figures as a line of
-JSON, `end` to flush, to read the topic back, and to print what was lost, doubled or out of order.
+Idempotent, acks=all, with librdkafka's defaults except the given settings. Each partition gets a record every
+INTERVAL_MS. It reads commands from stdin: `mark` begins a new window, `report` prints the window's figures as a line of
+JSON, `end` flushes, reads the topic back, and prints which records were lost, doubled or out of order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Pro
 
 
 class Steady:
-    """Writes, and keeps when each partition was acknowledged."""
+    """Writes, and keeps the time of each partition's last acknowledgement."""
 
     def __init__(
         self, bootstrap: str, topic: str, partitions: int, interval_s: float, settings: Mapping[str, str]
@@ -47,7 +47,7 @@ class Steady:
         self._next = [0] * partitions
 
     def send(self) -> None:
-        """A record to each partition."""
+        """Send a record to each partition."""
         for partition, number in enumerate(self._next):
             self._next[partition] += 1
             self._producer.produce(self._topic, str(number).encode(), partition=partition, on_delivery=self._delivered)
@@ -66,14 +66,15 @@ class Steady:
         self._last[partition] = self._last_any = now
 
     def mark(self) -> None:
-        """A new window."""
+        """Begin a new window."""
         now = self._marked = time.perf_counter()
         self._last = [now] * len(self._last)
         self._longest = [0.0] * len(self._longest)
         self._last_any, self._longest_any = now, 0.0
 
     def report(self) -> dict[str, Any]:
-        """The longest waits since the mark: for anything, and for each partition. What still waits counts."""
+        """The longest times without an acknowledgement since the mark: of all partitions together, and of each. The
+        current wait counts."""
         now = time.perf_counter()
         waits = [max(longest, now - last) for longest, last in zip(self._longest, self._last, strict=True)]
         return {
@@ -85,7 +86,7 @@ class Steady:
         }
 
     def run(self, orders: queue.Queue[str]) -> None:
-        """Write until told to end."""
+        """Write until `end` is read."""
         due = time.perf_counter()
         while True:
             while due <= time.perf_counter():

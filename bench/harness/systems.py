@@ -1,6 +1,6 @@
 """The two systems that are measured: how a node of each is formatted and run, and where Apache Kafka comes from.
 
-Both take the same `server.properties`, so everything else about nodes and clusters is written once.
+Both have the same `server.properties`, so all other code about nodes and clusters is shared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BENCH = Path(__file__).parents[1]
 
 
 class System(NamedTuple):
-    """Its name, and its commands up to their arguments."""
+    """A system's name, and its commands without their arguments."""
 
     name: str
     formatter: Sequence[str]
@@ -34,7 +34,7 @@ class System(NamedTuple):
 
 _KALDA = (sys.executable, "-m", "kalda.cli.main")
 KALDA = System("Kalda", (*_KALDA, "storage", "format"), (*_KALDA, "server"))
-"""As it is installed beside this Python."""
+"""The Kalda that is installed for this Python."""
 
 
 def apache_kafka(heap: str) -> System | None:
@@ -56,7 +56,7 @@ def apache_kafka(heap: str) -> System | None:
 
 
 def systems(heap: str, *, alone: bool) -> list[System]:
-    """Kalda first, and Apache Kafka beside it unless it shall be alone or is not to be had."""
+    """Kalda, and then Apache Kafka, unless `alone` or where it cannot run."""
     peer = None if alone else apache_kafka(heap)
     return [KALDA] if peer is None else [KALDA, peer]
 

@@ -1,6 +1,7 @@
-"""Where PySpark finds `spark.read.format("kalda")` by itself: it looks for `DefaultSource` in modules named pyspark_*.
+"""Makes `spark.read.format("kalda")` work without a call: PySpark loads `DefaultSource` of modules named pyspark_*.
 
-Conditions of queries are applied by Spark here; `kalda.spark.register(spark)` lets them narrow what is read.
+With this source, Spark applies the conditions of queries after reading; after `kalda.spark.register(spark)`, they
+reduce what is read.
 """
 
 from kalda.spark.source import KaldaSource as DefaultSource

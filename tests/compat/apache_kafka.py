@@ -1,6 +1,6 @@
 """Apache Kafka's own tools and broker, from its published jars, to put beside a Kalda node.
 
-Maven fetches the jars once, by `bench/peer/pom.xml`, into the user's cache. Nothing of them is in this repository.
+Maven fetches the jars once, by `bench/peer/pom.xml`, into the user's cache. This repository has no part of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CLASSES = {
 
 
 def kafka_jars() -> Path | str:
-    """The folder of the jars; where they cannot be had, why. `KALDA_KAFKA_JARS` names a folder that has them."""
+    """The folder of the jars, or why there is none. `KALDA_KAFKA_JARS` names a folder that has them."""
     named = os.environ.get("KALDA_KAFKA_JARS")
     if named:
         return Path(named)
@@ -75,9 +75,9 @@ def java(jars: Path, heap: str, level: str, *options: str) -> list[str]:
 
 
 class KafkaTools:
-    """Runs a tool to its end. What it says on both streams is the result; a failure fails the test.
+    """Runs a tool to its end. The result is its output on both streams; a failure of the tool fails the test.
 
-    The first run leaves the classes that it loaded in an archive, with which later ones start in half the time.
+    The first run saves its classes in an archive, with which later runs start in half the time.
     """
 
     def __init__(self, jars: Path) -> None:
@@ -126,5 +126,5 @@ class ApacheKafkaNode(LoneNode):
         )
 
     def command(self) -> list[str]:
-        """What runs the node."""
+        """The command that runs the node."""
         return [*java(self._jars, "512M", "INFO"), "kafka.Kafka", str(self.file)]

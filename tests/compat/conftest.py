@@ -16,7 +16,7 @@ _counter = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
-    """A Kalda node as a process, as Kafka's defaults have it but for single replicas and quick rebalances."""
+    """A Kalda node as a process, with Kafka's defaults except single replicas and fast rebalances."""
     with LoneNode(tmp_path_factory.mktemp("node") / "kalda", {"num.partitions": 2}) as lone:
         lone.format()
         lone.start()
@@ -30,13 +30,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
 
 @pytest.fixture
 def fresh() -> Callable[[str], str]:
-    """A name that no other test has."""
+    """A topic name that no other test uses."""
     return lambda kind: f"{kind}-{next(_counter)}"
 
 
 @pytest.fixture(scope="session")
 def jars() -> Path:
-    """The folder of Apache Kafka's jars; skips where they cannot be had."""
+    """The folder of Apache Kafka's jars; skips the test where there are none."""
     found = kafka_jars()
     if isinstance(found, str):
         pytest.skip(found)

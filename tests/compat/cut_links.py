@@ -1,8 +1,8 @@
 """Nodes in network namespaces of their own, on one bridge, whose links can be cut.
 
-A link is cut one way by a wrong hardware address for the peer: what is sent to it leaves and arrives nowhere, in
-silence, as with a broken switch. Nobody is told, no connection is reset. This needs root and `ip` of iproute2; the host
-keeps nothing of it.
+A link is cut one way by a wrong hardware address of the peer: packets leave and do not arrive, as with a broken
+switch; there is no error, and no connection is reset. This needs root and `ip` of iproute2. Nothing of it remains on
+the host.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SpacedNode(ClusterNode):
 
 
 class SpacedCluster(NodeCluster):
-    """Three nodes on a bridge; the tests' own clients reach them all, whatever is cut between them."""
+    """Three nodes on a bridge; the tests' own clients reach all of them through every cut."""
 
     node_class = SpacedNode
 
@@ -56,7 +56,7 @@ class SpacedCluster(NodeCluster):
         node.port, node.controller_port = 9092, 9093
 
     def cut(self, source: SpacedNode, target: SpacedNode) -> None:
-        """What `source` sends to `target` is lost from here on."""
+        """From now on, packets from `source` to `target` are lost."""
         _ip("-n", source.space, "neigh", "replace", target.host, "lladdr", _NOWHERE, "dev", "eth0", "nud", "permanent")
 
     def cut_both_ways(self, one: SpacedNode, other: SpacedNode) -> None:
@@ -64,7 +64,7 @@ class SpacedCluster(NodeCluster):
         self.cut(other, one)
 
     def heal(self) -> None:
-        """Every link works again."""
+        """End all cuts."""
         for node in self.nodes.values():
             assert isinstance(node, SpacedNode)
             for each in json.loads(_ip("-n", node.space, "-j", "neigh", "show", "nud", "permanent") or "[]"):
@@ -72,7 +72,7 @@ class SpacedCluster(NodeCluster):
 
     @contextmanager
     def spaces(self) -> Iterator[None]:
-        """The bridge and the namespaces, for as long as they are needed."""
+        """Make the bridge and the namespaces; remove them at the end."""
         try:
             _ip("link", "add", self.name, "type", "bridge")
             _ip("addr", "add", f"{self.subnet}.254/24", "dev", self.name)
@@ -99,7 +99,7 @@ def _ip(*arguments: str) -> str:
 
 
 def _remove(*things: list[str]) -> None:
-    """A link goes before the namespace that holds its other end, which would take it along a little later."""
+    """Remove links before namespaces: deleting a namespace removes the links in it too, but some time later."""
     for kind, name in things:
         subprocess.run(["ip", kind, "del", name], capture_output=True, check=False)
 

@@ -1,7 +1,7 @@
-"""One node as a real process, for tests that kill it, starve it and feed it nonsense.
+"""One node as a real process, for tests that kill it, exhaust its resources or send it garbage.
 
-`LoneNode` owns a directory, two ports and at most one process at a time; nothing of it outlives its `with` block.
-Whatever the process says is read line by line, so a test waits for a line rather than for a while.
+`LoneNode` has a directory, two ports and at most one process at a time; all are removed at the end of its `with` block.
+The process's output is read line by line, so a test waits for a line and not for a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SOURCES = str(Path(kalda.__file__).parents[1])
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Ports without a listener."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [each.getsockname()[1] for each in held]
@@ -84,7 +84,7 @@ class LoneNode:
 
     @property
     def file(self) -> Path:
-        """The properties, written as they are now."""
+        """Write the current properties."""
         path = self.home / "server.properties"
         self.home.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{name}={value}\n" for name, value in self.properties.items()))
@@ -98,10 +98,10 @@ class LoneNode:
     # -- the process
 
     serves = SERVES
-    """A line that says that it serves."""
+    """A regular expression for the log line of a node that serves."""
 
     def command(self) -> list[str]:
-        """What runs it."""
+        """The command that runs it."""
         return [sys.executable, "-m", "kalda.cli.main", "server", str(self.file)]
 
     def launch(self, *, env: Mapping[str, str] | None = None) -> None:
@@ -118,7 +118,7 @@ class LoneNode:
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
     def start(self) -> float:
-        """Start it and wait until it serves; the seconds that this took."""
+        """Start it and wait until it serves; returns the seconds that this took."""
         began = time.monotonic()
         self.launch()
         self.wait_line(self.serves, _START_S)
@@ -135,7 +135,7 @@ class LoneNode:
             self._heard.notify_all()
 
     def wait_line(self, pattern: str, timeout_s: float = 30) -> str:
-        """The first line that matches; fails where the process ends, or says nothing like it in time."""
+        """The first line that matches; fails where the process ends, or no line matches in time."""
         wanted = re.compile(pattern)
 
         def found() -> str | None:
@@ -148,11 +148,11 @@ class LoneNode:
         return line
 
     def says(self, pattern: str) -> bool:
-        """Whether it has said something like that."""
+        """Whether a line of its output matches."""
         return any(re.search(pattern, line) for line in list(self.lines))
 
     def wait_exit(self, timeout_s: float = 30) -> int:
-        """Its exit code, once all that it said was read."""
+        """Its exit code, when all its output was read."""
         assert self.process is not None
         code = self.process.wait(timeout_s)
         with self._heard:
@@ -160,7 +160,7 @@ class LoneNode:
         return code
 
     def stop(self) -> float:
-        """SIGTERM; it must end with 0. The seconds that this took."""
+        """Stop it by SIGTERM, with exit code 0; returns the seconds that this took."""
         assert self.process is not None
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
@@ -169,7 +169,7 @@ class LoneNode:
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """SIGKILL: what it had not given to the kernel is lost."""
+        """End it by SIGKILL: data that it has not written to the kernel is lost."""
         assert self.process is not None
         self.process.kill()
         self.wait_exit()
@@ -184,7 +184,7 @@ class LoneNode:
         assert self.process is not None
         return int(psutil.Process(self.process.pid).num_fds())
 
-    # -- talking to it
+    # -- connections
 
     @contextlib.contextmanager
     def raw(self, timeout_s: float = 10) -> Iterator[socket.socket]:
@@ -193,15 +193,15 @@ class LoneNode:
             yield peer
 
     def client(self) -> BlockingConnection:
-        """A connection that speaks the protocol."""
+        """A connection for requests."""
         return BlockingConnection("127.0.0.1", self.port)
 
     def wait_led(self, topic: str, partitions: int = 1, timeout_s: float = 60) -> None:
-        """Until it leads the partitions of a new topic: it makes their logs after the controller has answered."""
+        """Wait until it leads the partitions of a new topic: the logs are made after the controller has answered."""
         asked = [ListOffsetsPartition(partition_index=index, timestamp=-1) for index in range(partitions)]
         request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=topic, partitions=asked)])
         deadline = time.monotonic() + timeout_s
         with self.client() as client:
             while any(each.error_code for each in client.request(request).topics[0].partitions):
-                assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {topic}"
+                assert time.monotonic() < deadline, f"not within {timeout_s} s: the partitions of {topic} have leaders"
                 time.sleep(0.02)

@@ -1,6 +1,6 @@
-"""One cluster of both kinds: Kalda and Apache Kafka processes side by side on loopback.
+"""A cluster of Kalda and Apache Kafka nodes, as processes on loopback.
 
-Every node has the same properties and is formatted by Kalda's tool, so Apache Kafka also starts from what that wrote.
+All nodes have the same properties and are formatted by Kalda's tool, so Apache Kafka also starts from its files.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ MAX_LEAD = 20
 """How many records the quorum may be ahead of a voter that keeps up: the leader writes one now and then for nothing."""
 
 USUAL = (
-    # A node was killed, stopped or is not up yet.
+    # A node was killed or stopped, or does not listen yet.
     r"no answer from the controller at \S+: (?!it is of another cluster)"
     r"|could not be established|disconnected before the response|Connection to \S+ .*failed|Client was shutdown"
     r"|Error in response for fetch request|node is already closed|already been closed"
-    # A leader of the quorum is not yet, or no longer, the active controller; the sender tries again.
+    # A leader of the quorum is not yet, or no longer, the active controller; the sender retries.
     r"|NotControllerException|Performing controller activation|Renouncing the leadership"
     r"|Connections to \S+ are refused"
-    # A broker comes back before the session of its former life is over.
+    # A broker restarts before its old session has ended.
     r"|DuplicateBrokerRegistrationException|(registration|heartbeat) of broker \d+ failed"
-    # A follower heard of a new epoch after its leader did, and takes the partition up again when it hears of it.
+    # A follower replays a new epoch after its leader, and fetches the partition again then.
     r"|marked as failed"
-    # A new leader has heard less of the high watermark than another of the old one's followers.
+    # A new leader has a lower high watermark than another follower of the old leader.
     r"|Non-monotonic update of high watermark"
-    # Said of every replica that is added to a topic that there was before.
+    # Logged for every replica that is added to an existing topic.
     r"|to exist, but it was missing\. Creating"
-    # A topic is created by two clients' questions, or deleted while it is fetched.
+    # Two clients create a topic by their metadata requests, or a topic is deleted while it is fetched.
     r"|TOPIC_ALREADY_EXISTS|Received UNKNOWN_TOPIC_OR_PARTITION|Received UNKNOWN_TOPIC_ID"
-    # A machine that is busy.
+    # The machine is busy.
     r"|Exceptionally slow controller event|controller event queue overloaded|received error REQUEST_TIMED_OUT"
     r"|unable to start processing because of TimeoutException"
 )
-"""What three nodes of Apache Kafka among themselves say as well, when they are treated like this."""
+"""Warnings that a cluster of three Apache Kafka nodes also logs in these tests."""
 
 _NOT_ACTIVE = re.compile(r"([\w.]+CompletionException: )?org\.apache\.kafka\.common\.errors\.NotControllerException")
 _TROUBLE = re.compile(r"\] (WARN|ERROR|FATAL|WARNING|CRITICAL) |^Traceback")
@@ -72,7 +72,7 @@ class Batch(NamedTuple):
 
 
 def batches_of(directory: Path) -> Iterator[Batch]:
-    """What a partition's segments hold, up to what is torn."""
+    """The batches of a partition's segments, up to a torn one."""
     for segment in sorted(directory.glob("*.log")):
         data = segment.read_bytes()
         at = 0
@@ -85,7 +85,7 @@ def batches_of(directory: Path) -> Iterator[Batch]:
 
 
 class MixedNode(LoneNode):
-    """A node of either kind."""
+    """A Kalda or Apache Kafka node."""
 
     def __init__(
         self, home: Path, node_id: int, kind: str, roles: str, jars: Path, settings: Mapping[str, object]
@@ -105,12 +105,12 @@ class MixedNode(LoneNode):
 
     @property
     def serves(self) -> str:  # type: ignore[override]
-        """A line that says that it serves."""
+        """A regular expression for the log line of a node that serves."""
         return "Kafka Server started" if self.kind == KAFKA else LoneNode.serves
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a process."""
+        """Whether its process is running."""
         return self.process is not None and self.process.poll() is None
 
     def format(self, cluster_id: str = CLUSTER_ID, *arguments: str) -> None:
@@ -142,7 +142,7 @@ class MixedNode(LoneNode):
         self.wait_line(self.serves, START_S)
 
     def stop(self) -> float:
-        """SIGTERM; a JVM then ends with 143."""
+        """Stop it by SIGTERM; a JVM then ends with 143."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         code = self.wait_exit(120)
@@ -162,7 +162,7 @@ class MixedNode(LoneNode):
         self.process.send_signal(signal.SIGCONT)
 
     def trouble(self) -> list[str]:
-        """What it complained of in all its lives, and what three Kafka nodes would not have."""
+        """The warnings and errors in the logs of all its starts, except those that three Kafka nodes also log."""
         lines = [*self.former_lines, *self.lines]
         return [
             f"{self}: {line} {following}"
@@ -176,7 +176,7 @@ class MixedNode(LoneNode):
         return self.home / "data" / partition
 
     def batches(self, partition: str) -> list[Batch]:
-        """What is in a partition's log."""
+        """The batches of a partition's log."""
         return list(batches_of(self.partition_dir(partition)))
 
     def high_watermarks(self) -> dict[str, int]:
@@ -188,8 +188,8 @@ class MixedNode(LoneNode):
         return sorted(path.name for path in self.partition_dir(f"{METADATA}-0").glob("*.checkpoint"))
 
     def forget_metadata_before_snapshot(self) -> int:
-        """Leave of the metadata log what its newest snapshot does not hold, as retention does in time; where the log
-        begins now. The node is down."""
+        """Delete the part of the metadata log that its newest snapshot covers, as retention does later; returns the new
+        log start offset. The node must be down."""
         directory = self.partition_dir(f"{METADATA}-0")
         start = int(self.metadata_snapshots()[-1].partition("-")[0])
         kept = b"".join(batch.data for batch in batches_of(directory) if batch.base_offset >= start)
@@ -201,7 +201,8 @@ class MixedNode(LoneNode):
 
 
 class MixedCluster:
-    """Nodes of both kinds; `kinds` says for each id which, and its roles. Voters are static, or `dynamic` (KIP-853)."""
+    """A cluster of both kinds of nodes; `kinds` has the kind and roles of each. Voters are static, or
+    `dynamic` (KIP-853)."""
 
     def __init__(
         self,
@@ -258,7 +259,7 @@ class MixedCluster:
             node.wait_serving()
 
     def check_quiet(self) -> None:
-        """No node complained of anything that nodes of one kind would not complain of."""
+        """No node has logged a warning that a cluster of one kind would not log."""
         trouble = [line for node in self.nodes.values() for line in node.trouble()]
         assert not trouble, "\n".join(trouble[:40])
 
@@ -270,37 +271,38 @@ class MixedCluster:
         return ",".join(node.address for node in self.brokers)
 
     def new_admin(self) -> AdminClient:
-        """A client that knows no former leaders: some of its requests are not tried again."""
+        """A client without cached leaders, since it does not retry some of its requests."""
         return AdminClient({"bootstrap.servers": self.addresses, "log_level": 0})
 
     @property
     def up(self) -> list[MixedNode]:
-        """Brokers that run."""
+        """The running brokers."""
         return [node for node in self.brokers if node.is_up]
 
     def wait_placed(
         self, topic: str, index: int, leader: int | None = None, isr: list[int] | None = None
     ) -> tuple[int, list[int]]:
-        """Until all brokers that run tell the same of a partition, and this; the leader and the ISR."""
+        """Wait until all running brokers have the same leader and ISR of a partition, and the given ones where they are
+        given; returns them."""
         found: list[tuple[int, list[int]]] = []
 
         def is_so() -> bool:
             found[:] = [_placed(node, topic, index) for node in self.up]
-            told, in_sync = found[0]
+            led_by, in_sync = found[0]
             return (
                 all(each == found[0] for each in found)
-                and (told in self.nodes if leader is None else told == leader)
+                and (led_by in self.nodes if leader is None else led_by == leader)
                 and (isr is None or in_sync == isr)
             )
 
         try:
-            wait_until(is_so, f"{topic}-{index} is led by {leader or 'somebody'} with the ISR {isr}", 90)
+            wait_until(is_so, f"{topic}-{index} is led by {leader or 'a broker'} with the ISR {isr}", 90)
         except AssertionError as error:
-            raise AssertionError(f"{error}; it is told {found}") from None
+            raise AssertionError(f"{error}; the brokers have {found}") from None
         return found[0]
 
     def wait_same_files(self, partition: str) -> list[Batch]:
-        """Until every broker has the same bytes of a partition; the batches."""
+        """Wait until every broker has the same bytes of a partition; returns the batches."""
         found: list[list[Batch]] = []
 
         def is_so() -> bool:
@@ -313,7 +315,7 @@ class MixedCluster:
     # -- the quorum
 
     def leader(self) -> tuple[MixedNode, Any]:
-        """The quorum's leader, once there is one and only one, and what it says of the quorum."""
+        """Wait until the quorum has exactly one leader; returns it, and its description of the quorum."""
         found: list[tuple[MixedNode, Any]] = []
 
         def is_led() -> bool:
@@ -321,37 +323,41 @@ class MixedCluster:
             for node in self.controllers:
                 if node.is_up:
                     try:
-                        told = describe_quorum(node, node.controller_port)
+                        received = describe_quorum(node, node.controller_port)
                     except ApiError:
                         continue  # it does not listen yet
-                    if told.error_code == 0 and told.high_watermark >= 0:
-                        found.append((node, told))
+                    if received.error_code == 0 and received.high_watermark >= 0:
+                        found.append((node, received))
             return len(found) == 1
 
         wait_until(is_led, "the quorum has a leader", 90)
         return found[0]
 
     def wait_quorum(self) -> Any:
-        """Until every voter that runs keeps up with the leader, and every broker tells the same of the quorum."""
+        """Wait until every running voter has caught up, and every broker describes the quorum in the same way."""
         last: list[Any] = []
 
         def is_so() -> bool:
-            node, told = self.leader()
-            ends = {voter.replica_id: voter.log_end_offset for voter in told.current_voters}
-            last[:] = [told]
+            node, received = self.leader()
+            ends = {voter.replica_id: voter.log_end_offset for voter in received.current_voters}
+            last[:] = [received]
             brokers = [describe_quorum(broker, broker.port) for broker in self.up]
             return set(ends) == {each.node_id for each in self.controllers} and all(
                 [
-                    *(told.high_watermark - ends[each.node_id] <= MAX_LEAD for each in self.controllers if each.is_up),
-                    *((each.leader_id, each.leader_epoch) == (node.node_id, told.leader_epoch) for each in brokers),
+                    *(
+                        received.high_watermark - ends[each.node_id] <= MAX_LEAD
+                        for each in self.controllers
+                        if each.is_up
+                    ),
+                    *((each.leader_id, each.leader_epoch) == (node.node_id, received.leader_epoch) for each in brokers),
                 ]
             )
 
-        wait_until(is_so, "voters keep up and brokers know the leader", 90)
+        wait_until(is_so, "voters keep up, and brokers have the leader", 90)
         return last[0]
 
     def check_same_metadata(self) -> None:
-        """All controllers have the same committed batches, from where all of their logs have begun."""
+        """All controllers have the same committed batches, from the highest of their log start offsets on."""
         committed = self.leader()[1].high_watermark
         logs = [{batch.base_offset: batch for batch in node.batches(f"{METADATA}-0")} for node in self.controllers]
         start = max(min(log) for log in logs)
@@ -372,7 +378,7 @@ def _placed(node: MixedNode, topic: str, index: int) -> tuple[int, list[int]]:
 
 
 def describe_quorum(node: MixedNode, port: int) -> Any:
-    """What a node says of the quorum at one of its listeners."""
+    """A node's description of the quorum, from one of its listeners."""
     partition = DescribeQuorumRequestPartitionData()
     topic = DescribeQuorumRequestTopicData(topic_name=METADATA, partitions=[partition])
     with BlockingConnection("127.0.0.1", port) as client:

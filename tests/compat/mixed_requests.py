@@ -1,4 +1,4 @@
-"""What is asked of a cluster of both kinds: topics, records, groups, leaders, configs."""
+"""Requests to a cluster of both kinds of nodes: topics, records, groups, leaders, configs."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _SET = 0
 
 
 def create(cluster: MixedCluster, topic: str, *assignments: list[int], **configs: str) -> None:
-    """A topic with these replicas, the first of each preferred; all brokers know it then.
+    """Create a topic with these replicas, the first of each preferred; wait until all brokers have it.
 
-    A broker asks again where the controller goes before it has answered, so a topic may be there already."""
+    Where the controller ends before it has answered, the broker repeats the request, so the topic may exist already."""
     wanted = CreatableTopic(
         name=topic,
         num_partitions=-1,
@@ -81,18 +81,18 @@ def produce(
         }
     )
 
-    def told(error: KafkaError | None, _: Message) -> None:
+    def on_delivery(error: KafkaError | None, _: Message) -> None:
         if error is not None:
             failures.append(error)
 
     for value in values:
-        producer.produce(topic, value, partition=index, on_delivery=told)
+        producer.produce(topic, value, partition=index, on_delivery=on_delivery)
     assert producer.flush(TIMEOUT_MS / 1000) == 0
     assert not failures, failures[:3]
 
 
 def values_of(cluster: MixedCluster, topic: str, index: int) -> list[bytes]:
-    """All that a consumer is given of a partition."""
+    """All records of a partition that a consumer gets."""
     consumer = Consumer(
         {
             "bootstrap.servers": cluster.addresses,
@@ -157,7 +157,7 @@ def read_as_group(cluster: MixedCluster, group: str, topic: str, offset: int) ->
 
 
 def check_committed(cluster: MixedCluster, topic: str, offsets: dict[str, int]) -> None:
-    """Whoever coordinates the groups now, what they have committed is known."""
+    """The coordinators have the groups' committed offsets, on whichever node they are now."""
     for group, offset in offsets.items():
         consumer = _group_consumer(cluster, group)
         [found] = consumer.committed([TopicPartition(topic, 0)], timeout=TIMEOUT_MS / 1000)
@@ -174,8 +174,8 @@ def elect_preferred(cluster: MixedCluster, topic: str, *indexes: int) -> None:
 def reassign(cluster: MixedCluster, topic: str, index: int, replicas: list[int]) -> None:
     wanted = ReassignableTopic(name=topic, partitions=[ReassignablePartition(partition_index=index, replicas=replicas)])
     with cluster.up[0].client() as client:
-        told = client.request(AlterPartitionReassignmentsRequest(topics=[wanted], timeout_ms=TIMEOUT_MS))
-        assert told.responses[0].partitions[0].error_code == 0, told
+        answer = client.request(AlterPartitionReassignmentsRequest(topics=[wanted], timeout_ms=TIMEOUT_MS))
+        assert answer.responses[0].partitions[0].error_code == 0, answer
         wait_until(
             lambda: not client.request(ListPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS)).topics,
             f"{topic}-{index} has moved",
@@ -193,20 +193,20 @@ def set_config(via: MixedNode, topic: str, value: str) -> None:
 
 
 def wait_config(cluster: MixedCluster, topic: str, value: str) -> None:
-    """Until every broker tells it."""
+    """Wait until every broker has it."""
     asked = DescribeConfigsResource(resource_type=_TOPIC, resource_name=topic, configuration_keys=["retention.ms"])
     for node in cluster.up:
 
-        def is_told(node: MixedNode = node) -> bool:
+        def has_config(node: MixedNode = node) -> bool:
             with node.client() as client:
                 [result] = client.request(DescribeConfigsRequest(resources=[asked])).results
                 return [each.value for each in result.configs] == [value]
 
-        wait_until(is_told, f"{node} tells the config of {topic}", 60)
+        wait_until(has_config, f"{node} has the config of {topic}", 60)
 
 
 def earliest(node: MixedNode, topic: str, index: int) -> int:
-    """Where a partition begins, as its leader tells."""
+    """A partition's log start offset, from its leader."""
     asked = ListOffsetsTopic(name=topic, partitions=[ListOffsetsPartition(partition_index=index, timestamp=_EARLIEST)])
     with node.client() as client:
         found = client.request(ListOffsetsRequest(topics=[asked])).topics[0].partitions[0]
@@ -215,7 +215,7 @@ def earliest(node: MixedNode, topic: str, index: int) -> int:
 
 
 def change_metadata(cluster: MixedCluster, number: int) -> None:
-    """A topic on all brokers that run, and configs through each of them."""
+    """Create a topic on all running brokers, and set configs through each of them."""
     topic = f"topic-{number}"
     create(cluster, topic, *([node.node_id] for node in cluster.up))
     for at, node in enumerate(cluster.up):

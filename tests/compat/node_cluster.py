@@ -39,11 +39,11 @@ class ClusterNode(LoneNode):
         command = ["format", "-t", cluster_id, "-c", str(self.file), "--ignore-formatted", *arguments]
         storage.main(command, standalone_mode=False)
 
-    def told_leader(self, topic: str, index: int) -> int | None:
-        """The leader of a partition as this node tells it."""
+    def leader_in_metadata(self, topic: str, index: int) -> int | None:
+        """The leader of a partition in this node's metadata."""
         with self.client() as client:
-            told = client.request(MetadataRequest(topics=[MetadataRequestTopic(name=topic)])).topics[0]
-        return next((each.leader_id for each in told.partitions if each.partition_index == index), None)
+            received = client.request(MetadataRequest(topics=[MetadataRequestTopic(name=topic)])).topics[0]
+        return next((each.leader_id for each in received.partitions if each.partition_index == index), None)
 
 
 class NodeCluster:
@@ -65,7 +65,7 @@ class NodeCluster:
             node.properties["controller.quorum.voters"] = voters
 
     def place(self, node: ClusterNode) -> None:
-        """Give a node its host and ports."""
+        """Choose a node's host and ports."""
         node.port, node.controller_port = next(self._ports), next(self._ports)
 
     def __enter__(self) -> Self:
@@ -92,11 +92,11 @@ class NodeCluster:
             self._wait_for_all(node)
 
     def _wait_for_all(self, node: ClusterNode) -> None:
-        """Until a node tells of all others: librdkafka fails requests to a broker that the next metadata lack."""
+        """Wait until a node's metadata has all others: librdkafka fails requests to a broker that is not in it."""
         with node.client() as client:
             wait_until(
                 lambda: len(client.request(MetadataRequest(topics=[])).brokers) == len(self.nodes),
-                f"node {node.node_id} tells of all nodes",
+                f"node {node.node_id} has all nodes in its metadata",
             )
 
     @cached_property
@@ -109,20 +109,20 @@ class NodeCluster:
         self.admin.create_topics([NewTopic(topic, partitions, len(self.nodes), config=config)])[topic].result(30)
 
     def partition(self, topic: str, index: int) -> Any:
-        """What a fresh client is told of a partition; None while it is told nothing."""
-        told = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
-        return told.get(index)
+        """A partition's metadata as a new client gets it; None while it gets none."""
+        received = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return received.get(index)
 
     def wait_leader(self, topic: str, index: int, node_id: int) -> None:
-        """Until every node knows that one leads a partition: some requests of a client are not tried again."""
+        """Wait until every node has the same leader of a partition: a client does not retry some of its requests."""
         for node in self.nodes.values():
             wait_until(
-                partial(lambda asked: asked.told_leader(topic, index) == node_id, node),
-                f"node {node.node_id} knows that {node_id} leads {topic}-{index}",
+                partial(lambda each: each.leader_in_metadata(topic, index) == node_id, node),
+                f"node {node.node_id} has {node_id} as the leader of {topic}-{index}",
             )
 
     def leader(self, topic: str, index: int) -> ClusterNode:
-        """The node that leads a partition, once there is one."""
+        """Wait until a partition has a leader; returns its node."""
         found: list[ClusterNode] = []
 
         def is_led() -> bool:
@@ -135,18 +135,18 @@ class NodeCluster:
         return found[0]
 
     def wait_in_sync(self, topic: str, partitions: int) -> None:
-        """Until every replica is in the ISR."""
+        """Wait until every replica is in the ISR."""
 
         def is_whole() -> bool:
-            told = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
-            return len(told) == partitions and all(len(each.isrs) == len(self.nodes) for each in told.values())
+            received = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+            return len(received) == partitions and all(len(each.isrs) == len(self.nodes) for each in received.values())
 
         wait_until(is_whole, f"every replica of {topic} is in sync")
 
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    """Ask until it holds; fails where it does not in time."""
+    """Wait until the condition holds; fails where it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain until {what}"
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A topic of numbered records: who writes them through anything, and who reads them back."""
+"""A topic of numbered records: a producer that continues through all failures, and readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PADDING = b" " + bytes(random.Random(1).randbytes(500))
 
 
 def number_of(value: bytes) -> int:
-    """Which record this is."""
+    """The number of a record."""
     return int(value.partition(b" ")[0])
 
 
@@ -31,7 +31,7 @@ def create(node: LoneNode, name: str, partitions: int = PARTITIONS, **configs: s
 
 
 class Writer:
-    """An idempotent producer that is always a little ahead of what is waited for; it keeps what it was told is safe."""
+    """An idempotent producer that always has some records in flight; it keeps the acknowledged ones."""
 
     AHEAD = 400
 
@@ -65,11 +65,11 @@ class Writer:
             if self._stop.is_set():
                 break
             value = b"%d" % number + PADDING
-            self._producer.produce(self.topic, value, partition=number % PARTITIONS, on_delivery=self._told)
+            self._producer.produce(self.topic, value, partition=number % PARTITIONS, on_delivery=self._delivered)
             self._producer.poll(0)
         self._producer.flush(60)
 
-    def _told(self, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
         with self._progress:
             if error is not None:
                 self.failures.append(error)
@@ -82,7 +82,7 @@ class Writer:
             self._progress.notify_all()
 
     def wait_for(self, count: int) -> None:
-        """Until that many more records are acknowledged."""
+        """Wait until this many more records are acknowledged."""
         with self._progress:
             goal = self.count + count
             self._allowed = goal + self.AHEAD
@@ -96,7 +96,7 @@ class Writer:
         assert not self.failures, self.failures[:3]
 
     def check(self, found: dict[int, list[bytes]]) -> None:
-        """What was read has everything that was acknowledged, once and in order."""
+        """The records that were read include every acknowledged one, once and in order."""
         for partition, values in found.items():
             numbers = [number_of(value) for value in values]
             assert numbers == sorted(set(numbers)), f"partition {partition} has doubles, or lost its order"
@@ -105,7 +105,7 @@ class Writer:
 
 
 def read_all(node: LoneNode, topic: str, partitions: int = PARTITIONS) -> dict[int, list[bytes]]:
-    """Every record's value, by partition, from the beginning to the end."""
+    """The values of all records, by partition."""
     consumer = Consumer(
         {
             "bootstrap.servers": node.address,

@@ -1,7 +1,7 @@
-"""The same requests to Apache Kafka and to Kalda, and what their answers have in common: everything that is meant.
+"""Sends the same requests to Apache Kafka and to Kalda, and compares all meaningful fields of the answers.
 
-What differs by its nature (ids, ports, times, words of messages) is replaced by what it is before the answers are
-compared. Lists whose order says nothing are put in order.
+Values that always differ (ids, ports, times, texts of messages) are replaced by their kind before the answers are
+compared. Lists whose order has no meaning are sorted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _READY_S = 10
 
 
 class Seen(NamedTuple):
-    """One request, named, and what came of it."""
+    """One request's name, and its outcome."""
 
     label: str
     answer: Any
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
 
 class Asker:
-    """Sends a scenario's requests to one node and writes down what comes back."""
+    """Sends a scenario's requests to one node and records the answers."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -69,7 +69,7 @@ class Asker:
             self._connection = None
 
     def quiet(self, request: Request, version: int | None = None) -> Any:
-        """Ask without comparing. Raises `ApiError` where the connection is closed instead."""
+        """Send a request whose answer is not compared. Raises `ApiError` where the connection is closed instead."""
         if self._connection is None:
             self._connection = BlockingConnection("127.0.0.1", self.port, timeout_ms=15_000, negotiate=False)
         try:
@@ -79,7 +79,7 @@ class Asker:
             raise
 
     def ask(self, request: Request, version: int | None = None, label: object = "") -> Any:
-        """Ask, and remember the answer, or that the connection was closed."""
+        """Send a request, and record the answer, or that the connection was closed."""
         api = API[request.API_KEY]
         version = api.highest if version is None else version
         answer = None
@@ -92,11 +92,11 @@ class Asker:
         return answer
 
     def note(self, label: str, value: object) -> None:
-        """Something else that must be the same."""
+        """Record another value that must be the same."""
         self.seen.append(Seen(label, value, ""))
 
     def raw(self, frame: bytes, label: str) -> None:
-        """Bytes as they are; what comes back whole, or that the connection was closed."""
+        """Send raw bytes, and record the whole answer, or that the connection was closed."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=_READY_S) as peer:
             peer.sendall(frame)
             head = peer.recv(4, socket.MSG_WAITALL)
@@ -106,7 +106,7 @@ class Asker:
     # -- topics
 
     def make(self, name: str, partitions: int = 1, **config: str) -> Uuid:
-        """A topic, ready to be used."""
+        """Create a topic, and wait until it can be used."""
         configs = {key.replace("_", "."): value for key, value in config.items()}
         self.quiet(CreateTopicsRequest(topics=[topic(name, partitions, 1, configs)]))
         until = time.monotonic() + _READY_S
@@ -119,7 +119,7 @@ class Asker:
         raise AssertionError(f"{name} is not there after {_READY_S} s")
 
     def _wait_for_leader(self, name: str, partitions: int, until: float) -> None:
-        """Apache Kafka tells of a topic before the partitions are there."""
+        """Wait for the partitions: Apache Kafka's metadata has a topic before its brokers have the partitions."""
         asked = [ListOffsetsPartition(partition_index=index, timestamp=-1) for index in range(partitions)]
         request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=name, partitions=asked)])
         while time.monotonic() < until:
@@ -135,7 +135,7 @@ def topic(
     configs: dict[str, str | None] | None = None,
     assigned: tuple[tuple[int, list[int]], ...] = (),
 ) -> CreatableTopic:
-    """A topic as CreateTopics takes it."""
+    """A topic of a CreateTopics request."""
     return CreatableTopic(
         name=name,
         num_partitions=partitions,
@@ -152,7 +152,7 @@ def plain(value: Any, name: str = "") -> Any:
     if isinstance(value, Struct):
         shown = {key: plain(getattr(value, key), key) for key in type(value).declared}
         if isinstance(value, PartitionProduceResponse) and value.error_code:
-            del shown["log_start_offset"]  # whether a refusal tells it depends on who refused
+            del shown["log_start_offset"]  # whether a refusal has this depends on the layer that refused
         return shown
     if name == "records":
         return None if value is None else whole_batches(value).hex()
@@ -177,7 +177,7 @@ def _order(each: dict[str, Any]) -> str:
 
 
 def whole_batches(records: Any) -> bytes:
-    """Apache Kafka cuts a fetch at its limit, Kalda at the last batch that fits: the whole ones are compared."""
+    """Apache Kafka cuts a fetch at its limit, Kalda at the last batch that fits: only whole batches are compared."""
     data = b"".join(map(bytes, records)) if isinstance(records, list) else bytes(records)
     end = 0
     while end + 12 <= len(data) and end + 12 + int.from_bytes(data[end + 8 : end + 12], "big") <= len(data):
@@ -186,7 +186,7 @@ def whole_batches(records: Any) -> bytes:
 
 
 def differences(kafka: Any, kalda: Any, path: str = "") -> Iterator[str]:
-    """Where two answers part."""
+    """The differences between two answers."""
     if isinstance(kafka, dict) and isinstance(kalda, dict):
         for key in kafka:
             yield from differences(kafka[key], kalda[key], f"{path}.{key}")
@@ -194,7 +194,7 @@ def differences(kafka: Any, kalda: Any, path: str = "") -> Iterator[str]:
         for index, (one, other) in enumerate(zip(kafka, kalda, strict=True)):
             yield from differences(one, other, f"{path}[{index}]")
     elif kafka != kalda and not (path.endswith("error_message") and kafka is None):
-        # Kafka tells a producer only of some refusals why; Kalda always does.
+        # Kafka gives a producer a message for some refusals only, Kalda for all.
         yield f"{path}: Apache Kafka {kafka!r:.300}, Kalda {kalda!r:.300}"
 
 

@@ -1,4 +1,4 @@
-"""aiokafka: an asyncio client that speaks old versions only (Produce 8, Fetch 11, Metadata 5, ListOffsets 3)."""
+"""aiokafka: an asyncio client that uses old versions only (Produce 8, Fetch 11, Metadata 5, ListOffsets 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line against a node: every command once, as a script would use it, each as its own process."""
+"""The command line against a node: every command once, as scripts use it, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def shell(node: LoneNode) -> Shell:
     return Shell(node.address)
 
 
-def test_a_topics_life(shell: Shell) -> None:
+def test_topic_commands(shell: Shell) -> None:
     assert shell.run("topics", "create", "life", "-p", 2, "-c", "retention.ms=5000").stdout == "Created topic life.\n"
     assert "already exists" in shell.run("topics", "create", "life", code=1).stderr
     shell.run("topics", "create", "life", "--if-not-exists")
@@ -99,7 +99,7 @@ def test_configs(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_what_is_produced_is_consumed(shell: Shell, codec: str) -> None:
+def test_produced_records_are_consumed(shell: Shell, codec: str) -> None:
     topic = f"lines-{codec}"
     shell.run("topics", "create", topic, "-p", 3)
     lines = [f"key-{i % 7}:value {i} é" for i in range(1000)]
@@ -114,9 +114,9 @@ def test_what_is_produced_is_consumed(shell: Shell, codec: str) -> None:
     assert all(by_key[row["key"]] == row["partition"] for row in rows)
 
 
-def test_where_to_begin_and_where_to_stop(shell: Shell) -> None:
+def test_starts_and_ends_of_consume(shell: Shell) -> None:
     shell.run("topics", "create", "places", "-p", 1)
-    shell.run("produce", "places", "-H", "a=1", "--null-marker", "gone", given="zero\none\ngone\nthree\n")
+    shell.run("produce", "places", "-H", "a=1", "--null-marker", "NULL", given="zero\none\nNULL\nthree\n")
 
     def lines(*options: object) -> list[str]:
         return shell.run("consume", "places", *options).stdout.splitlines()
@@ -132,7 +132,7 @@ def test_where_to_begin_and_where_to_stop(shell: Shell) -> None:
     assert "no key separator" in shell.run("produce", "places", "-K", "|", given="x\n", code=1).stderr
 
 
-def test_a_group_reads_on_where_it_stopped(shell: Shell) -> None:
+def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
     shell.run("topics", "create", "work", "-p", 2)
     for partition in range(2):
         lines = "\n".join(f"{i}" for i in range(50 * partition, 50 * partition + 50))
@@ -156,7 +156,7 @@ def test_a_group_reads_on_where_it_stopped(shell: Shell) -> None:
 
 
 def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
-    """Until the group is stable with so many."""
+    """Wait until the group is stable with this many members."""
     with ClusterClient(node.address) as cluster:
 
         def attempt(_: object) -> None:
@@ -169,7 +169,7 @@ def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
 
 @pytest.fixture
 def hangups() -> Iterator[None]:
-    """SIGHUP means something to the processes that a test starts, also where this one runs under nohup."""
+    """SIGHUP is not ignored in the processes that a test starts, also where the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -216,7 +216,7 @@ def test_two_members_share_and_leave_with_a_signal(shell: Shell, node: LoneNode)
     assert sum(row["lag"] for row in group["offsets"]) == 0  # type: ignore[index]
 
 
-def test_the_cluster_and_what_it_agreed_on(shell: Shell) -> None:
+def test_cluster_quorum_and_features(shell: Shell) -> None:
     assert shell.run("cluster", "id").stdout.strip() == CLUSTER_ID
     described = shell.json("cluster", "describe", "--include-fenced-brokers")
     assert isinstance(described, dict)
@@ -233,7 +233,7 @@ def test_the_cluster_and_what_it_agreed_on(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("hangups")
-def test_a_node_whose_terminal_is_closed_stops_cleanly_and_says_why(tmp_path: Path) -> None:
+def test_a_node_whose_terminal_is_closed_stops_cleanly_and_logs_the_signal(tmp_path: Path) -> None:
     with LoneNode(tmp_path) as node:
         node.format()
         node.start()
@@ -257,7 +257,7 @@ def test_topics_complete(shell: Shell) -> None:
     assert words.stdout.split() == ["plain,completed"]
 
 
-def test_a_reader_that_has_seen_enough(shell: Shell, node: LoneNode) -> None:
+def test_consume_ends_when_its_pipe_is_closed(shell: Shell, node: LoneNode) -> None:
     with ClusterClient(node.address) as cluster:
         create_topics(cluster, [NewTopic("long", 1, 1)])
         with Sender(cluster) as sender:
@@ -273,7 +273,7 @@ def test_a_reader_that_has_seen_enough(shell: Shell, node: LoneNode) -> None:
     process.stderr.close()
 
 
-def test_files_of_a_node_are_read_without_it(shell: Shell, node: LoneNode) -> None:
+def test_dump_log_of_a_running_node(shell: Shell, node: LoneNode) -> None:
     shell.run("topics", "create", "dumped", "-p", 1)
     shell.run("produce", "dumped", given="found me\n")
     data = node.home / "data"

@@ -1,6 +1,7 @@
-"""Three nodes, one cluster: replicas, failover, rolling restarts, as librdkafka's clients see them.
+"""A cluster of three nodes: replicas, failover, rolling restarts, with librdkafka's clients.
 
-What was acknowledged to an idempotent producer with acks=all is there, once and in order, whoever was killed meanwhile.
+Every record that was acknowledged to an idempotent producer with acks=all is read once and in order, whichever nodes
+were killed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NodeClus
         yield made
 
 
-def test_leaders_that_are_killed_lose_nothing(cluster: NodeCluster) -> None:
+def test_killed_leaders_lose_nothing(cluster: NodeCluster) -> None:
     cluster.create(TOPIC, PARTITIONS, min_insync_replicas="2")
     writer, reader = Writer(cluster.addresses), Reader(cluster.addresses)
     writer.start()
@@ -148,8 +149,8 @@ def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
         wait_until(lambda: not client.request(ListPartitionReassignmentsRequest()).topics, "the reassignment is over")
 
         def placed() -> tuple[list[int], list[int], int]:
-            told = cluster.partition(TOPIC, 0)
-            return told.replicas, sorted(told.isrs), told.leader
+            received = cluster.partition(TOPIC, 0)
+            return received.replicas, sorted(received.isrs), received.leader
 
         wait_until(lambda: placed() == ([3, 2], [2, 3], 3), "3 leads and 2 follows")
         wait_until(
@@ -167,7 +168,7 @@ def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
         assert elected.replica_election_results[0].partition_result[0].error_code == 0
         cluster.wait_leader(TOPIC, 0, 3)
 
-        fresh = AdminClient({"bootstrap.servers": cluster.addresses, "log_level": 0})  # one that knows no older leader
+        fresh = AdminClient({"bootstrap.servers": cluster.addresses, "log_level": 0})  # it has no cached leader
         deleted = fresh.delete_records([TopicPartition(TOPIC, 0, 400)], request_timeout=20)
         assert next(iter(deleted.values())).result(20).low_watermark == 400
         fresh.delete_topics([TOPIC])[TOPIC].result(30)

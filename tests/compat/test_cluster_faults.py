@@ -1,4 +1,4 @@
-"""Three nodes: the active controller is killed; a leader is paused until it is fenced, and wakes in another epoch."""
+"""Three nodes: the active controller is killed; a leader is paused until it is fenced, and resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def produce(value: bytes, partition: int) -> ProduceRequest:
 
 
 @pytest.mark.parametrize("cluster", [{"broker.session.timeout.ms": 9_000}], ids=["long sessions"], indirect=True)
-def test_another_controller_takes_over(cluster: NodeCluster) -> None:
+def test_another_controller_becomes_active(cluster: NodeCluster) -> None:
     for made in ("first", "second", "third"):
         cluster.create(made, 2)
     leader, epoch = quorum(cluster.nodes[1])
@@ -45,9 +45,9 @@ def test_another_controller_takes_over(cluster: NodeCluster) -> None:
         wait_until(lambda: quorum(witness)[0] in cluster.nodes, "one of the other two is the active controller")
         assert quorum(witness)[1] > epoch
         with witness.client() as client:
-            told = client.request(MetadataRequest(topics=None))
-            assert {broker.node_id for broker in told.brokers} >= set(cluster.nodes)
-            assert {"first", "second", "third", TOPIC} <= {topic.name for topic in told.topics}
+            received = client.request(MetadataRequest(topics=None))
+            assert {broker.node_id for broker in received.brokers} >= set(cluster.nodes)
+            assert {"first", "second", "third", TOPIC} <= {topic.name for topic in received.topics}
         cluster.create("fourth", 2)
         victim.start()
         with victim.client() as client:
@@ -60,7 +60,7 @@ def test_another_controller_takes_over(cluster: NodeCluster) -> None:
                 assert not node.says(rf"Fencing broker {survivor} |broker {survivor} .* is dead")
 
 
-def test_a_paused_leader_acknowledges_nothing_of_the_past(cluster: NodeCluster) -> None:
+def test_a_paused_leader_acknowledges_nothing_in_its_old_epoch(cluster: NodeCluster) -> None:
     paused = cluster.leader(TOPIC, 0)
     writer = Writer(cluster.addresses, QUICK_TO_ASK)
     writer.start()
@@ -72,11 +72,11 @@ def test_a_paused_leader_acknowledges_nothing_of_the_past(cluster: NodeCluster) 
         try:
             writer.wait_progress()
             witness = next(node for node in cluster.nodes.values() if node is not paused)
-            assert witness.told_leader(TOPIC, 0) not in {None, paused.node_id}
+            assert witness.leader_in_metadata(TOPIC, 0) not in {None, paused.node_id}
         finally:
             paused.process.send_signal(signal.SIGCONT)
-        told = client.receive(late).responses[0].partition_responses[0]
-        assert told.error_code in {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT}
+        received = client.receive(late).responses[0].partition_responses[0]
+        assert received.error_code in {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT}
     cluster.wait_in_sync(TOPIC, PARTITIONS)
     writer.wait_progress()
     writer.stop()

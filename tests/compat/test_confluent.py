@@ -1,4 +1,4 @@
-"""librdkafka, through confluent-kafka: the client that most of the world outside Java uses."""
+"""librdkafka, through confluent-kafka: the most used client outside Java."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def producer(node: LoneNode, **settings: object) -> Producer:
 
 @pytest.fixture
 def consumers(node: LoneNode) -> Iterator[Callable[..., Consumer]]:
-    """Makes consumers, and closes them in the end."""
+    """Makes consumers, and closes them at the end."""
     opened: list[Consumer] = []
 
     def consumer(group: str = "nobody", **settings: object) -> Consumer:
@@ -128,7 +128,7 @@ def test_records_survive(
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 def test_acks(node: LoneNode, topic: str, consumers: Callable[..., Consumer], acks: str) -> None:
-    produced(node, topic, 1)  # now the new log is there: without acknowledgements nothing would be sent again
+    produced(node, topic, 1)  # now the new log exists: without acknowledgements nothing would be retried
     produced(node, topic, 20, acks=acks)
     consumer = consumers()
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
@@ -146,7 +146,7 @@ def test_reads_by_time(node: LoneNode, topic: str, consumers: Callable[..., Cons
     assert take(consumer, 1)[0].key() == b"key 40"
 
 
-def test_read_committed_sees_plain_records(node: LoneNode, topic: str, consumers: Callable[..., Consumer]) -> None:
+def test_read_committed_returns_plain_records(node: LoneNode, topic: str, consumers: Callable[..., Consumer]) -> None:
     produced(node, topic, 10)
     consumer = consumers(**{"isolation.level": "read_committed"})
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
@@ -265,7 +265,7 @@ def test_offsets_and_groups_through_admin(
     assert reader.committed([at], WAIT_S)[0].offset == OFFSET_INVALID
 
 
-def test_unknown_topic_is_made_on_demand(node: LoneNode, fresh: Fresh, consumers: Callable[..., Consumer]) -> None:
+def test_unknown_topics_are_created(node: LoneNode, fresh: Fresh, consumers: Callable[..., Consumer]) -> None:
     name = fresh("automatic")
     produced(node, name, 3)
     consumer = consumers()

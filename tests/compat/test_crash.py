@@ -1,8 +1,8 @@
-"""A node that is killed (SIGKILL) again and again while clients go on: what was acknowledged stays, once and in order.
+"""A node that is killed (SIGKILL) again and again while clients continue: acknowledged records stay, once and in order.
 
-The page cache outlives a process, so nothing that the node wrote is lost; what is tried here is that it had written
-everything it acknowledged, and that it understands what it left half done. For what a loss of power leaves, see
-`tests/sim`. `KALDA_CRASH_ROUNDS` sets how often the node is killed.
+The page cache outlives a process, so nothing that the node wrote is lost. These tests check that it had written
+everything that it acknowledged, and that it recovers from unfinished writes. For power losses, see `tests/sim`.
+`KALDA_CRASH_ROUNDS` sets how often the node is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numbered_events import PARTITIONS, ROUNDS, Writer, create, number_of, read_
 pytestmark = pytest.mark.compat
 
 SETTINGS = {
-    # Everything that runs now and then, runs often enough to be killed in the middle.
+    # Periodic tasks run often enough that some are killed in the middle.
     "log.initial.task.delay.ms": 50,
     "log.retention.check.interval.ms": 100,
     "log.flush.offset.checkpoint.interval.ms": 200,
@@ -43,7 +43,7 @@ def node(tmp_path: Path) -> Iterator[LoneNode]:
 
 
 def commit(node: LoneNode, group: str, offsets: list[TopicPartition]) -> None:
-    """Commit, and return only when the node has said yes."""
+    """Commit, and return when it was acknowledged."""
     consumer = Consumer({"bootstrap.servers": node.address, "group.id": group, "enable.auto.commit": False})
     for each in consumer.commit(offsets=offsets, asynchronous=False):
         assert each.error is None
@@ -57,7 +57,7 @@ def committed(node: LoneNode, group: str, topic: str) -> dict[int, int]:
     return {each.partition: each.offset for each in found}
 
 
-def test_what_was_acknowledged_stays_once_and_in_order(node: LoneNode) -> None:
+def test_acknowledged_records_stay_once_and_in_order(node: LoneNode) -> None:
     rng = random.Random(20)
     node.start()
     create(node, "events", segment_ms="300", file_delete_delay_ms="100")
@@ -76,7 +76,7 @@ def test_what_was_acknowledged_stays_once_and_in_order(node: LoneNode) -> None:
 
 
 class Changer:
-    """Creates, fills and deletes topics without a pause; keeps what must be there, and what must not."""
+    """Creates, fills and deletes topics without a pause; records which must exist, and which must not."""
 
     def __init__(self, address: str) -> None:
         self._admin = AdminClient({"bootstrap.servers": address, "log_level": 0, "reconnect.backoff.max.ms": 100})
@@ -121,8 +121,8 @@ class Changer:
         self._thread.join(60)
 
 
-def test_killed_while_topics_come_and_go(node: LoneNode) -> None:
-    """Segments roll and retention deletes meanwhile, and snapshots of the metadata are written."""
+def test_kills_while_topics_are_created_and_deleted(node: LoneNode) -> None:
+    """At the same time segments roll, retention deletes, and snapshots of the metadata are written."""
     rng = random.Random(21)
     node.start()
     create(node, "events", segment_bytes="1048576", retention_bytes="3000000", file_delete_delay_ms="50")
@@ -145,13 +145,13 @@ def test_killed_while_topics_come_and_go(node: LoneNode) -> None:
     assert list((node.home / "data/__cluster_metadata-0").glob("*.checkpoint")), "no snapshot was written"
     held = {path.name.rpartition("-")[0] for path in (node.home / "data").glob("topic-*-?")}
     assert not held & changer.deleted
-    # Killed between the deletion's commit and the rename: set aside, as Kafka does, and not deleted.
+    # Killed between the commit of the deletion and the rename: kept as a stray directory, as by Kafka.
     strays = {path.name.rpartition("-")[0] for path in (node.home / "data").glob("*-stray")}
     assert {name[: name.rindex("-")] for name in strays} <= changer.deleted | changer.unsure
 
 
 def read_all_that_is_left(node: LoneNode, topic: str) -> dict[int, list[bytes]]:
-    """As `read_all`, of a topic whose beginning retention takes away."""
+    """As `read_all`, for a topic whose first records are deleted by retention."""
     consumer = Consumer(
         {"bootstrap.servers": node.address, "group.id": "reader", "enable.auto.commit": False, "fetch.wait.max.ms": 50}
     )

@@ -1,4 +1,4 @@
-"""Three nodes whose links are cut, both ways and one way: no split brain, and no leader unseated without need."""
+"""Three nodes whose links are cut, both ways and one way: no split brain, and no needless election."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_the_smaller_side_commits_nothing(cluster: SpacedCluster) -> None:
         }
     )
 
-    def told(error: KafkaError | None, _: Message) -> None:
+    def on_delivery(error: KafkaError | None, _: Message) -> None:
         refused.append(error is not None)
 
-    stray.produce(TOPIC, b"-1", partition=led, on_delivery=told)
+    stray.produce(TOPIC, b"-1", partition=led, on_delivery=on_delivery)
     writer.wait_progress()
     assert stray.flush(30) == 0
     assert refused == [True], "a leader without its followers has acknowledged a record"
@@ -78,22 +78,22 @@ def test_the_smaller_side_commits_nothing(cluster: SpacedCluster) -> None:
     check(writer, read_all(cluster.addresses))
 
 
-def test_a_link_cut_one_way_unseats_no_leader(cluster: SpacedCluster) -> None:
+def test_a_link_cut_one_way_causes_no_election(cluster: SpacedCluster) -> None:
     nodes = [node for node in cluster.nodes.values() if isinstance(node, SpacedNode)]
     before = quorum(nodes[0])
     leader = cluster.nodes[before[0]]
     assert isinstance(leader, SpacedNode)
-    deaf = others(cluster, leader)[0]
+    cut_off = others(cluster, leader)[0]
     writer = Writer(cluster.addresses, QUICK_TO_ASK)
     writer.start()
     writer.wait_progress()
-    cluster.cut(deaf, leader)
+    cluster.cut(cut_off, leader)
     wait_until(
-        lambda: deaf.says(r"Completed transition to Prospective"),
-        "the node that cannot ask the leader wants an election",
+        lambda: cut_off.says(r"Completed transition to Prospective"),
+        "the node that cannot reach the leader begins an election",
     )
     writer.wait_progress(500)
-    assert quorum(others(cluster, deaf)[0]) == before
+    assert quorum(others(cluster, cut_off)[0]) == before
     cluster.heal()
     cluster.wait_in_sync(TOPIC, PARTITIONS)
     writer.wait_progress()

@@ -1,4 +1,4 @@
-"""Sessions and fetch timeouts that no test could wait for, and nodes that are killed: nobody waits for them."""
+"""Killed nodes, with sessions and fetch timeouts that no test could wait for: the cluster does not wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("active", [False, True])
-def test_nobody_waits_for_a_process_that_is_gone(tmp_path: Path, active: bool) -> None:
+def test_a_killed_process_is_fenced_without_its_session(tmp_path: Path, active: bool) -> None:
     with NodeCluster(tmp_path, settings=SETTINGS) as cluster:
         cluster.start()
         cluster.create(TOPIC, PARTITIONS, min_insync_replicas="2")
@@ -39,8 +39,8 @@ def test_nobody_waits_for_a_process_that_is_gone(tmp_path: Path, active: bool) -
         check(writer, read_all(cluster.addresses))
 
 
-def test_nobody_waits_for_the_former_processes_of_a_cluster_that_was_killed_whole(tmp_path: Path) -> None:
-    """Their registrations are unfenced still when the new ones come, and no session would ever end."""
+def test_a_cluster_that_was_killed_whole_starts_without_the_old_sessions(tmp_path: Path) -> None:
+    """When the new processes start, the old registrations are unfenced, and their sessions would end far too late."""
     with NodeCluster(tmp_path, settings=SETTINGS) as cluster:
         cluster.start()
         cluster.create(TOPIC, PARTITIONS, min_insync_replicas="2")

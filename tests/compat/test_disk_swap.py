@@ -1,9 +1,9 @@
-"""One directory, two brokers: a Kalda node and Apache Kafka start on it in turn, and each goes on where the other was.
+"""A Kalda node and Apache Kafka run in turn on the same directory, and each continues with the other's files.
 
-Each visitor first reads all that is there: records of every codec with their headers, compacted and small segments,
-transactions, topics and their configs, dynamic broker configs, committed offsets, SCRAM users, quotas. Then it adds
-its own and stops; the first one has the last look. What Kalda wrote is also read by Kafka's own dump tool, indexes and
-all. `KALDA_SWAP_TURNS` sets how often both come.
+Each broker first reads everything: records of every codec with their headers, compacted and small segments,
+transactions, topics and their configs, dynamic broker configs, committed offsets, SCRAM users, quotas. Then it adds its
+own data and stops; at the end the first one reads everything again. Kalda's segments and indexes are also read by
+Kafka's dump tool. `KALDA_SWAP_TURNS` sets the number of turns.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Row = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
 
 
 class Known:
-    """What the directory must hold by now."""
+    """The data that the directory must have so far."""
 
     def __init__(self) -> None:
         self.visits = 0
@@ -78,7 +78,7 @@ class Known:
 
 
 def read(address: str, topic: str) -> list[Row]:
-    """Every record of the topic's only partition that is committed."""
+    """All committed records of the topic's only partition."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -139,9 +139,9 @@ class Visitor:
                 ask = DescribeConfigsResource(
                     resource_type=kind, resource_name=resource, configuration_keys=wanted_names
                 )
-                told = client.request(DescribeConfigsRequest(resources=[ask])).results[0]
-                assert told.error_code == 0, told.error_message
-                assert {each.name: each.value for each in told.configs} == {
+                received = client.request(DescribeConfigsRequest(resources=[ask])).results[0]
+                assert received.error_code == 0, received.error_message
+                assert {each.name: each.value for each in received.configs} == {
                     name: configs[name] for name in wanted_names
                 }
 
@@ -273,13 +273,13 @@ def brokers(tmp_path: Path, jars: Path) -> Iterator[dict[str, LoneNode]]:
 
 
 def dump(tools: KafkaTools, data: Path) -> None:
-    """Kafka's own tool finds nothing wrong with any segment or index."""
+    """Kafka's own tool finds no error in any segment or index."""
     logs = [path for path in sorted(data.glob("*-*/*.log")) if path.stat().st_size]
     indexes = [path.with_suffix(suffix) for path in logs for suffix in (".index", ".timeindex")]
     checked = tools.run("dump-log", "--files", ",".join(map(str, indexes)), "--index-sanity-check")
     outcomes = re.findall(r"passed sanity check|index is empty", checked)
     assert len(outcomes) == len(indexes), checked
-    # Of a batch that compaction has emptied, the tool knows no timestamp, and takes its index entry for a mismatch.
+    # A batch that compaction has emptied has no timestamp, so the tool reports its index entry as a mismatch.
     exact = [str(path) for path in indexes if not path.parent.name.startswith("compacted")]
     verified = tools.run("dump-log", "--files", ",".join(exact), "--verify-index-only")
     assert not re.search(r"(?i)mismatch|error|exception|out of order|found entries", verified), verified

@@ -1,6 +1,6 @@
-"""A disk that fills up under a node: what is answered, what goes on, and what comes back once there is room again.
+"""A node whose disk is full: its answers, the partitions that continue, and the recovery when there is room again.
 
-Each log directory is a small tmpfs of its own, so a full disk is one write away. Needs the right to mount.
+Each log directory is a small tmpfs of its own, which one write fills. Needs the right to mount.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 class Filler:
-    """What somebody else has put on the disk; goes away on demand."""
+    """A file of another program that fills the disk, and can be removed."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "somebody-elses"
@@ -99,7 +99,7 @@ def read_all(client: BlockingConnection, partition: int) -> list[bytes]:
 
 
 def test_one_of_two_disks_is_full(tmp_path: Path, mounted: Callable[[str], Path]) -> None:
-    """Its partitions answer KAFKA_STORAGE_ERROR and the log says why; the others go on; with room, all come back."""
+    """Its partitions answer KAFKA_STORAGE_ERROR, and the log has the reason; others continue; with room all recover."""
     full, other = mounted("full"), tmp_path / "other"
     settings = {**SETTINGS, "log.dirs": f"{full / 'logs'},{other}", "metadata.log.dir": other}
     filler = Filler(full)
@@ -142,7 +142,7 @@ def test_one_of_two_disks_is_full(tmp_path: Path, mounted: Callable[[str], Path]
 
 
 def test_the_only_disk_is_full(tmp_path: Path, mounted: Callable[[str], Path]) -> None:
-    """The node stops with a clear line and exit code 1; with room it starts and has what was acknowledged."""
+    """The node stops with a clear line and exit code 1; with room it starts, and has all acknowledged records."""
     disk = mounted("disk")
     filler = Filler(disk)
     with LoneNode(tmp_path / "node", {**SETTINGS, "log.dirs": disk / "logs"}) as node:
@@ -174,7 +174,7 @@ def test_the_only_disk_is_full(tmp_path: Path, mounted: Callable[[str], Path]) -
 
 
 def test_the_metadata_disk_is_full(tmp_path: Path, mounted: Callable[[str], Path]) -> None:
-    """No metadata, no node: it stops and says so. Topics that were acknowledged are there when it comes back."""
+    """Without its metadata log the node stops, and logs why. After the restart it has the acknowledged topics."""
     metadata = mounted("metadata")
     filler = Filler(metadata)
     settings = {**SETTINGS, "log.dirs": tmp_path / "logs", "metadata.log.dir": metadata / "quorum"}

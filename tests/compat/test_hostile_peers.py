@@ -1,7 +1,7 @@
-"""Peers that send nonsense, too much, too little or nothing, and never read: everybody else is served meanwhile.
+"""Peers that send garbage, too much, too little or nothing, or never read: all other clients are served meanwhile.
 
 After each attack an ordinary client must get its answers within a second, the node's memory must be near what it was,
-and the node must still be there. One node suffers all of it.
+and the node must still be running. One node gets all attacks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kalda.records.compression import Compression, compress
 pytestmark = pytest.mark.compat
 
 SMALL_MB = 48
-"""What one attack may leave in the node, or take meanwhile: buffers, and memory that the allocator keeps."""
+"""The memory that one attack may use, and may leave in use: buffers, and memory that the allocator keeps."""
 BOMB_MB = 150
 """A batch may unfold to 64 MB, and no further."""
 WIDE_OPEN = [
@@ -106,18 +106,18 @@ def request_bytes(message: Request, version: int, correlation_id: int = 1) -> by
 
 
 def closes(peer: socket.socket) -> bool:
-    """True where the node hangs up; what it says before does not matter."""
+    """True where the node closes the connection, with or without an answer."""
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         while peer.recv(65536):
             pass
     return True
 
 
-# -- nonsense
+# -- garbage
 
 
 @pytest.mark.parametrize("opening", WIDE_OPEN, ids=lambda opening: repr(opening[:8]))
-def test_what_is_not_kafka_is_hung_up_on(target: LoneNode, opening: bytes) -> None:
+def test_other_protocols_are_closed(target: LoneNode, opening: bytes) -> None:
     with target.raw() as peer:
         peer.sendall(opening)
         assert closes(peer)
@@ -134,7 +134,7 @@ def test_random_bytes(target: LoneNode) -> None:
 
 
 def test_mutated_requests(target: LoneNode) -> None:
-    """Real requests with bytes turned over: arrays of absurd counts, lengths beyond the end, unknown tags."""
+    """Real requests with changed bytes: arrays of absurd counts, lengths beyond the end, unknown tags."""
     rng = random.Random(6)
     partition = FetchRequestFetchPartition(partition=0, partition_max_bytes=1000)
     originals: list[tuple[Request, int]] = [
@@ -156,7 +156,7 @@ def test_mutated_requests(target: LoneNode) -> None:
 
 
 @pytest.mark.parametrize(("key", "version"), [(9999, 0), (-1, 0), (3, 99), (3, -1), (0, 2), (52, 0), (70, 0)])
-def test_unknown_requests_are_hung_up_on(target: LoneNode, key: int, version: int) -> None:
+def test_unknown_requests_are_closed(target: LoneNode, key: int, version: int) -> None:
     header = key.to_bytes(2, "big", signed=True) + version.to_bytes(2, "big", signed=True) + bytes(4) + b"\xff\xff\x00"
     with target.raw() as peer:
         peer.sendall(framed(header + bytes(20)))
@@ -175,7 +175,7 @@ def test_arrays_of_absurd_counts(target: LoneNode, count: bytes) -> None:
 
 
 def test_many_that_begin_a_frame_and_stop(target: LoneNode) -> None:
-    """Half of them announce 100 MB, send a little and wait; the others say nothing at all."""
+    """Half of them announce 100 MB, send a little and wait; the others send nothing."""
     peers = []
     rss_mb = target.rss_mb()
     try:
@@ -193,7 +193,7 @@ def test_many_that_begin_a_frame_and_stop(target: LoneNode) -> None:
 
 
 def test_a_frame_in_single_bytes(target: LoneNode) -> None:
-    """Slow, but alive: it gets its answer."""
+    """A slow client gets its answer."""
     with target.raw() as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in request_bytes(ApiVersionsRequest(), 0):
@@ -205,7 +205,7 @@ def test_a_frame_in_single_bytes(target: LoneNode) -> None:
 
 
 def test_ten_thousand_requests_at_once(target: LoneNode) -> None:
-    """Sent without reading, as far as the node takes them; then all answers come, in order."""
+    """They are sent without reading, until the node reads no more; then all answers come, in order."""
     count = 10_000
     data = b"".join(request_bytes(ApiVersionsRequest(), 0, number) for number in range(count))
     answered = 0
@@ -235,8 +235,8 @@ def test_ten_thousand_requests_at_once(target: LoneNode) -> None:
             del buffer[:at]
 
 
-def test_large_answers_that_nobody_reads(target: LoneNode) -> None:
-    """Fifty peers ask for 40 MB each, eight times, and read nothing; then they hang up in the middle."""
+def test_large_answers_that_are_not_read(target: LoneNode) -> None:
+    """Fifty peers request 40 MB each, eight times, and read nothing; then they close in the middle."""
     partition = FetchRequestFetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 30)
     topics = [FetchRequestFetchTopic(topic="plain", partitions=[partition])]
     ask = request_bytes(FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1 << 30, topics=topics), 11)
@@ -273,7 +273,7 @@ def _set_length(length: int) -> Callable[[bytearray], None]:
 
 
 def _resealed(at: int, piece: bytes) -> Callable[[bytearray], None]:
-    """Change bytes, and make the CRC right."""
+    """Change bytes, and compute the CRC again."""
 
     def change(batch: bytearray) -> None:
         batch[at : at + len(piece)] = piece
@@ -317,8 +317,8 @@ def test_bad_records_in_a_compacted_topic(target: LoneNode, body: bytes) -> None
 
 
 @pytest.mark.parametrize("codec", [Compression.GZIP, Compression.SNAPPY, Compression.LZ4, Compression.ZSTD])
-def test_batches_that_unfold_beyond_measure(target: LoneNode, codec: Compression) -> None:
-    """A compacted topic's batches are looked into: what unfolds to more than the bound is refused before it does."""
+def test_batches_that_decompress_beyond_the_bound(target: LoneNode, codec: Compression) -> None:
+    """Batches to a compacted topic are decompressed; one beyond the bound is refused before it uses the memory."""
     size = 90_000_000 if codec is not Compression.SNAPPY else 15_000_000
     packed = bytes(compress(codec, bytes(size), 1 if codec is Compression.GZIP else None))
     if len(packed) > 1_000_000:
@@ -336,7 +336,7 @@ def test_batches_that_unfold_beyond_measure(target: LoneNode, codec: Compression
     assert target.rss_mb() - before_mb < BOMB_MB
 
 
-def test_a_version_that_a_client_invents_is_answered_with_ours(target: LoneNode) -> None:
+def test_an_unknown_version_is_answered_with_the_supported_ones(target: LoneNode) -> None:
     body = (18).to_bytes(2, "big") + (99).to_bytes(2, "big") + (7).to_bytes(4, "big") + b"\xff\xff\x00"
     with target.raw() as peer:
         peer.sendall(framed(body + encode(ApiVersionsRequest(), 4)))
@@ -344,6 +344,6 @@ def test_a_version_that_a_client_invents_is_answered_with_ours(target: LoneNode)
         assert int.from_bytes(answer[8:10], "big") == ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_errors_are_not_exceptions(target: LoneNode) -> None:
+def test_a_request_of_an_unknown_version_is_refused(target: LoneNode) -> None:
     with target.client() as client, pytest.raises(ApiError):
         client.request(MetadataRequest(), 99)

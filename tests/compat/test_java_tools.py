@@ -1,4 +1,4 @@
-"""Apache Kafka's own command-line tools against a Kalda node: with them the Java clients, and all that they ask for."""
+"""Apache Kafka's own command-line tools against a Kalda node, and with them the Java clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fresh = Callable[[str], str]
 
 
 class Tools:
-    """The tools, told where the node is."""
+    """The tools, with the node's address."""
 
     def __init__(self, tools: KafkaTools, node: LoneNode) -> None:
         self._tools = tools
@@ -133,7 +133,7 @@ def test_speed(tools: Tools, topic: str) -> None:
     assert ", 20000, " in done
 
 
-def test_the_log_reads_in_kafkas_words(tools: Tools, kafka_tools: KafkaTools, topic: str, node: LoneNode) -> None:
+def test_kafkas_dump_tool_reads_the_log(tools: Tools, kafka_tools: KafkaTools, topic: str, node: LoneNode) -> None:
     sent(tools, topic, 20)
     segments = sorted(node.home.glob(f"data/{topic}-*/*.log"))
     files = ",".join(str(path) for path in [*segments, *node.home.glob(f"data/{topic}-*/*index")])

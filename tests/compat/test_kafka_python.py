@@ -1,4 +1,4 @@
-"""kafka-python: a client in pure Python that speaks the newest versions, topic ids included."""
+"""kafka-python: a client in pure Python that uses the newest versions, with topic ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def topic(admin: KafkaAdminClient, fresh: Fresh) -> str:
 
 @pytest.fixture
 def consumers(node: LoneNode) -> Iterator[Callable[..., KafkaConsumer]]:
-    """Makes consumers that read from the start, and closes them in the end."""
+    """Makes consumers that read from the start, and closes them at the end."""
     opened: list[KafkaConsumer] = []
 
     def consumer(*topics: str, **settings: object) -> KafkaConsumer:

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.compat
 
 
 class LocalCluster:
-    """Runs `kalda cluster` for a directory; kills what is left in the end."""
+    """Runs `kalda cluster` for a directory; kills the remaining nodes at the end."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._environment = {**os.environ, "PYTHONPATH": str(Path(kalda.__file__).parents[1])}
 
     def run(self, verb: str, *arguments: object) -> str:
-        """As a process of its own, which the nodes outlive."""
+        """Run a command in a process of its own, which the nodes outlive."""
         command = [sys.executable, "-m", "kalda.cli.main", "cluster", verb, "--dir", self.directory]
         done = subprocess.run(
             [*command, *map(str, arguments)],
@@ -43,11 +43,11 @@ class LocalCluster:
         return done.stdout
 
     def ask(self, verb: str, *arguments: object) -> Result:
-        """In this process."""
+        """Run a command in this process."""
         return CliRunner().invoke(cli, ["cluster", verb, "--dir", str(self.directory), *map(str, arguments)])
 
     def nodes(self) -> dict[int, dict[str, Any]]:
-        """What `status` says of each."""
+        """The output of `status` for each node."""
         result = self.ask("status", "--json")
         nodes = {node["node_id"]: node for node in json.loads(result.stdout)["nodes"]}
         assert result.exit_code == any(node["state"] != "serves" for node in nodes.values())
@@ -66,7 +66,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_clusters_life(cluster: LocalCluster) -> None:
+def test_a_cluster_from_up_to_down(cluster: LocalCluster) -> None:
     made = json.loads(cluster.run("up", "--nodes", 2, "--override", "num.partitions=3", "--json"))
     first = cluster.nodes()
     assert {node["state"] for node in first.values()} == {"serves"}
@@ -74,7 +74,7 @@ def test_a_clusters_life(cluster: LocalCluster) -> None:
     assert "num.partitions=3" in (cluster.directory / "node-2" / "server.properties").read_text()
 
     os.kill(first[2]["pid"], signal.SIGKILL)
-    wait_until(lambda: cluster.nodes()[2]["state"] == "died", "the node is seen to be dead")
+    wait_until(lambda: cluster.nodes()[2]["state"] == "died", "status shows that the node has died")
     assert json.loads(cluster.run("up", "--json")) == made
     second = cluster.nodes()
     assert second[1]["pid"] == first[1]["pid"]

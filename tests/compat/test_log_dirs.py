@@ -1,4 +1,4 @@
-"""Replicas move between a node's log directories, by Kafka's own tools and under load, also through SIGKILL."""
+"""Replicas are moved between a node's log directories, by Kafka's own tool and under load, also through SIGKILL."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dirs(node: LoneNode) -> list[str]:
 
 
 def move(node: LoneNode, topic: str, target: str) -> None:
-    """Order all partitions to a directory."""
+    """Request the move of all partitions to a directory."""
     moved = AlterReplicaLogDirTopic(name=topic, partitions=list(range(PARTITIONS)))
     request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=target, topics=[moved])])
     with node.client() as client:
@@ -75,7 +75,7 @@ def all_in(node: LoneNode, topic: str, target: str) -> None:
 
 
 def test_moves_under_load(node: LoneNode) -> None:
-    """Each order is given while a producer writes; every other move is cut short by SIGKILL, and goes on."""
+    """Each move is requested while a producer writes; every second one is interrupted by SIGKILL, and continues."""
     rng = random.Random(7)
     create(node, "events", segment_bytes="1048576", file_delete_delay_ms="100")
     writer = Writer(node.address, "events")
@@ -120,9 +120,9 @@ def test_kafkas_own_tool_moves_a_replica(node: LoneNode, kafka_tools: KafkaTools
     said = kafka_tools.run("reassign-partitions", *arguments, "--verify")
     assert said.count("completed successfully") == PARTITIONS or "is complete" in said, said
     described = kafka_tools.run("log-dirs", "--bootstrap-server", node.address, "--describe", "--topic-list", "orders")
-    told = json.loads(described[described.index("{") :].splitlines()[0])
+    received = json.loads(described[described.index("{") :].splitlines()[0])
     found = {
-        each["logDir"]: {part["partition"] for part in each["partitions"]} for each in told["brokers"][0]["logDirs"]
+        each["logDir"]: {part["partition"] for part in each["partitions"]} for each in received["brokers"][0]["logDirs"]
     }
     assert found[target] == {f"orders-{index}" for index in range(PARTITIONS)}
     node.stop()

@@ -1,6 +1,6 @@
 """A node with a thousand partitions, most of them idle: memory and files stay few, through clean and unclean stops.
 
-`KALDA_PARTITIONS` sets how many; the times are printed, for whoever wants to know.
+`KALDA_PARTITIONS` sets how many; the times are printed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def node(tmp_path: Path) -> Iterator[LoneNode]:
 
 
 def is_fit(node: LoneNode) -> None:
-    """Every partition is led, and little is held."""
+    """Every partition has a leader, and few files and little memory are in use."""
     with node.client() as client:
         topics = client.request(MetadataRequest(topics=None)).topics
     leaders = [partition.leader_id for topic in topics for partition in topic.partitions]
@@ -44,7 +44,7 @@ def is_fit(node: LoneNode) -> None:
 
 
 def wait_for_logs(node: LoneNode) -> None:
-    """The controller answers before the broker has made the files."""
+    """Wait for the files: the controller answers before the broker has made them."""
     deadline = time.monotonic() + 60
     with node.client() as client:
         while True:

@@ -1,7 +1,7 @@
-"""Kalda and Apache Kafka as nodes of one cluster: what the one decides, writes and keeps, the other takes as its own.
+"""Kalda and Apache Kafka nodes in one cluster: each works with the other's decisions, records and files.
 
-Where both have a replica, their files hold the same bytes. At the end no node may have complained of anything that
-nodes of one kind would not complain of. `KALDA_MIXED_ROUNDS` sets how often leaders are killed, and adds mixtures.
+Where both have a replica, their files have the same bytes. At the end no node may have logged a warning that a cluster
+of one kind would not log. `KALDA_MIXED_ROUNDS` sets how often leaders are killed, and adds mixtures.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BOTH = [1, 2]
 """A group for each partition of `__consumer_offsets`, so that both kinds coordinate some."""
 
 
-# What a cluster of two brokers, one of each kind, goes through.
+# Steps with a cluster of two brokers, one of each kind.
 
 
 def settle(cluster: MixedCluster, topic: str) -> None:
-    """Until both replicas of everything are in sync and alike; then the preferred replicas lead again."""
+    """Wait until both replicas of all partitions are in sync and equal; then elect the preferred replicas."""
     everything = [(topic, 0), (topic, 1), *((OFFSETS, index) for index in range(OFFSETS_PARTITIONS))]
     for name, index in everything:
         cluster.wait_placed(name, index, isr=BOTH)
@@ -57,10 +57,10 @@ def settle(cluster: MixedCluster, topic: str) -> None:
 
 
 def lose_what_was_not_replicated(cluster: MixedCluster, topic: str, index: int, leader: int) -> list[bytes]:
-    """The leader takes records that its follower does not get, is killed, and must give them up when it is back.
+    """The leader appends records that its follower does not get, is killed, and must truncate them after its restart.
 
-    A fetch that waits at the leader is answered with the first of them, so that one may survive. What is in the
-    partition then, but for that."""
+    A fetch that waits at the leader is answered with the first of them, so that one may survive. Returns the values in
+    the partition without it."""
     follower = cluster.nodes[BOTH[0] + BOTH[1] - leader]
     kept = numbered(f"kept of {leader}", 40)
     produce(cluster, topic, index, kept)
@@ -97,7 +97,7 @@ def change_and_move(cluster: MixedCluster, topic: str) -> None:
         assert new.batches(f"movers-{index}") == before[index]
         assert values_of(cluster, "movers", index) == numbered("mover", 500)
         wait_gone(old, f"movers-{index}")
-        # The other kind leads now, and its log begins where the records were deleted.
+        # A node of the other kind leads now, and its log start offset is that of the deletion.
         reassign(cluster, topic, index, [new.node_id, old.node_id])
         elect_preferred(cluster, topic, index)
         cluster.wait_placed(topic, index, new.node_id, BOTH)
@@ -108,13 +108,13 @@ def change_and_move(cluster: MixedCluster, topic: str) -> None:
 
 
 def wait_gone(node: MixedNode, partition: str) -> None:
-    """Until a node has deleted its replica."""
+    """Wait until a node has deleted its replica."""
     directory = node.partition_dir(partition)
     wait_until(lambda: not directory.exists(), f"{node} has deleted {partition}", 90)
 
 
 def compare_stopped_brokers(cluster: MixedCluster) -> None:
-    """What two stopped brokers have left is the same, high watermarks and all."""
+    """The files of two stopped brokers are equal, high watermarks included."""
     first, second = cluster.brokers
     assert first.high_watermarks() == second.high_watermarks()
     assert f"{OFFSETS}-0" in first.high_watermarks()
@@ -123,7 +123,7 @@ def compare_stopped_brokers(cluster: MixedCluster) -> None:
 
 
 def commit_more_than_a_snapshot(cluster: MixedCluster, controller: MixedNode, topic: str, since: int) -> None:
-    """Until the controller has a snapshot that ends after `since`."""
+    """Wait until the controller has a snapshot that ends after `since`."""
 
     def is_taken() -> bool:
         for number in range(20):
@@ -139,7 +139,7 @@ def end_of_metadata(node: MixedNode) -> int:
 
 
 def check_fetched_snapshot(node: MixedNode, start: int) -> None:
-    """Its metadata log was behind its leader's, so it begins at a snapshot that it has fetched."""
+    """Its metadata log ended before the leader's log start, so it begins at a snapshot that it fetched."""
     assert node.batches(f"{METADATA}-0")[0].base_offset >= start
     assert node.metadata_snapshots()
 
@@ -186,7 +186,7 @@ def test_a_kafka_broker_joins_kalda_controllers(tmp_path: Path, jars: Path) -> N
 
 
 def test_a_kalda_broker_joins_kafka_controllers(tmp_path: Path, jars: Path) -> None:
-    """And Apache Kafka goes on with the directory of a Kalda node."""
+    """Afterwards Apache Kafka continues with the directory of a Kalda node."""
     kinds = {1: (KAFKA, "broker,controller"), 2: (KALDA, "broker")}
     with MixedCluster(
         tmp_path,
@@ -250,7 +250,7 @@ if ROUNDS > 1:
 
 @pytest.mark.parametrize(("first", "second", "third", "dynamic"), QUORUMS)
 def test_a_quorum_of_both_kinds(tmp_path: Path, jars: Path, first: str, second: str, third: str, dynamic: bool) -> None:
-    """Leaders are killed until each kind has taken over from the other."""
+    """Leaders are killed until each kind has become leader after the other."""
     kinds = {1: (first, "broker,controller"), 2: (second, "controller"), 3: (third, "broker,controller")}
     with MixedCluster(
         tmp_path,
@@ -260,8 +260,8 @@ def test_a_quorum_of_both_kinds(tmp_path: Path, jars: Path, first: str, second: 
         metadata_log_max_record_bytes_between_snapshots=1_000,
         broker_session_timeout_ms=4_000,
     ) as cluster:
-        # A follower refuses pre-votes as long as it may still hear from its leader: so the slowest to give a leader up
-        # is elected. Here it is the only one of its kind.
+        # A follower refuses pre-votes until its own fetch timeout has passed: so the node with the longest timeout is
+        # elected. Here it is the only one of its kind.
         for node in cluster.nodes.values():
             if [first, second, third].count(node.kind) == 1:
                 node.properties["controller.quorum.fetch.timeout.ms"] = 2_500
@@ -288,10 +288,8 @@ def test_a_quorum_of_both_kinds(tmp_path: Path, jars: Path, first: str, second: 
 
 @pytest.mark.skipif(ROUNDS == 1, reason="takes minutes: set KALDA_MIXED_ROUNDS to how often a leader is killed")
 @pytest.mark.parametrize("kinds", [(KALDA, KALDA, KAFKA), (KALDA, KAFKA, KAFKA)])
-def test_leaders_of_either_kind_that_are_killed_lose_nothing(
-    tmp_path: Path, jars: Path, kinds: tuple[str, ...]
-) -> None:
-    """Under load, with acks=all and two in-sync replicas at least; every second one is only told to stop."""
+def test_killed_leaders_of_either_kind_lose_nothing(tmp_path: Path, jars: Path, kinds: tuple[str, ...]) -> None:
+    """Under load, with acks=all and two in-sync replicas at least; every second one gets SIGTERM instead."""
     nodes = {node_id: (kind, "broker,controller") for node_id, kind in enumerate(kinds, 1)}
     with MixedCluster(tmp_path, jars, nodes, broker_session_timeout_ms=4_000) as cluster:
         cluster.start()

@@ -1,4 +1,4 @@
-"""Voters that come and go in a quorum of Kalda and Apache Kafka, under leaders of either kind (KIP-853).
+"""Voters are added to and removed from a quorum of Kalda and Apache Kafka, with leaders of either kind (KIP-853).
 
 Only where `KALDA_MIXED_ROUNDS` is set: it takes some minutes.
 """
@@ -45,7 +45,7 @@ def directory_of(node: MixedNode) -> Uuid:
 
 
 def ask(cluster: MixedCluster, request: Request) -> None:
-    """By way of a broker, which forwards it."""
+    """Send the request to a broker, which forwards it."""
     with cluster.up[0].client() as client:
         response = client.request(request, timeout_ms=60_000)
     assert response.error_code == 0, response
@@ -57,9 +57,9 @@ def voters(cluster: MixedCluster) -> set[int]:
 
 def add(cluster: MixedCluster, node: MixedNode) -> None:
     def keeps_up() -> bool:
-        told = cluster.leader()[1]
-        ends = {each.replica_id: each.log_end_offset for each in told.observers}
-        return node.node_id in ends and told.high_watermark - ends[node.node_id] <= MAX_LEAD
+        received = cluster.leader()[1]
+        ends = {each.replica_id: each.log_end_offset for each in received.observers}
+        return node.node_id in ends and received.high_watermark - ends[node.node_id] <= MAX_LEAD
 
     wait_until(keeps_up, f"{node} keeps up as an observer", 60)
     listener = AddRaftVoterRequestListener(name="CONTROLLER", host="127.0.0.1", port=node.controller_port)
@@ -76,7 +76,7 @@ def add(cluster: MixedCluster, node: MixedNode) -> None:
 
 
 def remove(cluster: MixedCluster, node: MixedNode) -> None:
-    """A leader leaves the lead with it."""
+    """A leader that is removed also resigns."""
     ask(
         cluster,
         RemoveRaftVoterRequest(cluster_id=None, voter_id=node.node_id, voter_directory_id=directory_of(node)),
@@ -86,11 +86,11 @@ def remove(cluster: MixedCluster, node: MixedNode) -> None:
 
 
 def endpoint_told(cluster: MixedCluster, node: MixedNode) -> int:
-    """Where the leader believes that a voter listens."""
+    """A voter's endpoint in the leader's voter set."""
     topic = DescribeQuorumRequestTopicData(topic_name=METADATA, partitions=[DescribeQuorumRequestPartitionData()])
     with BlockingConnection("127.0.0.1", cluster.leader()[0].controller_port) as client:
-        told: Any = client.request(DescribeQuorumRequest(topics=[topic]))
-    [port] = [each.listeners[0].port for each in told.nodes if each.node_id == node.node_id]
+        received: Any = client.request(DescribeQuorumRequest(topics=[topic]))
+    [port] = [each.listeners[0].port for each in received.nodes if each.node_id == node.node_id]
     return int(port)
 
 
@@ -99,7 +99,7 @@ def a_trio(tmp_path: Path, jars: Path, kinds: tuple[str, ...], **settings: Any) 
     return MixedCluster(tmp_path, jars, nodes, broker_session_timeout_ms=4_000, **settings)
 
 
-@pytest.mark.parametrize("joins", [False, True], ids=["asked", "by themselves"])
+@pytest.mark.parametrize("joins", [False, True], ids=["by request", "by themselves"])
 @pytest.mark.parametrize("kinds", [(KALDA, KAFKA, KALDA), (KAFKA, KALDA, KAFKA)])
 def test_voters_are_added_removed_and_moved(tmp_path: Path, jars: Path, kinds: tuple[str, ...], joins: bool) -> None:
     with a_trio(tmp_path, jars, kinds, dynamic=True, controller_quorum_auto_join_enable=str(joins).lower()) as cluster:
@@ -132,19 +132,19 @@ def test_voters_are_added_removed_and_moved(tmp_path: Path, jars: Path, kinds: t
             named = f"PLAINTEXT://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{node.controller_port}"
             node.properties["listeners"] = node.properties["advertised.listeners"] = named
             node.start()
-            wait_until(_is_told(cluster, node), f"the quorum knows where {node} is now", 60)
+            wait_until(_has_new_endpoint(cluster, node), f"the quorum has the new endpoint of {node}", 60)
             cluster.wait_quorum()
             change_metadata(cluster, next(changes))
         cluster.check_quiet()
 
 
-def _is_told(cluster: MixedCluster, node: MixedNode) -> Callable[[], bool]:
+def _has_new_endpoint(cluster: MixedCluster, node: MixedNode) -> Callable[[], bool]:
     return lambda: endpoint_told(cluster, node) == node.controller_port
 
 
 @pytest.mark.parametrize("kinds", [(KALDA, KALDA, KAFKA), (KALDA, KAFKA, KAFKA)])
 def test_static_voters_become_dynamic(tmp_path: Path, jars: Path, kinds: tuple[str, ...]) -> None:
-    """Whichever leads: it raises `kraft.version` once all voters have told it of themselves."""
+    """Either kind of leader raises `kraft.version` when all voters have sent UpdateRaftVoter."""
     with a_trio(tmp_path, jars, kinds) as cluster:
         cluster.start()
         update = FeatureUpdateKey(feature="kraft.version", max_version_level=1, upgrade_type=1)
@@ -161,7 +161,7 @@ def test_static_voters_become_dynamic(tmp_path: Path, jars: Path, kinds: tuple[s
             leader.kill()
             change_metadata(cluster, 2 * number + 1)
             leader.start()
-            told = cluster.wait_quorum()
-            assert all(voter.replica_directory_id != ZERO_UUID for voter in told.current_voters)
+            received = cluster.wait_quorum()
+            assert all(voter.replica_directory_id != ZERO_UUID for voter in received.current_voters)
             cluster.check_same_metadata()
         cluster.check_quiet()

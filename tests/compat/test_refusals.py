@@ -1,4 +1,4 @@
-"""Start-ups that must not succeed: exit code 1, and a line that says what is wrong and what to do."""
+"""Starts that must fail: exit code 1, and a log line with the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_directories_of_two_clusters(lone: LoneNode) -> None:
     refused(lone, r"ERROR .*cluster.id")
 
 
-def test_a_directory_that_another_process_has(lone: LoneNode) -> None:
+def test_a_directory_that_another_process_has_locked(lone: LoneNode) -> None:
     lone.format()
     with (lone.home / "data" / ".lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
@@ -62,7 +62,7 @@ def test_a_directory_that_another_process_has(lone: LoneNode) -> None:
 
 
 def test_two_nodes_on_one_directory(lone: LoneNode, tmp_path: Path) -> None:
-    """The second is refused, and the first is not disturbed."""
+    """The second is refused, and the first continues."""
     lone.format()
     lone.start()
     with LoneNode(tmp_path / "twin", {"log.dirs": lone.home / "data"}) as twin:

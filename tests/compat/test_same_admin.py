@@ -1,4 +1,5 @@
-"""Topics, metadata, configs, groups: Kalda answers as Apache Kafka does, in every version, right requests and wrong."""
+"""Topics, metadata, configs, groups: the same answers as Apache Kafka's, in every version, for valid and invalid
+requests."""
 
 from __future__ import annotations
 
@@ -239,7 +240,7 @@ def test_configs(both: Both, fresh: Fresh) -> None:
 
 
 def ready_for_groups(asker: Asker) -> None:
-    """Wait until the coordinators' topic is there."""
+    """Wait until the coordinators' topic exists."""
     while asker.quiet(FindCoordinatorRequest(coordinator_keys=["g"]), 6).coordinators[0].error_code:
         pass
     while asker.quiet(HeartbeatRequest(group_id="nobody"), 4).error_code != ErrorCode.UNKNOWN_MEMBER_ID:

@@ -1,4 +1,4 @@
-"""Requests at the edge of what is valid: Kalda answers as Apache Kafka does."""
+"""Requests that are hardly valid, or not quite: Kalda gives the same answers as Apache Kafka."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_quorum_of_other_topics(both: Both, fresh: Fresh) -> None:
     both(scenario)
 
 
-def test_elections_of_no_known_kind(both: Both, fresh: Fresh) -> None:
+def test_elections_of_an_unknown_type(both: Both, fresh: Fresh) -> None:
     name = fresh("same")
 
     def scenario(asker: Asker) -> None:
@@ -98,7 +98,7 @@ def test_features_as_they_are(both: Both) -> None:
     both(scenario)
 
 
-def test_quotas_of_a_strange_entity(both: Both) -> None:
+def test_quotas_of_an_unknown_entity(both: Both) -> None:
     def entry(*entity: tuple[str, str | None], key: str = "producer_byte_rate") -> AlterClientQuotasRequestEntryData:
         return AlterClientQuotasRequestEntryData(
             entity=[AlterClientQuotasRequestEntityData(entity_type=kind, entity_name=name) for kind, name in entity],
@@ -167,7 +167,7 @@ def test_topics_without_a_name(both: Both, fresh: Fresh) -> None:
     both(scenario)
 
 
-def test_orders_to_log_dirs(both: Both, fresh: Fresh) -> None:
+def test_moves_between_log_dirs(both: Both, fresh: Fresh) -> None:
     name = fresh("same")
 
     def scenario(asker: Asker) -> None:

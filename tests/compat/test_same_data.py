@@ -1,4 +1,5 @@
-"""Produce, Fetch, sessions, offsets: Kalda answers as Apache Kafka does, in every version, right requests and wrong."""
+"""Produce, Fetch, sessions, offsets: the same answers as Apache Kafka's, in every version, for valid and invalid
+requests."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ Both = Callable[[Callable[[Asker], None]], None]
 
 
 def patched(at: int, what: bytes) -> bytearray:
-    """A batch with other bytes in its header, and a checksum that fits them."""
+    """A batch with other bytes in its header, and the right checksum."""
     made = batch(3)
     made[at : at + len(what)] = what
     made[17:21] = crc32c(memoryview(made)[21:]).to_bytes(4, "big")
@@ -55,7 +56,7 @@ def list_offsets(name: str, *asked: tuple[int, int], epoch: int = -1, **fields: 
     return ListOffsetsRequest(topics=[ListOffsetsTopic(name=name, partitions=partitions)], timeout_ms=1000, **fields)
 
 
-def test_what_nobody_serves(both: Both) -> None:
+def test_invalid_versions_frames_and_software_names(both: Both) -> None:
     def scenario(asker: Asker) -> None:
         for name, version in (("", ""), ("a", "-"), ("a b", "1"), ("ok", "1.0+x"), ("-a", "1"), ("a-", "1")):
             answer = asker.quiet(ApiVersionsRequest(client_software_name=name, client_software_version=version), 3)
@@ -117,7 +118,7 @@ def test_idempotent_producers(both: Both, fresh: Callable[[str], str]) -> None:
     def scenario(asker: Asker) -> None:
         topic_id = asker.make(name)
         own = -1
-        while own < 0:  # Apache Kafka has no ids before it is asked for the first
+        while own < 0:  # Apache Kafka allocates ids only at the first request for one
             wanted = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
             own = asker.quiet(wanted, 5).producer_id
         for sequence, count, epoch, producer in (

@@ -1,4 +1,4 @@
-"""Clients for tests of clusters that remember what they were told: a writer, a member of a group; what must hold."""
+"""Clients that record what was acknowledged to them: a writer, a member of a group; and the checks of these records."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ QUICK_TO_ASK: dict[str, str | int | bool] = {
     "socket.timeout.ms": 2_000,
     "topic.metadata.refresh.interval.ms": 500,
 }
-"""For a leader that is cut off or paused: it refuses nothing, so librdkafka by itself is slow to ask for another."""
+"""Settings for a leader that is cut off or paused: it sends no error, so with its defaults librdkafka finds the new one
+late."""
 
 
 class Writer(threading.Thread):
-    """Writes numbered records to all partitions until told to stop; remembers what was acknowledged."""
+    """Writes numbered records to all partitions until it is stopped; records the acknowledged ones."""
 
     def __init__(self, addresses: str, settings: Mapping[str, str | int | bool] | None = None) -> None:
         super().__init__(daemon=True)
@@ -70,7 +71,7 @@ class Writer(threading.Thread):
         return sum(len(numbers) for numbers in list(self.acknowledged.values()))
 
     def wait_progress(self, records: int = 100) -> None:
-        """Until every partition has taken so many more."""
+        """Wait until every partition has acknowledged this many more."""
         goals = {index: len(self.acknowledged[index]) + records for index in range(PARTITIONS)}
         wait_until(
             lambda: all(len(self.acknowledged[index]) >= goal for index, goal in goals.items()),
@@ -83,7 +84,7 @@ class Writer(threading.Thread):
 
 
 def read_all(addresses: str) -> dict[int, list[int]]:
-    """Everything in the topic, by partition, in order."""
+    """All values in the topic, by partition, in order."""
     consumer = Consumer(
         {
             "bootstrap.servers": addresses,
@@ -110,7 +111,7 @@ def read_all(addresses: str) -> dict[int, list[int]]:
 
 
 def check(writer: Writer, found: dict[int, list[int]]) -> None:
-    """Nothing acknowledged is missing, nothing is there twice, and the order is that of writing."""
+    """No acknowledged record is missing, none was written twice, and the order is that of writing."""
     assert writer.failures == []
     for index in range(PARTITIONS):
         numbers = found[index]
@@ -120,7 +121,7 @@ def check(writer: Writer, found: dict[int, list[int]]) -> None:
 
 
 class Reader(threading.Thread):
-    """One member of a group, which commits after every batch of records that it was given."""
+    """One member of a group, which commits after every batch of records that it gets."""
 
     def __init__(self, addresses: str) -> None:
         super().__init__(daemon=True)
@@ -151,16 +152,16 @@ class Reader(threading.Thread):
                     self._consumer.commit(asynchronous=False)
                     self.commits += 1
                 except KafkaException:
-                    continue  # the coordinator is gone, or there is a new generation: the next commit tells more
+                    continue  # the coordinator has moved, or there is a new generation: the next commit shows which
         self._consumer.close()
 
     def wait_progress(self) -> None:
-        """Until it was given more records of every partition, and has committed."""
+        """Wait until it got more records of every partition, and has committed them."""
         goals = {index: len(self.seen[index]) + 20 for index in range(PARTITIONS)}
         commits = self.commits + 2
         wait_until(
             lambda: self.commits >= commits and all(len(self.seen[index]) >= goal for index, goal in goals.items()),
-            "the group goes on",
+            "the group continues",
             60,
         )
 
@@ -170,10 +171,10 @@ class Reader(threading.Thread):
 
 
 def quorum(node: ClusterNode) -> tuple[int, int]:
-    """Leader and epoch of the metadata quorum, as one node tells."""
+    """Leader and epoch of the metadata quorum, from one node."""
     asked = DescribeQuorumRequestTopicData(
         topic_name="__cluster_metadata", partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
     )
     with node.client() as client:
-        told = client.request(DescribeQuorumRequest(topics=[asked])).topics[0].partitions[0]
-    return told.leader_id, told.leader_epoch
+        received = client.request(DescribeQuorumRequest(topics=[asked])).topics[0].partitions[0]
+    return received.leader_id, received.leader_epoch

@@ -32,7 +32,7 @@ from kalda.protocol.messages.metadata import (
 
 
 class HandClock:
-    """Time that stands until it is moved."""
+    """A clock that stands still until the test sets `now`."""
 
     def __init__(self) -> None:
         self.now = 1_000_000
@@ -115,7 +115,7 @@ def test_a_wildcard_listens_to_both_families(wildcard: str) -> None:
     run(scenario)
 
 
-def test_a_host_that_nobody_knows_is_named() -> None:
+def test_the_error_for_an_unknown_host_names_the_host() -> None:
     async def scenario() -> None:
         server = Server(HandClock())
         with pytest.raises(OSError, match=r"listener OUTSIDE: host nowhere\.invalid: "):
@@ -124,7 +124,7 @@ def test_a_host_that_nobody_knows_is_named() -> None:
     run(scenario)
 
 
-def test_a_port_that_cannot_be_had_is_said_with_its_listener() -> None:
+def test_the_error_for_a_port_in_use_names_the_listener() -> None:
     async def scenario() -> None:
         server = Server(HandClock())
         with pytest.raises(OSError, match="listener OUTSIDE: port out of range: 99999"):
@@ -132,9 +132,9 @@ def test_a_port_that_cannot_be_had_is_said_with_its_listener() -> None:
         taken = await server.listen("INSIDE", "127.0.0.1", 0, echo)
         with pytest.raises(OSError, match=r"listener OUTSIDE: .*address already in use"):
             await server.listen("OUTSIDE", "127.0.0.1", taken.port, echo)
-        nowhere = OSError("could not bind on any address")
+        cannot_bind = OSError("could not bind on any address")
         with (
-            patch.object(asyncio.get_running_loop(), "create_server", side_effect=nowhere),
+            patch.object(asyncio.get_running_loop(), "create_server", side_effect=cannot_bind),
             pytest.raises(OSError, match=r"Errno \d+\] listener OUTSIDE: could not bind"),
         ):
             await server.listen("OUTSIDE", "192.0.2.1", 9092, echo)
@@ -217,17 +217,17 @@ def test_connections_beyond_the_maximum_wait() -> None:
         await ask(first, b"12345678")
         await ask(second, b"12345678")
         third = await dial(listener.port)
-        third[1].write(frame(b"i waited"))
+        third[1].write(frame(b"I waited"))
         await until(lambda: server.describe()["waiting"] == 1)
         first[1].close()
-        assert await third[0].readexactly(15) == frame(b"re:i waited")
+        assert await third[0].readexactly(15) == frame(b"re:I waited")
         assert server.describe()["admitted"] == 2
         await server.stop()
 
     run(scenario)
 
 
-def test_the_inter_broker_listener_gets_its_place() -> None:
+def test_a_broker_connects_to_a_full_node() -> None:
     async def scenario() -> None:
         server = Server(HandClock(), NodeLimits(max_connections=1))
         clients = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
@@ -277,7 +277,7 @@ def test_creation_rate_delays() -> None:
     run(scenario)
 
 
-def test_the_sweep_closes_the_idle() -> None:
+def test_the_sweep_closes_idle_connections() -> None:
     async def scenario() -> None:
         clock = HandClock()
         server = Server(clock)
@@ -302,7 +302,8 @@ def test_the_sweep_closes_the_idle() -> None:
 
 
 class Node:
-    """Answers ApiVersions and Metadata; may be told to be old, silent, or confused."""
+    """Answers ApiVersions up to version `newest`, and Metadata. `silent`: it does not answer. `skew` is added to the
+    correlation ids of its answers."""
 
     def __init__(self) -> None:
         self.newest = 4
@@ -402,7 +403,7 @@ def test_client_refuses_an_answer_out_of_order() -> None:
     run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
 
 
-def test_client_fails_what_is_in_flight_when_the_peer_goes() -> None:
+def test_requests_in_flight_fail_when_the_peer_closes_the_connection() -> None:
     async def scenario(server: Server, port: int) -> None:
         connection = await RpcConnection.connect("127.0.0.1", port)
         waiting = connection.send(metadata("topic"), 9)
@@ -431,7 +432,7 @@ def test_rpc_client_reconnects_with_backoff() -> None:
         await server.stop()
         for _ in range(3):
             with pytest.raises(ApiError) as caught:
-                await client.request(metadata("gone"))
+                await client.request(metadata("closed"))
             assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
         again = Server(HandClock())
         await again.listen("PLAINTEXT", "127.0.0.1", port, node.handle)
@@ -450,7 +451,7 @@ def test_blocking_client() -> None:
             with BlockingConnection("127.0.0.1", port) as connection:
                 return [connection.request(metadata(name)).cluster_id for name in ("one", "two")]
 
-        def wait_in_vain() -> ErrorCode:
+        def time_out() -> ErrorCode:
             with (
                 pytest.raises(ApiError) as caught,
                 BlockingConnection("127.0.0.1", port, timeout_ms=10) as connection,
@@ -460,17 +461,17 @@ def test_blocking_client() -> None:
 
         assert await asyncio.to_thread(talk) == ["one", "two"]
         node.silent = True
-        assert await asyncio.to_thread(wait_in_vain) is ErrorCode.REQUEST_TIMED_OUT
+        assert await asyncio.to_thread(time_out) is ErrorCode.REQUEST_TIMED_OUT
 
     node = Node()
     run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
 
 
-def test_what_a_blocking_client_cannot_say_is_an_api_error_and_nothing_is_sent() -> None:
+def test_a_request_that_cannot_be_encoded_is_an_api_error_and_is_not_sent() -> None:
     async def scenario(server: Server, port: int) -> None:
         def talk() -> None:
             with BlockingConnection("127.0.0.1", port) as connection:
-                with pytest.raises(ApiError, match="cannot be asked") as caught:
+                with pytest.raises(ApiError, match="cannot be encoded") as caught:
                     connection.send(metadata("\udcff"))
                 assert caught.value.code is ErrorCode.INVALID_REQUEST
                 assert connection.request(metadata("one")).cluster_id == "one"
@@ -480,12 +481,12 @@ def test_what_a_blocking_client_cannot_say_is_an_api_error_and_nothing_is_sent()
     run(lambda: with_node(Node(), scenario))  # type: ignore[arg-type, return-value]
 
 
-def test_a_name_that_can_be_no_hosts_is_one_that_a_blocking_client_cannot_connect_to() -> None:
+def test_a_blocking_client_cannot_connect_to_an_invalid_host_name() -> None:
     with pytest.raises(ApiError, match=r"cannot connect to ü\.\.:9092"):
         BlockingConnection("ü..", 9092)
 
 
-def test_a_peer_that_goes_while_nothing_is_read_is_missed() -> None:
+def test_a_peer_that_closes_while_nothing_is_read_is_noticed() -> None:
     async def scenario() -> None:
         abandoned = asyncio.Event()
         parked: Pending[list[Buffer]] = Pending()
@@ -498,7 +499,7 @@ def test_a_peer_that_goes_while_nothing_is_read_is_missed() -> None:
         server = Server(HandClock())
         listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, park, Limits(idle_ms=500))
         _, writer = await dial(listener.port)
-        writer.write(frame(b"a fetch that waits for ever") + frame(b"which nobody reads"))
+        writer.write(frame(b"a fetch that waits for ever") + frame(b"which is never read"))
         await until(lambda: any(connection.unanswered for connection in server.connections.values()))
         writer.close()
         await abandoned.wait()
@@ -508,7 +509,7 @@ def test_a_peer_that_goes_while_nothing_is_read_is_missed() -> None:
     run(scenario)
 
 
-def test_a_listener_that_does_not_accept_yet_holds_its_port_and_refuses() -> None:
+def test_a_listener_that_does_not_accept_yet_binds_its_port_and_refuses() -> None:
     async def test() -> None:
         server = Server(HandClock())
         listener = await server.listen("L", "127.0.0.1", 0, echo, accepts=False)

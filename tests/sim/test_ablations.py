@@ -1,6 +1,6 @@
-"""With a safeguard switched off, some seed must break a promise: otherwise the seeds prove nothing about it.
+"""With a safeguard switched off, some seed must violate an invariant: otherwise the seeds prove nothing about it.
 
-`KALDA_SIM_ABLATIONS=all` looks for every safeguard's lack, which takes minutes; by default, for that of the quickest.
+`KALDA_SIM_ABLATIONS=all` tests all safeguards, which takes minutes; by default, those that are found fastest.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ CHOSEN = tuple(ABLATIONS) if os.environ.get("KALDA_SIM_ABLATIONS") == "all" else
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_its_lack_shows(name: str) -> None:
+def test_without_a_safeguard_a_seed_fails(name: str) -> None:
     ablation = ABLATIONS[name]
     broken = ablation.find()
-    assert broken is not None, f"{ablation.seeds} seeds do without: {name}"
-    kept = simulate(broken.plan)
-    assert kept.kept, f"the same seed fails with the safeguard on: {kept.why}"
+    assert broken is not None, f"{ablation.seeds} seeds pass without the safeguard: {name}"
+    verdict = simulate(broken.plan)
+    assert verdict.passed, f"the same seed fails with the safeguard on: {verdict.violation}"
 
 
 @pytest.mark.parametrize("name", QUORUM_ABLATIONS)
-def test_its_lack_shows_in_the_quorum(name: str) -> None:
+def test_without_a_safeguard_of_the_quorum_a_seed_fails(name: str) -> None:
     ablation = QUORUM_ABLATIONS[name]
     broken = ablation.find()
-    assert broken is not None, f"{ablation.seeds} seeds do without: {name}"
+    assert broken is not None, f"{ablation.seeds} seeds pass without the safeguard: {name}"
     for seed in range(broken[0] + 1):
-        why = ablation.run(seed)
-        assert not why, f"seed {seed} fails with the safeguard on: {why}"
+        violation = ablation.run(seed)
+        assert not violation, f"seed {seed} fails with the safeguard on: {violation}"

@@ -1,4 +1,4 @@
-"""Several log directories of a node: it lives on when one fails, and what is wrong with where replicas are is told."""
+"""Several log directories of a node: it continues when one fails, and the checkers find misplaced replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIRS = {"log.dirs": "/data/0,/data/1", "metadata.log.dir": "/metadata"}
 _LIMIT_S = 60
 
 
-def test_a_directory_is_away_at_a_start_and_back_at_the_next() -> None:
+def test_a_directory_fails_at_one_start_and_works_at_the_next() -> None:
     with World("away") as world:
         cluster = SimCluster(world, 1, _DIRS)
         node = cluster.nodes[1]
@@ -36,7 +36,7 @@ def test_a_directory_is_away_at_a_start_and_back_at_the_next() -> None:
             await restart()
             image = cluster.image()
             assert image is not None
-            assert [why for why in dirs.misplaced(node, image) if "offline" in why]
+            assert [reason for reason in dirs.misplaced(node, image) if "offline" in reason]
             leaders = [partition.leader for partition in image.topics.by_name["t"].partitions.values()]
             assert sorted(leaders) == [-1, -1, 1, 1]
             node.machine.disk.mend("/data/1")

@@ -1,6 +1,6 @@
-"""Whole clusters, of which a process is killed, or is only silent: whose session is cut short, and whose is not.
+"""Clusters of which one process is killed, or does not answer: the first is fenced at once, the second is not.
 
-Sessions and elections take many seconds here, so that what happens within one was not for want of waiting.
+Sessions and elections take many seconds here, so that a fencing within fewer was not caused by a timeout.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SETTINGS = {
 }
 
 
-class Ward:
-    """A cluster of three that works, and who of it is fenced."""
+class Detection:
+    """A cluster of three nodes, and whether one of them is fenced."""
 
     def __init__(self, world: World, **settings: str) -> None:
         self.world = world
@@ -36,7 +36,7 @@ class Ward:
 
     async def admit(self) -> None:
         await self.cluster.start(120)
-        await self.cluster.wait(lambda: self.active() is not None, "somebody is the active controller", 120)
+        await self.cluster.wait(lambda: self.active() is not None, "there is an active controller", 120)
 
     def active(self) -> SimNode | None:
         """The active controller's node."""
@@ -46,11 +46,11 @@ class Ward:
         return None
 
     def victim(self, active: bool) -> SimNode:
-        """One that is the active controller, or is not."""
+        """The active controller, or a node that is not."""
         return next(node for node in self.cluster if (node is self.active()) is active)
 
     def is_fenced(self, victim: SimNode) -> bool:
-        """As any other node knows it."""
+        """Whether it is fenced in the metadata of any other node."""
         return any(
             node.node is not None and node.node.image.cluster.brokers[victim.id].fenced
             for node in self.cluster
@@ -58,11 +58,11 @@ class Ward:
         )
 
     async def time_to_fence(self, victim: SimNode, limit_s: float) -> float:
-        """How long from now; `limit_s` where it is not fenced by then."""
+        """The seconds until it is fenced; at most `limit_s`."""
         return await self.time_until(lambda: self.is_fenced(victim), limit_s)
 
     async def time_until(self, holds: Callable[[], bool], limit_s: float) -> float:
-        """How long from now until it holds; at most `limit_s`."""
+        """The seconds until the condition holds; at most `limit_s`."""
         began = self.world.now_s
         while not holds():
             if self.world.now_s - began >= limit_s:
@@ -71,21 +71,21 @@ class Ward:
         return self.world.now_s - began
 
     def silence(self, victim: SimNode) -> None:
-        """Its backlogs are full, and something between it and the others resets all its connections."""
+        """Fill its backlogs, and reset all its connections."""
         network = self.world.network
         for port in (PORT, CONTROLLER_PORT):
             network.listeners[Address(victim.name, port)].backlog = -1
         network.reset_all(victim.name)
 
 
-def run(seed: int, scenario: Callable[[Ward], Coroutine[Any, Any, float]], **settings: str) -> float:
-    """What the scenario measures."""
+def run(seed: int, scenario: Callable[[Detection], Coroutine[Any, Any, float]], **settings: str) -> float:
+    """The seconds that the scenario measures."""
     with World(seed) as world:
-        ward = Ward(world, **settings)
+        detection = Detection(world, **settings)
 
         async def main() -> float:
-            await ward.admit()
-            return await scenario(ward)
+            await detection.admit()
+            return await scenario(detection)
 
         return world.run(main(), 600)
 
@@ -93,76 +93,76 @@ def run(seed: int, scenario: Callable[[Ward], Coroutine[Any, Any, float]], **set
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_process_that_is_killed_is_fenced_at_once(seed: int, active: bool) -> None:
-    async def scenario(ward: Ward) -> float:
-        victim = ward.victim(active)
+    async def scenario(detection: Detection) -> float:
+        victim = detection.victim(active)
         victim.kill()
-        return await ward.time_to_fence(victim, SESSION_S)
+        return await detection.time_to_fence(victim, SESSION_S)
 
     assert run(seed, scenario) < SOON_S
 
 
-def test_without_it_a_process_that_is_killed_costs_its_session() -> None:
-    async def scenario(ward: Ward) -> float:
-        victim = ward.victim(False)
+def test_without_detection_a_killed_process_is_fenced_after_its_session() -> None:
+    async def scenario(detection: Detection) -> float:
+        victim = detection.victim(False)
         victim.kill()
-        return await ward.time_to_fence(victim, 2 * SESSION_S)
+        return await detection.time_to_fence(victim, 2 * SESSION_S)
 
     assert run(0, scenario, **{"kalda.dead.process.detection.enable": "false"}) > SESSION_S - 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_process_that_is_killed_comes_back_without_waiting_for_the_session_of_the_dead(seed: int) -> None:
-    async def scenario(ward: Ward) -> float:
-        victim = ward.victim(False)
+def test_a_killed_process_restarts_without_waiting_for_its_old_session(seed: int) -> None:
+    async def scenario(detection: Detection) -> float:
+        victim = detection.victim(False)
         victim.kill()
         await asyncio.sleep(0.3)
         victim.start()
-        began = ward.world.now_s
-        await ward.cluster.wait(lambda: victim.serving, "it serves again", SESSION_S)
-        return ward.world.now_s - began
+        began = detection.world.now_s
+        await detection.cluster.wait(lambda: victim.serving, "it serves again", SESSION_S)
+        return detection.world.now_s - began
 
     assert run(seed, scenario) < SESSION_S / 3
 
 
-async def pause(ward: Ward) -> float:
+async def pause(detection: Detection) -> float:
     """A broker is stopped, as by SIGSTOP, for most of its session."""
-    victim = ward.victim(False)
+    victim = detection.victim(False)
     victim.machine.pause()
-    taken = await ward.time_to_fence(victim, SESSION_S - 2)
+    taken = await detection.time_to_fence(victim, SESSION_S - 2)
     victim.machine.resume()
     return taken
 
 
-async def pause_and_silence(ward: Ward) -> float:
-    """The same, and its connections break, and nobody gets in any more."""
-    victim = ward.victim(False)
+async def pause_and_silence(detection: Detection) -> float:
+    """The same, and its connections break, and no new one is accepted."""
+    victim = detection.victim(False)
     victim.machine.pause()
     await asyncio.sleep(0.1)
-    ward.silence(victim)
-    taken = await ward.time_to_fence(victim, SESSION_S - 2)
+    detection.silence(victim)
+    taken = await detection.time_to_fence(victim, SESSION_S - 2)
     victim.machine.resume()
     return taken
 
 
-async def lose_power(ward: Ward) -> float:
-    """There is no host that could refuse."""
-    victim = ward.victim(False)
+async def lose_power(detection: Detection) -> float:
+    """Without power, the host refuses no connection."""
+    victim = detection.victim(False)
     victim.lose_power()
-    return await ward.time_to_fence(victim, SESSION_S - 2)
+    return await detection.time_to_fence(victim, SESSION_S - 2)
 
 
-def cut(outward: bool) -> Callable[[Ward], Coroutine[Any, Any, float]]:
-    """One way nothing passes, and its connections break."""
+def cut(outdetection: bool) -> Callable[[Detection], Coroutine[Any, Any, float]]:
+    """The links in one direction pass nothing, and its connections break."""
 
-    async def scenario(ward: Ward) -> float:
-        victim = ward.victim(False)
-        others = [node.name for node in ward.cluster if node is not victim]
-        ward.world.network.cut |= {(victim.name, each) if outward else (each, victim.name) for each in others}
-        for transport in [each for each in ward.world.network.connections if each.local.host in others]:
+    async def scenario(detection: Detection) -> float:
+        victim = detection.victim(False)
+        others = [node.name for node in detection.cluster if node is not victim]
+        detection.world.network.cut |= {(victim.name, each) if outdetection else (each, victim.name) for each in others}
+        for transport in [each for each in detection.world.network.connections if each.local.host in others]:
             if transport.remote.host == victim.name:
                 transport.abort()
-        taken = await ward.time_to_fence(victim, SESSION_S - 2)
-        ward.world.network.cut.clear()
+        taken = await detection.time_to_fence(victim, SESSION_S - 2)
+        detection.world.network.cut.clear()
         return taken
 
     return scenario
@@ -172,19 +172,19 @@ SILENCES = {
     "paused": pause,
     "paused, with a full backlog": pause_and_silence,
     "without power": lose_power,
-    "cut off outward": cut(outward=True),
-    "cut off inward": cut(outward=False),
+    "cut off outdetection": cut(outdetection=True),
+    "cut off indetection": cut(outdetection=False),
 }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", SILENCES)
-def test_who_is_silent_is_not_taken_for_dead(name: str, seed: int) -> None:
+def test_a_process_that_does_not_answer_is_not_fenced_before_its_session_ends(name: str, seed: int) -> None:
     assert run(seed, SILENCES[name]) >= SESSION_S - 2
 
 
-def test_silence_taken_for_a_refusal_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same scenario, with a probe that takes everything for a refusal but an accepted connection."""
+def test_a_probe_that_takes_silence_for_a_refusal_fails_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scenario above, with a probe that takes everything but an accepted connection for a refusal."""
     original = SimNetwork.connect
 
     async def connect(self: SimNetwork, factory: Any, host: str, port: int) -> Any:
@@ -199,19 +199,19 @@ def test_silence_taken_for_a_refusal_would_show(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_active_controller_that_is_paused_keeps_its_fetch_timeout(seed: int) -> None:
-    async def scenario(ward: Ward) -> float:
-        victim = ward.victim(True)
+    async def scenario(detection: Detection) -> float:
+        victim = detection.victim(True)
         victim.machine.pause()
         await asyncio.sleep(0.1)
-        ward.silence(victim)
-        others = [node for node in ward.cluster if node is not victim]
+        detection.silence(victim)
+        others = [node for node in detection.cluster if node is not victim]
 
-        def is_given_up() -> bool:
+        def has_other_leader() -> bool:
             return any(
                 node.node is not None and node.node.raft.leader_and_epoch().leader_id != victim.id for node in others
             )
 
-        taken = await ward.time_until(is_given_up, FETCH_TIMEOUT_S)
+        taken = await detection.time_until(has_other_leader, FETCH_TIMEOUT_S)
         victim.machine.resume()
         return taken
 

@@ -1,4 +1,4 @@
-"""The parts of the simulated world do what they say: time, network, processes, power."""
+"""The parts of the simulated world: time, network, processes, power."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def world() -> Iterator[World]:
 
 
 class Peer(asyncio.BufferedProtocol):
-    """Keeps what it is told."""
+    """Keeps the bytes and events of one end of a connection."""
 
     def __init__(self) -> None:
-        self.said = bytearray()
+        self.received = bytearray()
         self.lost: list[Exception | None] = []
         self.transport: asyncio.Transport | None = None
         self.room = bytearray(7)
@@ -36,14 +36,14 @@ class Peer(asyncio.BufferedProtocol):
         return self.room
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.said += self.room[:nbytes]
+        self.received += self.room[:nbytes]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.append(exc)
 
-    def say(self, words: bytes) -> None:
+    def send(self, data: bytes) -> None:
         assert self.transport is not None
-        self.transport.write(words)
+        self.transport.write(data)
 
 
 def connect(world: World) -> tuple[Machine, Peer, Machine, Peer]:
@@ -62,21 +62,21 @@ def connect(world: World) -> tuple[Machine, Peer, Machine, Peer]:
         return (await world.loop.create_connection(Peer, "server", 1))[1]
 
     world.loop.run_until_complete(server.start()[0].context().run(world.loop.create_task, serve()))
-    mine = world.loop.run_until_complete(client.start()[0].context().run(world.loop.create_task, call()))
+    caller = world.loop.run_until_complete(client.start()[0].context().run(world.loop.create_task, call()))
     world.loop.run_until_complete(asyncio.sleep(0.1))
-    return client, mine, server, served[0]
+    return client, caller, server, served[0]
 
 
 def wait(world: World, seconds: float) -> None:
     world.loop.run_until_complete(asyncio.sleep(seconds))
 
 
-def test_time_is_what_passes(world: World) -> None:
+def test_time_is_virtual(world: World) -> None:
     wait(world, 86_400)
     assert world.now_s == 86_400
 
 
-def test_a_wait_without_an_end_is_told(world: World) -> None:
+def test_a_wait_without_an_end_is_an_error(world: World) -> None:
     with pytest.raises(Stuck):
         world.loop.run_until_complete(world.loop.create_future())
 
@@ -84,21 +84,21 @@ def test_a_wait_without_an_end_is_told(world: World) -> None:
 def test_bytes_keep_their_order(world: World) -> None:
     _, client, _, server = connect(world)
     for number in range(200):
-        client.say(b"%d " % number)
+        client.send(b"%d " % number)
     wait(world, 1)
-    assert bytes(server.said).split() == [b"%d" % number for number in range(200)]
+    assert bytes(server.received).split() == [b"%d" % number for number in range(200)]
 
 
-def test_a_cut_link_delivers_when_it_is_mended(world: World) -> None:
+def test_a_cut_link_delivers_when_the_cut_ends(world: World) -> None:
     _, client, _, server = connect(world)
     world.network.cut.add(("client", "server"))
-    client.say(b"hello")
-    server.say(b"back")
+    client.send(b"hello")
+    server.send(b"back")
     wait(world, 10)
-    assert (server.said, client.said) == (b"", b"back")
+    assert (server.received, client.received) == (b"", b"back")
     world.network.cut.clear()
     wait(world, 10)
-    assert server.said == b"hello"
+    assert server.received == b"hello"
 
 
 def test_a_killed_process_resets_its_connections(world: World) -> None:
@@ -106,13 +106,13 @@ def test_a_killed_process_resets_its_connections(world: World) -> None:
     machine.kill()
     wait(world, 1)
     assert isinstance(client.lost[0], ConnectionResetError)
-    assert server.lost == [], "the dead hear nothing"
+    assert server.lost == [], "a killed process gets no callback"
 
 
-def test_without_power_there_is_silence_until_it_is_back(world: World) -> None:
+def test_a_machine_without_power_does_not_answer_until_it_is_on_again(world: World) -> None:
     _, client, machine, _ = connect(world)
     machine.lose_power()
-    client.say(b"anybody?")
+    client.send(b"hello")
     wait(world, 30)
     assert client.lost == []
     machine.start()
@@ -120,7 +120,7 @@ def test_without_power_there_is_silence_until_it_is_back(world: World) -> None:
     assert isinstance(client.lost[0], ConnectionResetError)
 
 
-def test_nobody_listens_after_a_kill(world: World) -> None:
+def test_connections_are_refused_after_a_kill(world: World) -> None:
     client, _, server, _ = connect(world)
     server.kill()
     wait(world, 0.1)
@@ -133,21 +133,21 @@ def test_nobody_listens_after_a_kill(world: World) -> None:
     world.loop.run_until_complete(client.boot.context().run(world.loop.create_task, call()))
 
 
-def test_a_paused_process_goes_on_where_it_was(world: World) -> None:
+def test_a_resumed_process_gets_what_came_while_it_was_paused(world: World) -> None:
     _, client, machine, server = connect(world)
     machine.pause()
-    client.say(b"one ")
+    client.send(b"one ")
     wait(world, 5)
-    client.say(b"two")
+    client.send(b"two")
     wait(world, 5)
-    assert server.said == b""
+    assert server.received == b""
     machine.resume()
     wait(world, 0.1)
-    assert server.said == b"one two"
+    assert server.received == b"one two"
 
 
-def test_a_paused_process_takes_no_step_that_is_cancelled_when_it_goes_on(world: World) -> None:
-    """As a loop that wakes late: what is first in line may cancel what comes after it."""
+def test_a_resumed_process_does_not_run_callbacks_that_are_cancelled_by_earlier_ones(world: World) -> None:
+    """As in a real loop that was delayed: the first callback that is due may cancel later ones."""
     machine, taken = world.machine("m"), []
     boot, _ = machine.start()
 
@@ -172,13 +172,13 @@ def test_a_slow_reader_pauses_the_writer(world: World) -> None:
     client.resume_writing = lambda: paused.append("resumed")  # type: ignore[method-assign]
     assert server.transport is not None
     server.transport.pause_reading()
-    client.say(bytes(100_000))
+    client.send(bytes(100_000))
     wait(world, 1)
     assert paused == ["paused"]
     server.transport.resume_reading()
     wait(world, 1)
     assert paused == ["paused", "resumed"]
-    assert len(server.said) == 100_000
+    assert len(server.received) == 100_000
 
 
 def test_tasks_end_with_their_process(world: World) -> None:
@@ -200,7 +200,7 @@ def test_tasks_end_with_their_process(world: World) -> None:
     assert steps == [1, 2]
 
 
-def test_the_fuse_blows_between_two_operations(world: World) -> None:
+def test_power_is_lost_between_two_operations(world: World) -> None:
     machine = world.machine("m")
     boot, host = machine.start()
     machine.fuse = 3
@@ -217,7 +217,7 @@ def test_the_fuse_blows_between_two_operations(world: World) -> None:
         boot.context().run(host.disk.list_dir, "/")
 
 
-def test_a_failed_task_of_a_process_breaks_the_run(world: World) -> None:
+def test_an_exception_in_a_process_is_a_violation(world: World) -> None:
     boot, _ = world.machine("m").start()
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""`spark.read.format("kalda")` on a real session, from a real node: what comes is what was produced."""
+"""`spark.read.format("kalda")` in a real session with a real node: the rows are the records that were produced."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def spark() -> Iterator[Any]:
 
 
 class World:
-    """Topics are filled on one side and read on the other."""
+    """Produces records to topics, and reads the topics with Spark."""
 
     def __init__(self, cluster: Cluster, client: ClusterClient, spark: Any) -> None:
         self.cluster = cluster
@@ -71,7 +71,7 @@ class World:
 
     def create(self, topic: str, partitions: int = 1, **configs: Any) -> None:
         names = {name.replace("_", "."): value for name, value in configs.items()}
-        names["retention.ms"] = -1  # the records say that they are old
+        names["retention.ms"] = -1  # the records have old timestamps
         self.cluster.create_topic(topic, partitions=partitions, configs=names)
 
     def produce(self, topic: str, partition: int, records: Sequence[NewRecord], **options: Any) -> None:
@@ -79,7 +79,7 @@ class World:
             sender.send(topic, partition, build_batch(records, **options))
 
     def number(self, topic: str, counts: Sequence[int], batch: int = 10) -> None:
-        """Create the topic, with as many records in each partition: their values are their offsets."""
+        """Create the topic, with `counts[n]` records in partition n; the value of each is its offset."""
         self.create(topic, len(counts))
         for partition, count in enumerate(counts):
             for first in range(0, count, batch):
@@ -98,7 +98,7 @@ class World:
         return sorted(self.frame(**options).collect(), key=lambda row: (row.topic, row.partition, row.offset))
 
     def offsets(self, **options: Any) -> dict[int, list[int]]:
-        """By partition."""
+        """The offsets read, by partition."""
         found: dict[int, list[int]] = {}
         for row in self.read(**options):
             assert row.value == str(row.offset).encode()
@@ -129,7 +129,7 @@ def test_the_schema_is_that_of_sparks_own_source(world: World) -> None:
 
 
 def test_records_of_every_codec(world: World) -> None:
-    """A partition for each, all with the same records."""
+    """Each codec has a partition, with the same records."""
     world.create("codecs", len(Compression))
     records: list[NewRecord] = [
         (BASE_MS, b"k", b"v" * 300, [("a", b"1"), ("b", None)]),
@@ -152,7 +152,7 @@ def test_records_of_every_codec(world: World) -> None:
     assert {(r.topic, r.timestampType) for r in found} == {("codecs", 0)}
 
 
-def test_the_broker_may_have_stamped_the_time(world: World) -> None:
+def test_timestamps_of_log_append_time(world: World) -> None:
     world.create("stamped", message_timestamp_type="LogAppendTime")
     world.produce("stamped", 0, [(5, None, b"x", ())])
     row = world.read(subscribe="stamped")[0]
@@ -160,7 +160,7 @@ def test_the_broker_may_have_stamped_the_time(world: World) -> None:
     assert row.timestamp.year > 2000
 
 
-def test_everything_of_a_topic_with_an_empty_partition(world: World) -> None:
+def test_a_topic_with_an_empty_partition(world: World) -> None:
     assert world.offsets(subscribe="numbers") == {0: span(0, 30), 2: span(0, 5)}
 
 
@@ -193,7 +193,7 @@ def test_assigned_partitions_and_patterns(world: World) -> None:
     assert world.offsets(subscribePattern="none-.*") == {}
 
 
-def test_conditions_narrow_what_is_read(world: World) -> None:
+def test_conditions_reduce_what_is_read(world: World) -> None:
     frame = world.frame(subscribe="numbers")
     narrowed = frame.filter("partition = 0 and offset >= 12 and offset < 15")
     assert sorted(row.offset for row in narrowed.collect()) == [12, 13, 14]
@@ -214,7 +214,7 @@ def test_deleted_records(world: World) -> None:
     assert delete_records(world.client, {world.client.partitions("deleted")[0]: 8}) != {}
     assert world.offsets(subscribe="deleted") == {0: span(8, 20)}
     lost = {"deleted": {"0": 2}}
-    with pytest.raises(Exception, match=r"offset 2 is wanted, but the log has 8 to 20.*failOnDataLoss"):
+    with pytest.raises(Exception, match=r"offset 2 was requested, but the log has 8 to 20.*failOnDataLoss"):
         world.read(subscribe="deleted", startingOffsets=lost)
     assert world.offsets(subscribe="deleted", startingOffsets=lost, failOnDataLoss="false") == {0: span(8, 20)}
     late = {"deleted": {"0": 99}}
@@ -239,20 +239,20 @@ def test_read_committed(world: World) -> None:
         ({"assign": {"numbers": [3]}}, "numbers has no partition 3; it has 3, numbered from 0"),
         (
             {"subscribe": "numbers", "startingOffsets": {"numbers": {"0": 1}}},
-            "startingOffsets says nothing of numbers partition 1, numbers partition 2",
+            "startingOffsets lacks numbers partition 1, numbers partition 2",
         ),
-        ({"subscribe": "numbers", "startingTimestamp": BASE_MS * 2}, "no record is as young as"),
+        ({"subscribe": "numbers", "startingTimestamp": BASE_MS * 2}, "all records are older than"),
         ({"subscribe": "numbers", "schema": "nothing int"}, "there is no column nothing"),
         ({"subscribe": "numbers", "schema": "offset int"}, "column offset is bigint, not int"),
     ],
 )
-def test_refusals_say_what_is_wrong(world: World, options: dict[str, Any], words: str) -> None:
+def test_errors_name_the_problem(world: World, options: dict[str, Any], words: str) -> None:
     with pytest.raises(Exception, match=words):
         world.frame(**options).count()
 
 
-def test_spark_finds_the_format_by_itself(world: World) -> None:
-    """`pyspark_kalda` serves sessions that nobody has registered it in, and which do not push filters."""
+def test_spark_finds_the_format_without_registration(world: World) -> None:
+    """`pyspark_kalda` is for sessions in which it was not registered; these do not push filters."""
     from pyspark_kalda import DefaultSource
 
     assert DefaultSource.name() == "kalda"

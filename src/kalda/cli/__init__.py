@@ -1,20 +1,20 @@
-"""`kalda` on the command line: one file a noun.
+"""The `kalda` command: one file a noun.
 
-It knows how to ask and how to show; what is asked is the business of the client, what is run of the broker.
+These files read options and print results. `kalda.client` sends the requests, and `kalda.broker` runs nodes.
 
-- `main.py`: the entry; `server` goes its own way, without a command-line library
-- `commands.py`: the group of all nouns, each loaded when it is used
+- `main.py`: the entry point; `server` runs without a command-line library
+- `commands.py`: the group of all nouns; a noun's module is loaded when it is used
 - `server.py`: run a node
-- `storage.py`: format log directories, and look at them
-- `topics.py`, `configs.py`, `groups.py`: what clients see, and its settings
-- `cluster.py`, `features.py`, `quorum.py`: the nodes and what they have agreed on
-- `elect.py`, and `reassign.py` over `reassignment`: who leads partitions, and who has them
+- `storage.py`: format log directories, and show what is in them
+- `topics.py`, `configs.py`, `groups.py`: topics, configs, consumer groups
+- `cluster.py`, `features.py`, `quorum.py`: brokers and controllers, feature levels, the metadata quorum
+- `elect.py`, and `reassign.py` over `reassignment`: leaders and replicas of partitions
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py`, `consume.py`: lines to records, and records to lines
-- `dump_log.py`: files of a log directory, without a node
+- `dump_log.py`: the content of the files of a log directory
 - `sim.py` over `workers.py`: seeds of the simulator, in several processes
-- `completion.py`: the shells' completion
-- `session.py`: the options that say which cluster, and how long to try
+- `completion.py`: completion in shells
+- `session.py`: the options for the cluster's address and the timeout
 - `failures.py`: one line on stderr and an exit code
 - `output.py`, `formats.py`, `times.py`: tables, JSON and progress; records; times and durations
 """

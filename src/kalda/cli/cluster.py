@@ -1,4 +1,4 @@
-"""`kalda cluster`: its id, its brokers, their log directories; and clusters of processes on this host."""
+"""`kalda cluster`: a cluster's id, brokers and log directories; and clusters of processes on this host."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def id_command(cluster: ClusterClient, as_json: bool) -> None:
 
 
 @cluster.command("describe")
-@click.option("--include-fenced-brokers", is_flag=True, help="Also brokers that are registered but not in service.")
+@click.option("--include-fenced-brokers", is_flag=True, help="Show brokers too that are registered but fenced.")
 @json_option
 @with_cluster_or_controllers
 def describe_command(cluster: ClusterClient, include_fenced_brokers: bool, as_json: bool) -> None:
-    """Describe the cluster's brokers; or its controllers, where those are asked.
+    """Describe the cluster's brokers; with --bootstrap-controller, its controllers.
 
     \b
     Examples:
@@ -72,12 +72,14 @@ def describe_command(cluster: ClusterClient, include_fenced_brokers: bool, as_js
 
 
 @cluster.command("log-dirs")
-@click.option("--broker", "broker_ids", type=int, multiple=True, help="Of this broker. May be repeated. [default: all]")
-@click.option("--partitions", "show_partitions", is_flag=True, help="A row for each partition in a directory.")
+@click.option(
+    "--broker", "broker_ids", type=int, multiple=True, help="Only this broker. May be repeated. [default: all]"
+)
+@click.option("--partitions", "show_partitions", is_flag=True, help="Print a row for each partition in a directory.")
 @json_option
 @with_cluster
 def log_dirs_command(cluster: ClusterClient, broker_ids: tuple[int, ...], show_partitions: bool, as_json: bool) -> None:
-    """Describe the brokers' log directories, and what is in them.
+    """Describe the brokers' log directories and the partitions in them.
 
     \b
     Examples:

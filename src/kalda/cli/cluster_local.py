@@ -36,12 +36,12 @@ directory_option = click.option(
     default=DEFAULT_DIRECTORY,
     show_default=True,
     show_envvar=True,
-    help="Where everything about the nodes is.",
+    help="The directory with the nodes' configuration, data and logs.",
 )
 
 
 def complete_node(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Ids of the nodes in the directory that the command line names."""
+    """Ids of the nodes in the directory of `--dir`, for shell completion."""
     del parameter
     from kalda.cli.local.layout import LayoutError, load
 
@@ -67,7 +67,7 @@ _nodes_option = click.option(
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """What these modules raise, as failures of the command."""
+    """Turn the exceptions of `kalda.cli.local` into a `Failure`."""
     from kalda.base.configs.definition import InvalidConfig
     from kalda.cli.local.layout import LayoutError
     from kalda.metadata.formatter import FormatError
@@ -86,7 +86,7 @@ def _load(directory: Path) -> Layout:
     directory = check_directory(directory)
     layout = load(directory)
     if layout is None:
-        raise Failure(f"there is no {directory / FILE}: --dir or {DIRECTORY_VARIABLE} says where the cluster is")
+        raise Failure(f"there is no {directory / FILE}; name the cluster's directory by --dir or {DIRECTORY_VARIABLE}")
     return layout
 
 
@@ -95,8 +95,8 @@ def _chosen(layout: Layout, node_ids: tuple[int, ...]) -> list[Place]:
 
 
 @contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Nobody else starts or stops nodes of this directory meanwhile."""
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock: no other `up` or `down` starts or stops its nodes meanwhile. Raises `Failure`."""
     from kalda.cli.local.layout import FILE
 
     made = [each for each in (directory, *directory.parents) if not each.exists()]
@@ -106,13 +106,13 @@ def alone(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samefile(lock.fileno(), path):
-                raise BlockingIOError  # somebody else was refused, took the lock away, and another one is there
+                raise BlockingIOError  # the `finally` of another command removed the file, and a third made a new one
         except (BlockingIOError, FileNotFoundError):
-            raise Failure(f"another kalda cluster up or down is at work in {directory}; wait for it") from None
+            raise Failure(f"another kalda cluster up or down is running in {directory}; wait for its end") from None
         try:
             yield
         finally:
-            if not (directory / FILE).exists():  # refused: there is nothing to guard
+            if not (directory / FILE).exists():  # no cluster was made: leave nothing behind
                 path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     for each in made:
@@ -144,10 +144,10 @@ def interruptible() -> Iterator[None]:
 @directory_option
 @json_option
 def status_command(directory: Path, as_json: bool) -> None:
-    """Show what the nodes of this host are doing. Exits with 1 unless all of them serve.
+    """Show the state of the nodes of this host. Exits with 1 unless all of them serve.
 
-    LAG counts records of the metadata log that a node has not fetched; OUT-OF-SYNC its replicas that are not in
-    the ISR.
+    LAG is the number of records of the metadata log that a node has not fetched, OUT-OF-SYNC the number of its
+    replicas that are not in the ISR.
 
     \b
     Examples:
@@ -155,10 +155,10 @@ def status_command(directory: Path, as_json: bool) -> None:
       until kalda cluster status > /dev/null; do sleep 1; done
     """
     with failing():
-        from kalda.cli.local.overview import look
+        from kalda.cli.local.overview import describe_nodes
 
         layout = _load(directory)
-        view = look(layout)
+        view = describe_nodes(layout)
     if as_json:
         print_json(_status_json(layout, view))
     else:
@@ -229,10 +229,12 @@ def _print_status(layout: Layout, view: ClusterView) -> None:
 @click.command("logs")
 @directory_option
 @_nodes_option
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=20, show_default=True, help="Last lines of each.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines too, until Ctrl-C.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=0), default=20, show_default=True, help="How many last lines of each log."
+)
 def logs_command(directory: Path, node_ids: tuple[int, ...], follow: bool, lines: int) -> None:
-    """Show the last lines of the nodes' logs, by time; the files are DIR/node-ID/node.log.
+    """Show the last lines of the nodes' logs, sorted by time. The files are DIR/node-ID/node.log.
 
     \b
     Examples:
@@ -253,12 +255,12 @@ def logs_command(directory: Path, node_ids: tuple[int, ...], follow: bool, lines
     if follow:
         with interruptible(), contextlib.suppress(KeyboardInterrupt):
             while True:
-                for line in follower.until_quiet():
+                for line in follower.poll():
                     show(line)
 
 
 def line_printer(layout: Layout, *, named: bool = True) -> Callable[[Any], None]:
-    """Prints lines, with the node in front, in a colour of its own where a terminal shows it."""
+    """A function that prints a line; with `named`, after its node's id, in the node's colour on a terminal."""
     width = max(len(str(place.node_id)) for place in layout.nodes)
     colours = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
     order = {place.node_id: index for index, place in enumerate(layout.nodes)}
@@ -282,11 +284,11 @@ def line_printer(layout: Layout, *, named: bool = True) -> Callable[[Any], None]
     type=Seconds(min=0),
     default=STOP_S,
     show_default=True,
-    help="Seconds that a node has to stop, before it is killed.",
+    help="Seconds after which a node that has not stopped is killed.",
 )
 @json_option
 def down_command(directory: Path, node_ids: tuple[int, ...], timeout: float, as_json: bool) -> None:
-    """Stop the nodes of this host, one after the other, each with a controlled shutdown. Their data stay.
+    """Stop the nodes of this host, one after the other, each with a controlled shutdown. Their data is kept.
 
     \b
     Examples:
@@ -299,18 +301,18 @@ def down_command(directory: Path, node_ids: tuple[int, ...], timeout: float, as_
         layout = _load(directory)
         places = _chosen(layout, node_ids)
 
-        def say(done: Stopped) -> None:
+        def report(done: Stopped) -> None:
             if done.killed:
                 click.echo(
-                    f"kalda: node {done.node_id} did not stop in {timeout:g} s, and was killed; it recovers its logs "
-                    f"at the next start",
+                    f"kalda: node {done.node_id} did not stop in {timeout:g} s and was killed; it will recover its "
+                    f"logs at the next start",
                     err=True,
                 )
             elif not as_json:
                 click.echo(f"Stopped node {done.node_id}.")
 
-        with alone(layout.directory):
-            stopped = stop(layout, places, timeout, say)
+        with exclusive(layout.directory):
+            stopped = stop(layout, places, timeout, report)
     if as_json:
         print_json([done._asdict() for done in stopped])
     elif not stopped:

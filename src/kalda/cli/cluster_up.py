@@ -1,4 +1,4 @@
-"""`kalda cluster up`: start a cluster of processes on this host, or nodes that join one."""
+"""`kalda cluster up`: start a cluster of processes on this host, or nodes that join a cluster of other hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kalda.cli.cluster_local import STOP_S, alone, directory_option, failing, interruptible, line_printer
+from kalda.cli.cluster_local import STOP_S, directory_option, exclusive, failing, interruptible, line_printer
 from kalda.cli.failures import INTERRUPTED, Failure
 from kalda.cli.output import Progress, print_json
 from kalda.cli.session import json_option, parse_pairs
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the options ask of the cluster; None where one was left out."""
+class Options:
+    """The options about the cluster; None where one was not given."""
 
     nodes: int | None
     controllers: int | None
@@ -36,40 +36,47 @@ class Wanted:
 
     @property
     def joined(self) -> tuple[str, ...] | None:
-        """The controllers whose cluster is to be joined."""
+        """The controllers of the cluster to join; None: make a cluster."""
         text = self.bootstrap_controllers
         return None if text is None else tuple(server.strip() for server in text.split(","))
 
 
 @click.command("up")
 @directory_option
-@click.option("-n", "--nodes", type=click.IntRange(1, 512), help="How many. [default: one a core, or as before]")
+@click.option(
+    "-n",
+    "--nodes",
+    type=click.IntRange(1, 512),
+    help="Number of nodes. [default: one for each core, or those of the existing cluster]",
+)
 @click.option(
     "--controllers",
     type=click.IntRange(min=0),
-    help="How many of them are controllers too, and vote. [default: 3; 1 where there are fewer nodes; 0 when joining]",
+    help="Number of nodes that are controllers too. [default: 3; 1 with fewer than 3 nodes; 0 when joining]",
 )
-@click.option("--override", "overrides", metavar="KEY=VALUE", multiple=True, help="A property of all nodes.")
-@click.option("--host", help="The name that others reach this host by. [default: 127.0.0.1, from this host only]")
+@click.option("--override", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a property of all nodes.")
+@click.option("--host", help="This host's name for other hosts. [default: 127.0.0.1, reached from this host only]")
 @click.option("--rack", help="The nodes' broker.rack. [default: this host's name]")
 @click.option("--port", type=click.IntRange(1, 65535), help="The first of consecutive ports. [default: free ones]")
 @click.option(
     "--bootstrap-controllers",
     metavar="HOST:PORT,...",
-    help="Join the cluster of these controllers, with brokers, instead of making one.",
+    help="Start brokers that join the cluster of these controllers, instead of making a cluster.",
 )
 @click.option("--first-id", type=click.IntRange(min=0), help="The first node's id. [default: 1; when joining, random]")
-@click.option("--timeout", type=Seconds(min=1), default=120, show_default=True, help="Seconds to wait.")
-@click.option("--foreground", is_flag=True, help="Show the nodes' logs, and stop them with Ctrl-C.")
+@click.option(
+    "--timeout", type=Seconds(min=1), default=120, show_default=True, help="Seconds to wait until all nodes serve."
+)
+@click.option("--foreground", is_flag=True, help="Show the nodes' logs; Ctrl-C stops the nodes.")
 @json_option
 def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool, **options: Any) -> None:
     """Start a cluster of processes on this host, and return when all of them serve.
 
-    What it chooses, ports and ids among it, is remembered in DIR: the next `up` starts the same cluster again, or
-    those of its nodes that do not run. More --nodes than before adds brokers.
+    DIR keeps the cluster's ids, ports and options: the next `up` starts the same cluster again, or those of its nodes
+    that are not running. More --nodes than before adds brokers.
 
-    Replicas are put on different racks first, and a rack is a host here: in a cluster of several hosts' nodes, no two
-    replicas of a partition share a host while there are enough hosts.
+    Replicas are placed on different racks first, and each host is a rack: where a cluster has nodes on enough hosts,
+    no two replicas of a partition are on one host.
 
     \b
     Examples:
@@ -83,18 +90,18 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
 
     with failing(), interruptible():
         directory = check_directory(directory)
-        wanted = Wanted(**options)
+        chosen = Options(**options)
         started: list[Place] = []
         layout = None
         try:
-            with alone(directory):
-                layout = _wanted_layout(directory, wanted)
+            with exclusive(directory):
+                layout = _layout_for(directory, chosen)
                 for place in layout.nodes:
                     layout.config(place)
                 layout = starting.move_from_taken_ports(layout, lambda text: click.echo(text, err=True))
                 layout.save()
-                if wanted.overrides:
-                    _tell_who_keeps_old_properties(layout)
+                if chosen.overrides:
+                    _warn_of_running_nodes(layout)
                 starting.start_missing(layout, started)
                 _wait(layout, timeout)
         except KeyboardInterrupt:
@@ -104,83 +111,87 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
             sys.exit(INTERRUPTED)
         _print_up(layout, as_json)
         if foreground:
-            _stay(layout, started)
+            _follow_logs(layout, started)
 
 
-def _wanted_layout(directory: Path, wanted: Wanted) -> Layout:
-    """What the directory remembers, with what is asked for, or a new layout."""
+def _layout_for(directory: Path, options: Options) -> Layout:
+    """The directory's layout, changed by the options, or a new layout."""
     from kalda.cli.local import joining
     from kalda.cli.local import layout as layouts
 
-    changes = parse_pairs("--override", wanted.overrides)
+    changes = parse_pairs("--override", options.overrides)
     for name in changes:
         if name in layouts.FIXED:
-            raise click.UsageError(f"--override {name}: this one follows from the nodes, and cannot be changed")
-    known = layouts.load(directory)
-    if known is not None:
-        return _changed(known, wanted, changes)
-    count = wanted.nodes or len(os.sched_getaffinity(0))
+            raise click.UsageError(f"--override {name}: this property follows from the nodes; it cannot be overridden")
+    existing = layouts.load(directory)
+    if existing is not None:
+        return _changed(existing, options, changes)
+    count = options.nodes or len(os.sched_getaffinity(0))
     given: dict[str, Any] = {
-        "host": wanted.host or "127.0.0.1",
-        "rack": wanted.rack or socket.gethostname(),
+        "host": options.host or "127.0.0.1",
+        "rack": options.rack or socket.gethostname(),
         "overrides": changes,
-        "first_port": wanted.port,
+        "first_port": options.port,
     }
-    first_id, controllers = wanted.first_id, wanted.controllers
-    if wanted.bootstrap_controllers is None:
+    first_id, controllers = options.first_id, options.controllers
+    if options.bootstrap_controllers is None:
         voters = layouts.default_voters(count) if controllers is None else controllers
         if not 1 <= voters <= count:
             raise click.UsageError(f"--controllers {voters}: of {count} nodes, 1 to {count} can be controllers")
         return layouts.make(directory, count, voters, first_id=1 if first_id is None else first_id, **given)
     if (controllers or 0) > count:
-        raise click.UsageError(f"--controllers {controllers}: there are {count} nodes")
+        raise click.UsageError(f"--controllers {controllers}: there are only {count} nodes")
     try:
-        found = joining.ask_controllers(wanted.bootstrap_controllers)
+        found = joining.ask_controllers(options.bootstrap_controllers)
     except ValueError as error:
         raise click.UsageError(f"--bootstrap-controllers: {error}") from error
     first = found.first_id(count) if first_id is None else first_id
     taken = sorted(found.node_ids & set(range(first, first + count)))
     if taken:
-        raise click.UsageError(f"--first-id {first}: the cluster has nodes {', '.join(map(str, taken))} already")
+        raise click.UsageError(
+            f"--first-id {first}: the cluster has nodes {', '.join(map(str, taken))} already; choose another id"
+        )
     return layouts.make(
         directory,
         count,
         controllers or 0,
         cluster_id=found.cluster_id,
         first_id=first,
-        joined=wanted.joined or (),
+        joined=options.joined or (),
         elsewhere=len(found.node_ids),
         **given,
     )
 
 
-def _changed(known: Layout, wanted: Wanted, overrides: dict[str, str]) -> Layout:
-    """A layout with data in it changes only where that is safe. Raises `click.UsageError` where it is not."""
-    voters = sum(place.controller_port is not None for place in known.nodes)
-    for option, asked, is_now in (
-        ("--controllers", wanted.controllers, voters),
-        ("--host", wanted.host, known.host),
-        ("--rack", wanted.rack, known.rack),
-        ("--port", wanted.port, known.nodes[0].port),
-        ("--first-id", wanted.first_id, known.nodes[0].node_id),
-        ("--bootstrap-controllers", wanted.joined, known.joined),
+def _changed(existing: Layout, options: Options, overrides: dict[str, str]) -> Layout:
+    """The existing layout, with more nodes and with overrides. Raises `click.UsageError` for an option that would
+    change what nodes with data depend on."""
+    voters = sum(place.controller_port is not None for place in existing.nodes)
+    for option, requested, current in (
+        ("--controllers", options.controllers, voters),
+        ("--host", options.host, existing.host),
+        ("--rack", options.rack, existing.rack),
+        ("--port", options.port, existing.nodes[0].port),
+        ("--first-id", options.first_id, existing.nodes[0].node_id),
+        ("--bootstrap-controllers", options.joined, existing.joined),
     ):
-        if asked is not None and asked != is_now:
-            shown = ",".join(is_now) or "of its own" if isinstance(is_now, tuple) else is_now
+        if requested is not None and requested != current:
+            shown = ",".join(current) or "controllers of its own" if isinstance(current, tuple) else current
             raise click.UsageError(
-                f"{option}: {known.directory} has a cluster already, with {shown}; leave the option out, or choose "
+                f"{option}: {existing.directory} has a cluster already, with {shown}; leave the option out, or choose "
                 f"another --dir"
             )
-    layout = known.grown(wanted.nodes) if wanted.nodes is not None else known
-    return replace(layout, overrides={**known.overrides, **overrides})
+    layout = existing.grown(options.nodes) if options.nodes is not None else existing
+    return replace(layout, overrides={**existing.overrides, **overrides})
 
 
-def _tell_who_keeps_old_properties(layout: Layout) -> None:
+def _warn_of_running_nodes(layout: Layout) -> None:
+    """Overrides have no effect on nodes that are running."""
     from kalda.cli.local.starting import process_of
 
     running = [str(place.node_id) for place in layout.nodes if process_of(layout, place).pid() is not None]
     if running:
-        click.echo(f"Nodes that run already take the overrides at their next start: {', '.join(running)}.", err=True)
+        click.echo(f"Nodes that are running apply the overrides at their next start: {', '.join(running)}.", err=True)
 
 
 def _wait(layout: Layout, timeout_s: float) -> None:
@@ -200,7 +211,9 @@ def _wait(layout: Layout, timeout_s: float) -> None:
         progress.clear()
         for line in failure.lines:
             click.echo(line, err=True)
-        raise Failure(f"{failure} (those that run go on: kalda cluster down stops them)") from failure
+        raise Failure(
+            f"{failure} (nodes that are running were left running; kalda cluster down stops them)"
+        ) from failure
     finally:
         progress.clear()
 
@@ -232,8 +245,8 @@ def _print_up(layout: Layout, as_json: bool) -> None:
     click.echo(f"Directory:          {layout.directory}")
 
 
-def _stay(layout: Layout, started: list[Place]) -> None:
-    """Show what the nodes say until they are told to stop, or have all ended by themselves."""
+def _follow_logs(layout: Layout, started: list[Place]) -> None:
+    """Print the nodes' logs until Ctrl-C, which stops the nodes that were started here, or until all have ended."""
     from kalda.cli.local.log_lines import Follower
     from kalda.cli.local.starting import process_of
 
@@ -243,12 +256,12 @@ def _stay(layout: Layout, started: list[Place]) -> None:
     alive = set(processes)
     try:
         while alive:
-            for line in follower.until_quiet():
+            for line in follower.poll():
                 show(line)
             for node_id in sorted(alive):
                 if processes[node_id].pid() is None:
                     alive.discard(node_id)
-                    click.echo(f"kalda: node {node_id} has ended; the others go on.", err=True)
+                    click.echo(f"kalda: node {node_id} has ended; the others are still running.", err=True)
     except KeyboardInterrupt:
         _stop(layout, started)
         sys.exit(0)
@@ -258,7 +271,7 @@ def _stay(layout: Layout, started: list[Place]) -> None:
 def _stop(layout: Layout, places: list[Place]) -> None:
     from kalda.cli.local.stopping import Stopped, stop
 
-    def say(done: Stopped) -> None:
+    def report(done: Stopped) -> None:
         click.echo(f"{'Killed' if done.killed else 'Stopped'} node {done.node_id}.", err=True)
 
-    stop(layout, places, STOP_S, say)
+    stop(layout, places, STOP_S, report)

@@ -1,6 +1,6 @@
-"""The `kalda` command: a group that loads a noun's module when it is used, and turns failures into exit codes.
+"""The `kalda` command: a group that loads a noun's module when it is used, and turns exceptions into exit codes.
 
-`kalda --help` and completion of the nouns import nothing but click and this table.
+`kalda --help` and completion of the nouns import only click and this table.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class _Noun(NamedTuple):
 
 NOUNS = {
     "server": _Noun("server", "", "Run a node."),
-    "storage": _Noun("storage", "storage", "Make storage for a node, and look at it."),
+    "storage": _Noun("storage", "storage", "Format and describe the log directories of a node."),
     "topics": _Noun("topics", "topics", "List, describe, create, alter and delete topics."),
     "configs": _Noun("configs", "configs", "Describe and alter configs of topics, brokers and groups."),
     "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
     "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
     "consume": _Noun("consume", "consume", "Read records of topics."),
-    "cluster": _Noun("cluster", "cluster", "Clusters of processes; a cluster's id, brokers, log directories."),
-    "features": _Noun("features", "features", "Feature levels, metadata.version among them."),
+    "cluster": _Noun("cluster", "cluster", "Start clusters on this host; describe brokers, log directories."),
+    "features": _Noun("features", "features", "Describe and change feature levels, such as metadata.version."),
     "quorum": _Noun("quorum", "quorum", "The metadata quorum: leader, voters, observers."),
     "reassign": _Noun("reassign", "reassign", "Move replicas between brokers: plan, run, status, cancel."),
     "elect": _Noun("elect", "elect", "Elect leaders of partitions: preferred, unclean."),
-    "dump-log": _Noun("dump_log", "dump_log", "Show what is in log segments, indexes, snapshots, checkpoints."),
-    "sim": _Noun("sim", "sim", "Simulate clusters with faults out of a seed, and replay one."),
+    "dump-log": _Noun("dump_log", "dump_log", "Show the content of segments, indexes, snapshots, checkpoints."),
+    "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed, and replay a seed."),
     "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),
 }
 
@@ -74,7 +74,7 @@ class Kalda(click.Group):
 
 
 def _server_command(text: str) -> click.Command:
-    """Only for help and completion: `main` runs a server without coming here."""
+    """For help and completion only: `main` runs a server without click."""
 
     @click.command("server", help=text, context_settings={"ignore_unknown_options": True}, add_help_option=False)
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -89,7 +89,7 @@ def _server_command(text: str) -> click.Command:
 @click.group(cls=Kalda, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, "--version", prog_name="kalda", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Kalda: a distributed event log that speaks Apache Kafka's protocol.
+    """Kalda: a distributed event log with Apache Kafka's protocol.
 
     \b
     Examples:
@@ -97,6 +97,9 @@ def cli() -> None:
       echo 'alice:42' | kalda produce orders --key-separator :
       kalda consume orders --from beginning --max-messages 10
 
-    Commands that ask a cluster take --bootstrap-server HOST:PORT, or KALDA_BOOTSTRAP_SERVER from the environment.
-    Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong, 3 the cluster cannot be reached.
+    \b
+    Commands that connect to a cluster take --bootstrap-server HOST:PORT, or
+    the environment variable KALDA_BOOTSTRAP_SERVER.
+    Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong,
+    3 the cluster cannot be reached.
     """

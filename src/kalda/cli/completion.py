@@ -1,6 +1,6 @@
-"""Completion in a shell: the script, and the names that only the cluster knows.
+"""Completion in a shell: the script, and the names of topics and groups, which are requested from the cluster.
 
-A name that is being typed waits for nobody: the cluster gets a moment, and silence means no suggestions.
+The shell waits for the result, so the cluster has to answer within `_TIMEOUT_MS`; else nothing is suggested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 if TYPE_CHECKING:
     from kalda.client.cluster_client import ClusterClient
 
-_PATIENCE_MS = 700
+_TIMEOUT_MS = 700
 
 
 def _complete(ctx: click.Context, incomplete: str, names: Callable[[ClusterClient], Iterable[str]]) -> list[str]:
@@ -25,14 +25,14 @@ def _complete(ctx: click.Context, incomplete: str, names: Callable[[ClusterClien
 
     servers = ctx.params.get("bootstrap_server") or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     try:
-        with ClusterClient(servers, timeout_ms=_PATIENCE_MS, connect_timeout_ms=_PATIENCE_MS) as cluster:
+        with ClusterClient(servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as cluster:
             return [name for name in names(cluster) if name.startswith(incomplete)]
     except (ApiError, ValueError):
         return []
 
 
 def complete_topic(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Topics of the cluster that the command line, or the environment, names."""
+    """Topics of the cluster that the command line or the environment names."""
     del parameter
     return _complete(ctx, incomplete, lambda cluster: sorted(cluster.metadata().topics))
 
@@ -65,7 +65,7 @@ def completion(shell: str) -> None:
     from kalda.cli.commands import cli
 
     kind = get_completion_class(shell)
-    assert kind is not None, f"click knows no {shell}"
-    # Not `source()`: for bash it would run bash to learn its version.
+    assert kind is not None, f"click does not support {shell}"
+    # Not `source()`: for bash it would run bash to check its version.
     script = kind(cli, {}, "kalda", "_KALDA_COMPLETE")
     click.echo(script.source_template % script.source_vars())

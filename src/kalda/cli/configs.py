@@ -1,4 +1,4 @@
-"""`kalda configs`: describe and alter what topics, brokers, groups and client-metrics subscriptions are set to."""
+"""`kalda configs`: describe and alter configs of topics, brokers, groups and client-metrics subscriptions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def configs() -> None:
 
 
 def _of_resource(command: Callable[Concatenate[ClusterClient, Resource, P], None]) -> Callable[..., None]:
-    """The options of which exactly one says whose configs are meant."""
+    """Add the options that name a resource, of which exactly one must be given, and pass the resource."""
 
-    @click.option("--topic", metavar="NAME", shell_complete=complete_topic, help="Of this topic.")
-    @click.option("--broker", metavar="ID", type=click.IntRange(min=0), help="Of this broker.")
-    @click.option("--broker-defaults", is_flag=True, help="What all brokers share, unless it is set on one.")
+    @click.option("--topic", metavar="NAME", shell_complete=complete_topic, help="Configs of this topic.")
+    @click.option("--broker", metavar="ID", type=click.IntRange(min=0), help="Configs of this broker.")
+    @click.option("--broker-defaults", is_flag=True, help="Configs of all brokers, where a broker has no own value.")
     @click.option("--broker-logger", metavar="ID", type=click.IntRange(min=0), help="Log levels of this broker.")
-    @click.option("--group", metavar="NAME", shell_complete=complete_group, help="Of this group.")
-    @click.option("--client-metrics", metavar="NAME", help="Of this client-metrics subscription.")
+    @click.option("--group", metavar="NAME", shell_complete=complete_group, help="Configs of this group.")
+    @click.option("--client-metrics", metavar="NAME", help="Configs of this client-metrics subscription.")
     @wraps(command)
     def run(
         cluster: ClusterClient,
@@ -62,7 +62,7 @@ def _of_resource(command: Callable[Concatenate[ClusterClient, Resource, P], None
         ]
         if len(chosen) != 1:
             raise click.UsageError(
-                "say whose configs, with one of --topic, --broker, --broker-defaults, --broker-logger, --group, "
+                "give exactly one of --topic, --broker, --broker-defaults, --broker-logger, --group, "
                 f"--client-metrics; {len(chosen)} are given"
             )
         command(cluster, chosen[0], *args, **options)
@@ -72,15 +72,15 @@ def _of_resource(command: Callable[Concatenate[ClusterClient, Resource, P], None
 
 @configs.command("describe")
 @click.argument("names", metavar="[KEY]...", nargs=-1)
-@click.option("--all", "show_all", is_flag=True, help="Defaults too, not only what was set.")
-@click.option("--synonyms", is_flag=True, help="Also which values lie beneath, and from where.")
+@click.option("--all", "show_all", is_flag=True, help="Show default values too.")
+@click.option("--synonyms", is_flag=True, help="Show all values that are set for a config, in order of precedence.")
 @json_option
 @with_cluster
 @_of_resource
 def describe_command(
     cluster: ClusterClient, resource: Resource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
 ) -> None:
-    """Describe configs: those that were set, or the KEYs that are named.
+    """Describe configs: those with a value that was set, or the named KEYs.
 
     \b
     Examples:
@@ -129,10 +129,10 @@ def _as_json(entry: ConfigEntry) -> dict[str, object]:
 
 @configs.command("alter")
 @click.option("--add-config", metavar="KEY=VALUE", multiple=True, help="Set a config. May be repeated.")
-@click.option("--delete-config", metavar="KEY", multiple=True, help="Go back to the default. May be repeated.")
+@click.option("--delete-config", metavar="KEY", multiple=True, help="Return to the default. May be repeated.")
 @click.option("--append-config", metavar="KEY=ITEM", multiple=True, help="Add an item to a list.")
-@click.option("--subtract-config", metavar="KEY=ITEM", multiple=True, help="Take an item out of a list.")
-@click.option("--validate-only", is_flag=True, help="Only check whether it could be done.")
+@click.option("--subtract-config", metavar="KEY=ITEM", multiple=True, help="Remove an item from a list.")
+@click.option("--validate-only", is_flag=True, help="Check the change, and do not make it.")
 @with_cluster
 @_of_resource
 def alter_command(
@@ -144,7 +144,7 @@ def alter_command(
     subtract_config: tuple[str, ...],
     validate_only: bool,
 ) -> None:
-    """Alter some configs and leave the others as they are.
+    """Alter configs; those that are not named stay as they are.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`kalda consume`: records to lines, of whole topics or of some partitions, alone or as a member of a group."""
+"""`kalda consume`: print records of topics or of some partitions, with or without a consumer group."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ _COMMIT_MS = 5_000
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
 @click.option(
     "--from", "start", metavar="WHERE", default="latest", show_default=True,
-    help="beginning, latest, an offset (42), or a time (2026-01-31T12:00:00Z, timestamp:MS). With --group: where to "
-    "begin what the group has no offset of; beginning or latest.",
+    help="beginning, latest, an offset (42), or a time (2026-01-31T12:00:00Z, timestamp:MS). With --group: beginning "
+    "or latest, for partitions of which the group has no offset.",
 )  # fmt: skip
 @click.option("-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this partition.")
 @click.option(
-    "-g", "--group", "group_id", metavar="NAME", shell_complete=complete_group, help="As a member of a group."
+    "-g", "--group", "group_id", metavar="NAME", shell_complete=complete_group, help="Read as a member of this group."
 )
-@click.option("-n", "--max-messages", type=click.IntRange(min=1), metavar="N", help="Stop after so many.")
-@click.option("--timeout-ms", type=click.IntRange(min=1), metavar="MS", help="Stop when none came for so long.")
-@click.option("-e", "--exit-at-end", is_flag=True, help="Stop at what was the end when this began.")
+@click.option("-n", "--max-messages", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
+@click.option("--timeout-ms", type=click.IntRange(min=1), metavar="MS", help="Stop when no record came for MS.")
+@click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end that the partitions have at the start.")
 @click.option(
     "-f", "--format", "layout", type=click.Choice([layout.value for layout in Layout]), default="text",
-    show_default=True, help="text: a line each; json: an object a line; raw: values as they are.",
+    show_default=True, help="text: one line a record; json: one object a line; raw: the values' bytes.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--print-key", is_flag=True, help="Print the key before the value.")
-@click.option("--print-timestamp", is_flag=True, help="Print who set the timestamp, and when it is.")
+@click.option("--print-timestamp", is_flag=True, help="Print the timestamp and its type, CreateTime or LogAppendTime.")
 @click.option("--print-partition", is_flag=True, help="Print the partition.")
 @click.option("--print-offset", is_flag=True, help="Print the offset.")
 @click.option("--print-headers", is_flag=True, help="Print the headers, as NAME:VALUE,NAME:VALUE.")
-@click.option("--separator", metavar="TEXT", default="\\t", show_default=True, help="What stands between them.")
+@click.option("--separator", metavar="TEXT", default="\\t", show_default=True, help="What separates these fields.")
 @click.option(
     "--isolation-level", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
     show_default=True, help="Whether records of open and aborted transactions are shown.",
@@ -76,8 +76,8 @@ def consume(
 ) -> None:
     """Read records of topics, and print them.
 
-    Stops with Ctrl-C, or when --max-messages, --timeout-ms or --exit-at-end say so, and with a group commits what was
-    printed.
+    Stops with Ctrl-C, or by --max-messages, --timeout-ms or --exit-at-end. With --group, the offsets of printed records
+    are committed.
 
     \b
     Examples:
@@ -87,29 +87,29 @@ def consume(
     """
     writer = RecordWriter(
         Layout.JSON if as_json else Layout(layout),
-        {name.removeprefix("print_") for name, wanted in prints.items() if wanted},
+        {name.removeprefix("print_") for name, is_given in prints.items() if is_given},
         unescape("--separator", separator),
     )
     reading = _Reading(cluster, writer, max_messages, timeout_ms, isolation_level == "read_committed")
-    with _stop_politely():
+    with _ending_normally():
         if group_id is None:
             _consume_alone(reading, topics, partitions, start, exit_at_end)
         else:
             if partitions or exit_at_end:
                 raise click.UsageError(
-                    "--partition and --exit-at-end are not for --group: the group gives partitions out"
+                    "--partition and --exit-at-end cannot be used with --group: the group assigns partitions"
                 )
             _consume_in_group(reading, topics, group_id, start)
     click.echo(f"Processed a total of {writer.count} messages", err=True)
 
 
 @contextmanager
-def _stop_politely() -> Iterator[None]:
-    """Ctrl-C, SIGTERM, SIGHUP, and a reader that has seen enough are how a consumer normally ends."""
+def _ending_normally() -> Iterator[None]:
+    """Treat Ctrl-C, SIGTERM, SIGHUP and a closed stdout pipe as the normal end of a consumer."""
 
     def stop(number: int, _: object) -> None:
         if number == signal.SIGHUP:
-            # A terminal that is closed sends several. The next one must not end the leaving of the group.
+            # When a terminal is closed, several SIGHUPs come. The next must not interrupt leaving the group.
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -127,15 +127,16 @@ def _stop_politely() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _nobody_reads() -> bool:
-    """The other end of the pipe is closed. Without asking, a consumer of a quiet topic would not notice for long."""
-    watch = select.poll()
-    watch.register(sys.stdout.fileno(), 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0))
+def _is_stdout_closed() -> bool:
+    """Whether the reading end of the stdout pipe is closed. Only a write would show it else, and on a quiet topic there
+    is none for long."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 class _Reading:
-    """One run: how much was printed, and when it is enough."""
+    """One run of the command: what was printed, and whether to stop."""
 
     def __init__(
         self,
@@ -150,30 +151,31 @@ class _Reading:
         self.cluster = cluster
         self.read_committed = read_committed
         self.consumed: dict[TopicPartition, int] = {}
-        """Where reading goes on after what was printed, since the last commit."""
+        """The offset after the last printed record, for partitions with printed records since the last commit."""
         self._writer = writer
         self._max_messages = max_messages
         self._timeout_ms = timeout_ms
-        self._patience = Deadline(timeout_ms or 0)
+        self._idle_until = Deadline(timeout_ms or 0)
+        """With `timeout_ms`, when to stop unless a record comes."""
 
     @property
     def is_over(self) -> bool:
         if self._max_messages is not None and self._writer.count >= self._max_messages:
             return True
-        return (self._timeout_ms is not None and self._patience.is_past) or _nobody_reads()
+        return (self._timeout_ms is not None and self._idle_until.is_past) or _is_stdout_closed()
 
-    def restart_patience(self) -> None:
+    def restart_timeout(self) -> None:
         from kalda.client.retry import Deadline
 
-        self._patience = Deadline(self._timeout_ms or 0)
+        self._idle_until = Deadline(self._timeout_ms or 0)
 
-    def take(self, fetched: Fetched) -> None:
-        """Print the records, as many as are still wanted."""
+    def show(self, fetched: Fetched) -> None:
+        """Print the records, up to `max_messages` in all."""
         limit = None if self._max_messages is None else self._max_messages - self._writer.count
         partition = TopicPartition(fetched.topic, fetched.partition)
         next_offset = self._writer.write(fetched, limit)
         self.consumed[partition] = fetched.next_offset if next_offset is None else next_offset
-        self.restart_patience()
+        self.restart_timeout()
 
     def fetcher(
         self, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int] | None = None
@@ -190,8 +192,8 @@ class _Reading:
         )
 
 
-def _warn_of_reset(partition: TopicPartition, wanted: int, offset: int) -> None:
-    click.echo(f"kalda: {partition} does not have offset {wanted}; reading goes on at {offset}", err=True)
+def _warn_of_reset(partition: TopicPartition, requested: int, offset: int) -> None:
+    click.echo(f"kalda: {partition} does not have offset {requested}; reading continues at {offset}", err=True)
 
 
 def _consume_alone(
@@ -201,27 +203,27 @@ def _consume_alone(
     from kalda.protocol.messages.fetch import OffsetSpec
 
     cluster = reading.cluster
-    wanted = [
+    chosen = [
         partition
         for topic in dict.fromkeys(topics)
         for partition in ([TopicPartition(topic, p) for p in partitions] or cluster.partitions(topic))
     ]
-    cluster.leaders(wanted)
-    starts = _starts(cluster, wanted, start)
+    cluster.leaders(chosen)
+    starts = _starts(cluster, chosen, start)
     ends = None
     if exit_at_end:
-        found = list_offsets(cluster, dict.fromkeys(wanted, OffsetSpec.LATEST), read_committed=reading.read_committed)
+        found = list_offsets(cluster, dict.fromkeys(chosen, OffsetSpec.LATEST), read_committed=reading.read_committed)
         ends = {partition: at.offset for partition, at in found.items()}
     with reading.fetcher(starts, ends) as fetcher:
-        reading.restart_patience()
+        reading.restart_timeout()
         while not (reading.is_over or fetcher.is_done):
             fetched = fetcher.poll(_POLL_MS)
             if fetched is not None:
-                reading.take(fetched)
+                reading.show(fetched)
 
 
 def _starts(cluster: ClusterClient, partitions: list[TopicPartition], start: str) -> dict[TopicPartition, int]:
-    """Where to begin in each partition."""
+    """The first offset to read of each partition, by the value of --from."""
     from kalda.client.admin.offsets import offsets_at
     from kalda.protocol.messages.fetch import OffsetSpec
 
@@ -233,7 +235,7 @@ def _starts(cluster: ClusterClient, partitions: list[TopicPartition], start: str
     offset = rest if colon and kind == "offset" else start
     if offset.isdecimal():
         if int(offset) > MAX_INT64:
-            raise click.UsageError(f"--from {start}: no offset is larger than {MAX_INT64}")
+            raise click.UsageError(f"--from {start}: an offset is at most {MAX_INT64}")
         return dict.fromkeys(partitions, int(offset))
     moment = rest if colon and kind == "timestamp" else start
     return offsets_at(cluster, partitions, parse_time_ms("--from", moment))
@@ -244,7 +246,7 @@ def _consume_in_group(reading: _Reading, topics: tuple[str, ...], group_id: str,
 
     if start not in ("beginning", "earliest", "latest", "end"):
         raise click.UsageError(
-            f"--from {start}: with --group it is beginning or latest; see kalda groups reset-offsets"
+            f"--from {start}: with --group, give beginning or latest; kalda groups reset-offsets sets other offsets"
         )
     for topic in topics:
         reading.cluster.topic(topic)
@@ -252,12 +254,12 @@ def _consume_in_group(reading: _Reading, topics: tuple[str, ...], group_id: str,
         try:
             while not reading.is_over:
                 assigned = member.join()
-                reading.restart_patience()
+                reading.restart_timeout()
                 committed = member.committed()
                 starts = {partition: at.offset for partition, at in committed.items()}
-                fresh = [partition for partition in assigned if partition not in starts]
-                if fresh:
-                    starts |= _starts(reading.cluster, fresh, start)
+                without_offset = [partition for partition in assigned if partition not in starts]
+                if without_offset:
+                    starts |= _starts(reading.cluster, without_offset, start)
                 _read_assigned(reading, member, starts)
                 _commit(reading, member)
         finally:
@@ -265,7 +267,7 @@ def _consume_in_group(reading: _Reading, topics: tuple[str, ...], group_id: str,
 
 
 def _read_assigned(reading: _Reading, member: GroupMember, starts: dict[TopicPartition, int]) -> None:
-    """Until the group rebalances, or it is enough."""
+    """Read until the group rebalances, or the run is over."""
     from kalda.client.retry import Deadline
 
     next_commit = Deadline(_COMMIT_MS)
@@ -273,14 +275,15 @@ def _read_assigned(reading: _Reading, member: GroupMember, starts: dict[TopicPar
         while not reading.is_over and member.poll():
             fetched = fetcher.poll(_POLL_MS)
             if fetched is not None:
-                reading.take(fetched)
+                reading.show(fetched)
             if next_commit.is_past:
                 _commit(reading, member)
                 next_commit = Deadline(_COMMIT_MS)
 
 
 def _commit(reading: _Reading, member: GroupMember) -> None:
-    """Commit what was printed. In a rebalance it may be too late: then the next reader sees it once more."""
+    """Commit the offsets of printed records. Where the partitions were reassigned meanwhile, the commit is refused and
+    another member reads the records again."""
     offsets, reading.consumed = reading.consumed, {}
     try:
         member.commit(offsets)
@@ -291,4 +294,8 @@ def _commit(reading: _Reading, member: GroupMember) -> None:
             ErrorCode.UNKNOWN_MEMBER_ID,
         ):
             raise
-        click.echo(f"kalda: offsets were not committed, as the group has moved on [{error.code.name}]", err=True)
+        click.echo(
+            f"kalda: offsets were not committed, as the group has rebalanced; other members will read these records "
+            f"again [{error.code.name}]",
+            err=True,
+        )

@@ -1,7 +1,6 @@
-"""`kalda dump-log`: what is in the files of a log directory, without a node.
+"""`kalda dump-log`: show the content of the files of a log directory, without a node.
 
-What records of the cluster's own topics mean is read out of their bytes; by the name of the directory they are in,
-or as --decode says.
+Records of the cluster's internal topics are decoded: the directory's name gives the kind, or --decode.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ _METADATA_MODULES = {"metadata": "metadata_records", "remote-log-metadata": "rem
 
 @click.command("dump-log")
 @click.argument("paths", metavar="FILE|DIR...", nargs=-1, required=True, type=click.Path(exists=True))
-@click.option("--deep", is_flag=True, help="The records of each batch too.")
+@click.option("--deep", is_flag=True, help="Show the records of each batch too.")
 @click.option(
     "--decode",
     type=click.Choice(["auto", "none", *_BY_TOPIC.values()]),
     default="auto",
     show_default=True,
-    help="What the records are. auto: by the name of their directory.",
+    help="How to decode the records. auto: by the name of their directory.",
 )
-@click.option("--max-bytes", type=click.IntRange(min=1), metavar="N", help="Read only so much of each log.")
-@click.option("--json", "as_json", is_flag=True, help="Print an object a line, for programs.")
+@click.option("--max-bytes", type=click.IntRange(min=1), metavar="N", help="Read at most N bytes of each log.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs.")
 def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | None, as_json: bool) -> None:
-    """Show what is in segments, indexes, producer snapshots, checkpoints and metadata snapshots.
+    """Show the content of segments, indexes, producer snapshots, checkpoints and metadata snapshots.
 
-    Directories are shown file by file. Exits with 1 where something is damaged.
+    Of a directory, all files are shown. Exits with 1 where a file is damaged.
 
     \b
     Examples:
@@ -77,11 +76,11 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
             damaged += 1
             _print_row(path, {"error": str(error)}, as_json)
     if damaged:
-        raise Failure(f"{damaged} place(s) in these files are damaged; each says how, at `error`")
+        raise Failure(f"{damaged} place(s) in these files are damaged; the rows with `error` describe the damage")
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
-    """Files, and whether they were named; of directories all, in order."""
+    """Each file, and whether it was named itself; the files of a directory are sorted by name."""
     for path in paths:
         if not os.path.isdir(path):
             yield path, True
@@ -99,7 +98,7 @@ def _print_row(path: str, row: Row, as_json: bool) -> None:
     click.echo("  ".join(f"{key}: {_shown(value)}" for key, value in row.items()))
     assert isinstance(records, list | tuple)
     for record in records:
-        if "meaning" in record:  # the bytes of it would only be in the way
+        if "meaning" in record:  # the decoded record is shown instead of its bytes
             record = {key: value for key, value in record.items() if key not in ("key", "value")}
         click.echo("| " + "  ".join(f"{key}: {_shown(value)}" for key, value in record.items()))
 
@@ -133,7 +132,7 @@ def _dump_json_value(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """As JSON has it."""
+    """The value as JSON types."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes_as_json(bytes(value))
     if isinstance(value, dict):
@@ -144,7 +143,7 @@ def _plain(value: object) -> object:
 
 
 def _meaning(path: str, decode: str) -> Meaning | None:
-    """How to read the records of the file."""
+    """The function that decodes the records of the file; None: they are shown as bytes."""
     if decode == "auto":
         directory = os.path.basename(os.path.dirname(os.path.abspath(path)))
         decode = _BY_TOPIC.get(directory.partition(".")[0].rpartition("-")[0], "none")
@@ -164,10 +163,10 @@ def _read_metadata(module: str, record: Record) -> object:
     if record.value is None:
         return None
     try:
-        said = decode_metadata_record(record.value, module)
+        decoded = decode_metadata_record(record.value, module)
     except InvalidRequest as error:
         return {"unreadable": error.message}
-    return {"type": type(said.record).__name__, "version": said.version, "data": _fields(said.record)}
+    return {"type": type(decoded.record).__name__, "version": decoded.version, "data": _fields(decoded.record)}
 
 
 def _read_coordinator(module: str, record: Record) -> object:
@@ -178,17 +177,17 @@ def _read_coordinator(module: str, record: Record) -> object:
         return None
     try:
         key = decode_coordinator_key(module, record.key)
-        said: dict[str, object] = {"type": type(key).__name__.removesuffix("Key"), "key": _fields(key)}
+        decoded: dict[str, object] = {"type": type(key).__name__.removesuffix("Key"), "key": _fields(key)}
         if record.value is None:
-            return {**said, "value": None}
+            return {**decoded, "value": None}
         value = decode_coordinator_value(module, key.RECORD_TYPE, record.value)
     except InvalidRequest as error:
         return {"unreadable": error.message}
-    return {**said, "version": value.version, "value": _fields(value.record)}
+    return {**decoded, "version": value.version, "value": _fields(value.record)}
 
 
 def _fields(struct: Struct) -> dict[str, object]:
-    """A message as JSON values; ids as Kafka writes them."""
+    """The fields of a message as JSON types; UUIDs in Kafka's base64 form."""
     return {name: _field(struct, name, getattr(struct, name)) for name in type(struct).declared}
 
 

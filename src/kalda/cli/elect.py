@@ -1,4 +1,4 @@
-"""`kalda elect`: leaders for partitions, by the operator's word."""
+"""`kalda elect`: leader elections on an operator's request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 @click.command("elect")
 @click.argument("kind", metavar="preferred|unclean", type=click.Choice(["preferred", "unclean"]))
-@click.option("--all", "of_all", is_flag=True, help="Of all partitions that need it.")
-@click.option("--topic", "topics", metavar="NAME", multiple=True, shell_complete=complete_topic, help="Of this topic.")
+@click.option("--all", "of_all", is_flag=True, help="All partitions that need an election.")
 @click.option(
-    "--partition", "partition_ids", metavar="N", type=click.IntRange(min=0), multiple=True, help="Only this one of it."
-)
+    "--topic", "topics", metavar="NAME", multiple=True, shell_complete=complete_topic,
+    help="The partitions of this topic. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--partition", "partition_ids", metavar="N", type=click.IntRange(min=0), multiple=True,
+    help="Only this partition of the topic. May be repeated.",
+)  # fmt: skip
 @click.option(
     "--file", "path", metavar="FILE", type=click.Path(), help='{"partitions": [{"topic": T, "partition": N}]}'
 )
@@ -43,10 +47,10 @@ def elect(
     path: str | None,
     as_json: bool,
 ) -> None:
-    """Elect leaders. Exits with 1 if an election failed; one that was not needed has not.
+    """Elect leaders of partitions. Exits with 1 if an election failed; one that was not needed is no failure.
 
-    `preferred` gives each partition back to its first replica, if that is in sync. `unclean` gives a partition that
-    has no leader to any replica that lives, and what only the others had is lost.
+    `preferred` makes the first replica of each partition its leader, if it is in sync. `unclean` makes any live replica
+    the leader of a partition without one; records that this replica does not have are lost.
 
     \b
     Examples:
@@ -59,15 +63,15 @@ def elect(
     from kalda.protocol.messages.topics import ElectionType
 
     if sum((of_all, bool(topics), path is not None)) != 1:
-        raise click.UsageError("say which partitions, with one of --all, --topic, --file")
+        raise click.UsageError("choose partitions with exactly one of --all, --topic, --file")
     if partition_ids and len(topics) != 1:
-        raise click.UsageError("--partition belongs to one --topic")
-    wanted: Collection[TopicPartition] | None = None
+        raise click.UsageError("--partition belongs to one --topic; give --topic exactly once")
+    chosen: Collection[TopicPartition] | None = None
     if path is not None:
-        wanted = read_partitions(path)
+        chosen = read_partitions(path)
     elif topics:
-        wanted = _of_topics(cluster, topics, partition_ids)
-    results = elect_leaders(cluster, ElectionType[kind.upper()], wanted)
+        chosen = _of_topics(cluster, topics, partition_ids)
+    results = elect_leaders(cluster, ElectionType[kind.upper()], chosen)
     if as_json:
         print_json([_as_json(at, error) for at, error in sorted(results.items())])
     else:
@@ -83,7 +87,7 @@ def _of_topics(cluster: ClusterClient, topics: tuple[str, ...], partition_ids: t
 
 
 def read_partitions(path: str) -> list[TopicPartition]:
-    """Partitions named by a file in the format of Kafka's tools. Raises `Failure`, `OSError`."""
+    """The partitions in a file of the format of Kafka's tools. Raises `Failure`, `OSError`."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     try:
@@ -114,7 +118,7 @@ def _as_json(at: TopicPartition, error: ApiError | None) -> dict[str, object]:
 
 
 def _print(kind: str, results: dict[TopicPartition, ApiError | None]) -> None:
-    """As Kafka's tool says it."""
+    """Print the results in the words of Kafka's tool."""
     elected = [str(at) for at, error in sorted(results.items()) if error is None]
     needless = [str(at) for at, error in sorted(results.items()) if error is not None and _is_needless(error)]
     if elected:

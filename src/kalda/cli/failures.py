@@ -1,4 +1,4 @@
-"""How a command ends when it cannot do what it was told: one line on stderr, and an exit code that scripts can use."""
+"""Failures of commands: one line on stderr, and an exit code that scripts can use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kalda.base.errors import ApiError
 
 FAILED = 1
 UNREACHABLE = 3
-"""2 is click's, for a wrong command line."""
+"""Exit code 2 is click's, for a wrong command line."""
 INTERRUPTED = 130
-"""Ctrl-C, as shells say it."""
+"""The exit code of shells after Ctrl-C: 128 and the number of SIGINT."""
 
 
 class Failure(click.ClickException):
-    """Says what was wrong, with which value, and what to do."""
+    """A failure whose message names the problem, the value and the remedy."""
 
     exit_code = FAILED
 
@@ -24,7 +24,7 @@ class Failure(click.ClickException):
         super().__init__(" ".join(message.split()))
 
     def also(self, note: str) -> Failure:
-        """The same, with more to say."""
+        """The same failure with a note at the end of its message."""
         return type(self)(f"{self.message} ({note})")
 
     def show(self, file: IO[Any] | None = None) -> None:
@@ -32,16 +32,16 @@ class Failure(click.ClickException):
 
 
 class CannotReach(Failure):
-    """No broker answers."""
+    """No broker could be reached."""
 
     exit_code = UNREACHABLE
 
 
 def failure_of(error: ApiError) -> Failure:
-    """The failure that a client's error is to the person who typed the command."""
+    """The failure for an error of the client."""
     from kalda.client.errors import Unreachable
 
     message = error.message or error.code.name
     if isinstance(error, Unreachable):
-        return CannotReach(f"{message} --bootstrap-server or KALDA_BOOTSTRAP_SERVER says where it is.")
+        return CannotReach(f"{message}. --bootstrap-server or KALDA_BOOTSTRAP_SERVER sets the address.")
     return Failure(f"{message} [{error.code.name}]")

@@ -1,4 +1,4 @@
-"""`kalda features`: finalized and supported feature levels, and their upgrade and downgrade."""
+"""`kalda features`: describe, upgrade and downgrade feature levels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _feature_option = click.option(
     "-f", "--feature", "levels", metavar="FEATURE=LEVEL", multiple=True, help="A feature's new level. May be repeated."
 )
 _release_option = click.option(
-    "-r", "--release-version", metavar="RELEASE", help="All features at the levels of this release: 4.2, 4.3-IV0."
+    "-r", "--release-version", metavar="RELEASE", help="Set all features to the levels of this release: 4.2, 4.3-IV0."
 )
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Only check whether it could be done.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Check the change, and do not make it.")
 
 
 @click.group()
 def features() -> None:
-    """Feature levels, metadata.version among them."""
+    """Describe and change feature levels, such as metadata.version."""
 
 
 @features.command("describe")
@@ -54,14 +54,14 @@ def describe_command(cluster: ClusterClient, as_json: bool) -> None:
 
 
 def _level(feature: str, level: int) -> str:
-    """metadata.version by the name that releases give it, others by number."""
+    """The level's number; for metadata.version, with the release's name."""
     if feature == METADATA_VERSION and level:
         from kalda.metadata.metadata_version import from_level
 
         try:
             return f"{level} ({from_level(level)})"
         except ValueError:
-            pass  # of a later release
+            pass  # a level of a later release has no name here
     return str(level)
 
 
@@ -73,7 +73,7 @@ def _level(feature: str, level: int) -> str:
 def upgrade_command(
     cluster: ClusterClient, levels: tuple[str, ...], release_version: str | None, dry_run: bool
 ) -> None:
-    """Raise feature levels, all or none of those that are named.
+    """Raise feature levels: all that are named, or none.
 
     \b
     Examples:
@@ -82,13 +82,15 @@ def upgrade_command(
     """
     from kalda.protocol.messages.admin import UpgradeType
 
-    _update(cluster, _wanted(levels, release_version), UpgradeType.UPGRADE, dry_run, "Upgraded")
+    _update(cluster, _new_levels(levels, release_version), UpgradeType.UPGRADE, dry_run, "Upgraded")
 
 
 @features.command("downgrade")
 @_feature_option
 @_release_option
-@click.option("--unsafe", is_flag=True, help="Even where the metadata holds what the lower level cannot say.")
+@click.option(
+    "--unsafe", is_flag=True, help="Downgrade even where metadata is lost that the lower level does not have."
+)
 @_dry_run_option
 @with_cluster_or_controllers
 def downgrade_command(
@@ -103,10 +105,10 @@ def downgrade_command(
     from kalda.protocol.messages.admin import UpgradeType
 
     kind = UpgradeType.UNSAFE_DOWNGRADE if unsafe else UpgradeType.SAFE_DOWNGRADE
-    _update(cluster, _wanted(levels, release_version), kind, dry_run, "Downgraded")
+    _update(cluster, _new_levels(levels, release_version), kind, dry_run, "Downgraded")
 
 
-def _wanted(texts: tuple[str, ...], release_version: str | None) -> dict[str, int]:
+def _new_levels(texts: tuple[str, ...], release_version: str | None) -> dict[str, int]:
     levels = {}
     if release_version is not None:
         from kalda.metadata.features import KRAFT_VERSION, default_levels
@@ -117,7 +119,7 @@ def _wanted(texts: tuple[str, ...], release_version: str | None) -> dict[str, in
         except ValueError as error:
             raise click.UsageError(f"--release-version {release_version}: {error}") from error
         levels = {METADATA_VERSION: version.value, **default_levels(version)}
-        del levels[KRAFT_VERSION]  # the quorum's own: it goes up by name only, and never down
+        del levels[KRAFT_VERSION]  # kraft.version is only raised, and only when it is named
     for name, text in parse_pairs("--feature", texts).items():
         if not text.isdecimal() or int(text) > MAX_INT16:
             raise click.UsageError(f"--feature {name}={text}: a level from 0 to {MAX_INT16} is expected")

@@ -1,4 +1,4 @@
-"""How records are printed: as text, as JSON, as they are."""
+"""How records are printed: as text, as JSON, or as raw bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Layout(Enum):
-    """Text is for people: bytes that are not UTF-8 are escaped. Raw prints values and newlines and nothing else."""
+    """TEXT escapes bytes that are not UTF-8. RAW prints the bytes of each value and a newline, and nothing else."""
 
     TEXT = "text"
     JSON = "json"
@@ -27,20 +27,20 @@ class RecordWriter:
     """Prints records on stdout, and counts them."""
 
     def __init__(self, layout: Layout, parts: set[str], separator: bytes) -> None:
-        """`parts`, for text, are out of timestamp, partition, offset, headers, key; the value is always there."""
+        """`parts`, used with TEXT, are any of timestamp, partition, offset, headers, key; the value is always
+        printed."""
         self.count = 0
         self._layout = layout
         self._parts = parts
         self._separator = separator
 
     def write(self, fetched: Fetched, limit: int | None) -> int | None:
-        """Print at most `limit` of the records. Where that left some, the offset of the first of them."""
+        """Print at most `limit` of the records. Returns the offset of the first that was not printed, or None."""
         lines: list[bytes] = []
-        left = None
+        next_offset = None
         for header, records in fetched.batches():
             if limit is not None and len(lines) + len(records) > limit:
-                rest = records[limit - len(lines) :]
-                left = rest[0].offset
+                next_offset = records[limit - len(lines)].offset
                 records = records[: limit - len(lines)]
             if self._layout is Layout.JSON:
                 lines += [self._json(fetched, record) for record in records]
@@ -51,14 +51,14 @@ class RecordWriter:
                 lines += [self._text(fetched, record, is_log_append) for record in records]
             else:
                 lines += [_readable(record.value) for record in records]
-            if left is not None:
+            if next_offset is not None:
                 break
         self.count += len(lines)
         if lines:
             lines.append(b"")
             sys.stdout.buffer.write(b"\n".join(lines))
             sys.stdout.buffer.flush()
-        return left
+        return next_offset
 
     def _text(self, fetched: Fetched, record: Record, is_log_append: bool) -> bytes:
         parts, shown = self._parts, []
@@ -101,7 +101,7 @@ def _readable(data: bytes | None) -> bytes:
 
 
 def as_json(data: bytes | None) -> object:
-    """Text where it is UTF-8, else its base64 in an object that says so."""
+    """Text where it is UTF-8, else an object with its base64."""
     if data is None:
         return None
     try:

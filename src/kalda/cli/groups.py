@@ -28,13 +28,13 @@ def groups() -> None:
 @groups.command("list")
 @click.option("--state", "states", multiple=True, help="Only groups in this state: Stable, Empty, … May be repeated.")
 @click.option("--type", "types", multiple=True, help="Only groups of this type: classic, consumer, … May be repeated.")
-@click.option("-l", "--long", "is_long", is_flag=True, help="With type, state and coordinator.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="Show type, state and coordinator too.")
 @json_option
 @with_cluster
 def list_command(
     cluster: ClusterClient, states: tuple[str, ...], types: tuple[str, ...], is_long: bool, as_json: bool
 ) -> None:
-    """List groups, one a line.
+    """List groups, one on each line.
 
     \b
     Examples:
@@ -56,14 +56,16 @@ def list_command(
 
 @groups.command("describe")
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
-@click.option("--members", "show_members", is_flag=True, help="Members and what they read, instead of offsets.")
-@click.option("--state", "show_state", is_flag=True, help="Only state, assignor, coordinator, number of members.")
+@click.option("--members", "show_members", is_flag=True, help="Show members and their partitions, instead of offsets.")
+@click.option(
+    "--state", "show_state", is_flag=True, help="Show only state, assignor, coordinator and number of members."
+)
 @json_option
 @with_cluster
 def describe_command(
     cluster: ClusterClient, names: tuple[str, ...], show_members: bool, show_state: bool, as_json: bool
 ) -> None:
-    """Describe groups: committed offsets, lag, and who reads what.
+    """Describe groups: committed offsets, lag, members.
 
     \b
     Examples:
@@ -101,7 +103,7 @@ _LAG_KEYS = ("topic", "partition", "current_offset", "log_end_offset", "lag", "m
 
 
 def _lag_rows(cluster: ClusterClient, group: Group) -> list[tuple[object, ...]]:
-    """A row for each partition that is committed or assigned. The lag is none where a topic is gone."""
+    """A row for each partition with a committed offset or a member. The lag is None where the topic was deleted."""
     from kalda.client.admin.groups import committed_offsets
 
     committed = committed_offsets(cluster, group.group_id)
@@ -112,8 +114,8 @@ def _lag_rows(cluster: ClusterClient, group: Group) -> list[tuple[object, ...]]:
         member, end = readers.get(partition), ends.get(partition)
         at = committed[partition].offset if partition in committed else None
         lag = max(0, end - at) if at is not None and end is not None else None
-        who = (member.member_id, member.host, member.client_id) if member else (None, None, None)
-        rows.append((*partition, at, end, lag, *who))
+        reader = (member.member_id, member.host, member.client_id) if member else (None, None, None)
+        rows.append((*partition, at, end, lag, *reader))
     return rows
 
 
@@ -122,10 +124,10 @@ def _ends(cluster: ClusterClient, partitions: set[TopicPartition]) -> dict[Topic
     from kalda.protocol.messages.fetch import OffsetSpec
 
     topics = cluster.metadata(sorted({partition.topic for partition in partitions})).topics if partitions else {}
-    living = {
+    with_leader = {
         TopicPartition(topic.name, p.partition) for topic in topics.values() for p in topic.partitions if p.leader >= 0
     }
-    return offsets_at(cluster, sorted(partitions & living), OffsetSpec.LATEST)
+    return offsets_at(cluster, sorted(partitions & with_leader), OffsetSpec.LATEST)
 
 
 def _group_as_json(group: Group) -> dict[str, object]:
@@ -144,7 +146,7 @@ def _group_as_json(group: Group) -> dict[str, object]:
 
 @groups.command("delete")
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
-@click.option("--if-exists", is_flag=True, help="A group that is not there is no failure.")
+@click.option("--if-exists", is_flag=True, help="Ignore a group that does not exist.")
 @with_cluster
 def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bool) -> None:
     """Delete groups without members, with their offsets.
@@ -166,7 +168,7 @@ def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bo
 
 
 def _read_partitions(cluster: ClusterClient, texts: tuple[str, ...]) -> list[TopicPartition]:
-    """`orders` for all its partitions, `orders:0,3` for these."""
+    """The partitions of `orders` (all of the topic) or `orders:0,3` (these two)."""
     found: list[TopicPartition] = []
     for text in texts:
         topic, colon, numbers = text.partition(":")
@@ -183,17 +185,20 @@ def _read_partitions(cluster: ClusterClient, texts: tuple[str, ...]) -> list[Top
 @groups.command("reset-offsets")
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.option(
-    "--topic", "topics", metavar="TOPIC[:P,P]", multiple=True, shell_complete=complete_topic, help="Of these."
-)
-@click.option("--all-topics", is_flag=True, help="Of all topics that the group has offsets of.")
-@click.option("--to-earliest", is_flag=True, help="To the first offset that there is.")
-@click.option("--to-latest", is_flag=True, help="To the end: what is there already will not be read.")
-@click.option("--to-current", is_flag=True, help="To where the group is, brought into the range that there is.")
+    "--topic", "topics", metavar="TOPIC[:P,P]", multiple=True, shell_complete=complete_topic,
+    help="This topic, or these partitions of it. May be repeated.",
+)  # fmt: skip
+@click.option("--all-topics", is_flag=True, help="All topics of which the group has offsets.")
+@click.option("--to-earliest", is_flag=True, help="To the first offset of the log.")
+@click.option("--to-latest", is_flag=True, help="To the end of the log: records written so far are not read.")
+@click.option("--to-current", is_flag=True, help="To the group's offset, moved into the log where it is outside.")
 @click.option("--to-offset", type=click.IntRange(min=0), metavar="OFFSET", help="To this offset.")
-@click.option("--shift-by", type=int, metavar="N", help="By so many records, forward or (negative) backward.")
+@click.option("--shift-by", type=int, metavar="N", help="By N records, forward or (negative) backward.")
 @click.option("--to-datetime", metavar="TIME", help="To the first record at or after a time: 2026-01-31T12:00:00Z.")
-@click.option("--by-duration", metavar="DURATION", help="To the first record of the last so long: PT1H30M, P2D.")
-@click.option("--execute", is_flag=True, help="Do it; else only show what would be done.")
+@click.option(
+    "--by-duration", metavar="DURATION", help="To the first record that is not older than this: PT1H30M, P2D."
+)
+@click.option("--execute", is_flag=True, help="Commit the new offsets; else they are only shown.")
 @json_option
 @with_cluster
 def reset_command(
@@ -206,9 +211,9 @@ def reset_command(
     as_json: bool,
     **where: object,
 ) -> None:
-    """Set the offsets from which a group without members will read on.
+    """Set the committed offsets of a group without members.
 
-    Shows what it would do; with --execute it does it.
+    Shows the new offsets; with --execute they are committed.
 
     \b
     Examples:
@@ -221,9 +226,9 @@ def reset_command(
     chosen = {key: value for key, value in where.items() if value is not None and value is not False}
     if len(chosen) != 1:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in where)
-        raise click.UsageError(f"say where to, with one of {options}; {len(chosen)} are given")
+        raise click.UsageError(f"give exactly one of {options}; {len(chosen)} are given")
     if bool(topics) == all_topics:
-        raise click.UsageError("say of what, with --topic TOPIC[:PARTITION,...] or with --all-topics")
+        raise click.UsageError("give either --topic TOPIC[:PARTITION,...] or --all-topics")
     how, value = next(iter(chosen.items()))
     committed = {partition: at.offset for partition, at in committed_offsets(cluster, name).items()}
     partitions = sorted(committed) if all_topics else _read_partitions(cluster, topics)
@@ -249,7 +254,7 @@ def reset_command(
         return
     print_table(("GROUP", "TOPIC", "PARTITION", "OLD-OFFSET", "NEW-OFFSET"), [(name, *row) for row in rows])
     if not execute:
-        click.echo("Nothing was changed; add --execute to do it.", err=True)
+        click.echo("Nothing was changed; add --execute to commit these offsets.", err=True)
 
 
 def _new_offsets(
@@ -259,7 +264,7 @@ def _new_offsets(
     how: str,
     value: object,
 ) -> dict[TopicPartition, int]:
-    """Where each partition's reading shall go on, brought into the range that the partition has."""
+    """The new offset of each partition, within its log. `how` is the option's name, `value` its value."""
     from kalda.client.admin.offsets import offsets_at
     from kalda.protocol.messages.fetch import OffsetSpec
 
@@ -276,27 +281,27 @@ def _new_offsets(
         return offsets_at(cluster, partitions, moment_ms)
     if how == "to_offset":
         assert isinstance(value, int)
-        wanted = dict.fromkeys(partitions, value)
+        offsets = dict.fromkeys(partitions, value)
     else:
-        lacking = [str(partition) for partition in partitions if partition not in committed]
-        if lacking:
+        missing = [str(partition) for partition in partitions if partition not in committed]
+        if missing:
             raise Failure(
-                f"the group has no offset of {', '.join(lacking)} to start from; use --to-offset or --to-earliest"
+                f"the group has no offset of {', '.join(missing)} to start from; use --to-offset or --to-earliest"
             )
         shift = value if how == "shift_by" and isinstance(value, int) else 0
-        wanted = {partition: committed[partition] + shift for partition in partitions}
-    return {p: min(max(offset, first[p]), last[p]) for p, offset in wanted.items()}
+        offsets = {partition: committed[partition] + shift for partition in partitions}
+    return {p: min(max(offset, first[p]), last[p]) for p, offset in offsets.items()}
 
 
 @groups.command("delete-offsets")
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.option(
     "--topic", "topics", metavar="TOPIC[:P,P]", multiple=True, required=True, shell_complete=complete_topic,
-    help="Of this topic, or these partitions of it. May be repeated.",
+    help="This topic, or these partitions of it. May be repeated.",
 )  # fmt: skip
 @with_cluster
 def delete_offsets_command(cluster: ClusterClient, name: str, topics: tuple[str, ...]) -> None:
-    """Let a group forget its offsets of topics that none of its members reads.
+    """Delete a group's offsets of topics to which none of its members subscribes.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`kalda`: one program, a command a noun."""
+"""The entry point of `kalda`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import sys
 
 
 def hold_standard_streams() -> None:
-    """Whatever of stdin, stdout and stderr was closed by the caller (`<&-`) is /dev/null from now on.
+    """Open /dev/null for each of stdin, stdout and stderr that the caller has closed (`<&-`).
 
-    Else the next file or socket would get its number, and what is printed would go there.
+    Else the next file or socket would get its descriptor, and output would be written to it.
     """
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-            os.set_inheritable(fd, True)  # as streams are: what this command starts must not find them closed
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `fd`
+            os.set_inheritable(fd, True)  # as standard streams are, so that child processes have them too
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def main() -> int:
-    """Run a command. `server` goes its own way, without loading a command-line library."""
+    """Run a command. `server` runs without loading click, for a fast start."""
     hold_standard_streams()
     arguments = sys.argv[1:]
     if arguments[:1] == ["server"]:

@@ -1,7 +1,6 @@
 """What commands print: tables, JSON, and a progress line.
 
-A table is drawn by rich on a terminal only. Elsewhere it is plain columns, which `awk` can take apart; so rich is not
-loaded where nobody would see it.
+On a terminal, rich draws tables. Elsewhere they are plain columns, which `awk` can split, and rich is not loaded.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ NOTHING: Final = "-"
 
 
 def print_json(value: object) -> None:
-    """One document, indented on a terminal."""
+    """Print one JSON document, indented on a terminal."""
     click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
-    """Rows under headings; numbers to the right. None is shown as a dash, a list with commas."""
+    """Print rows under headings, numbers aligned right. None is printed as a dash, a list with commas."""
     texts = [[_text(value) for value in row] for row in rows]
     numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(columns))]
     if sys.stdout.isatty():
@@ -42,7 +41,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
 
 
 def _is_numeric(column: list[object]) -> bool:
-    """Numbers, and perhaps gaps among them."""
+    """Whether all values are numbers or None, and there is a number."""
     values = [value for value in column if value is not None]
     return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
@@ -72,10 +71,10 @@ def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[boo
 
 
 class Progress:
-    """One line on stderr that is written over, while a terminal is there to see it."""
+    """A line on stderr that is overwritten by each update; nothing where stderr is no terminal."""
 
     def __init__(self, describe: Callable[[float], str]) -> None:
-        """`describe(seconds)` gives the line."""
+        """`describe(seconds)` returns the line."""
         self._describe = describe
         self._started = time.monotonic()
         self._shown = self._started
@@ -87,7 +86,7 @@ class Progress:
         return max(time.monotonic() - self._started, 1e-6)
 
     def step(self) -> None:
-        """Something has moved; most calls show nothing."""
+        """Update the line, but not more often than each `_PROGRESS_S`."""
         if self._visible and time.monotonic() - self._shown >= _PROGRESS_S:
             self._shown = time.monotonic()
             line = self._describe(self.seconds)
@@ -95,7 +94,7 @@ class Progress:
             self._width = len(line)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._width:
             click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
             self._width = 0

@@ -1,7 +1,7 @@
-"""`kalda produce`: lines to records.
+"""`kalda produce`: write lines as records.
 
-Records wait for company: a batch goes out when it is full, or when no more lines came for a moment. So a file is
-written in large batches, and what somebody types is written at once.
+A batch is sent when it is full, or when no line came for `_LINGER_MS`. So a file is written in large batches, and a
+line that is typed is written at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEADERS_END = b"\t"
 
 
 class LineFormat(NamedTuple):
-    """How a line says key, value and headers."""
+    """How a line is split into key, value and headers."""
 
     key_separator: bytes | None
     has_headers: bool
@@ -44,7 +44,7 @@ class LineFormat(NamedTuple):
     def parse(
         self, line: bytes, number: int
     ) -> tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:
-        """Key, value and headers. Raises `Failure` where something is missing."""
+        """Key, value and headers of a line. Raises `Failure` where a separator is missing."""
         headers = self.headers
         if self.has_headers:
             text, tab, line = line.partition(_HEADERS_END)
@@ -75,9 +75,9 @@ def _shown(text: bytes) -> str:
 
 
 class _Batches:
-    """Records that wait to be batches, by partition.
+    """Collects records into a batch for each partition.
 
-    Records without a key stay with one partition until its batch is full, so that batches are large (KIP-480).
+    Records without a key go to one partition until its batch is full, so that batches are large (KIP-480).
     """
 
     def __init__(self, sender: Sender, topic: str, partitions: int, fixed: int | None, size: int, codec: Any) -> None:
@@ -89,6 +89,7 @@ class _Batches:
         self._max_bytes = size
         self._codec = codec
         self._sticky = int.from_bytes(os.urandom(4), "big") % partitions
+        """The partition that gets records without a key."""
         self._rows: dict[int, list[NewRecord]] = {}
         self._sizes: dict[int, int] = {}
 
@@ -106,7 +107,7 @@ class _Batches:
         self.records += 1
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send all batches, full or not."""
         for partition in list(self._rows):
             self._send(partition)
 
@@ -127,7 +128,7 @@ class _Batches:
 
 
 def _read_lines(fd: int) -> Iterator[list[bytes]]:
-    """Lines as they come, several at a time; an empty list where no more came for a moment."""
+    """The lines of a descriptor, several at a time; an empty list when none came for `_LINGER_MS`."""
     rest = b""
     while True:
         if not select.select([fd], (), (), _LINGER_MS / 1000)[0]:
@@ -139,7 +140,7 @@ def _read_lines(fd: int) -> Iterator[list[bytes]]:
         lines = (rest + chunk).split(b"\n")
         rest = lines.pop()
         if len(rest) > _MAX_LINE_BYTES:
-            raise Failure(f"a line is longer than {_MAX_LINE_BYTES} bytes: are there newlines in the input?")
+            raise Failure(f"a line is longer than {_MAX_LINE_BYTES} bytes; check that the input has newlines")
         if lines:
             yield [line.removesuffix(b"\r") for line in lines]
     if rest:
@@ -149,27 +150,30 @@ def _read_lines(fd: int) -> Iterator[list[bytes]]:
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.option(
-    "--file", "path", type=click.Path(exists=True, dir_okay=False), help="Read lines of this file, not stdin."
+    "--file", "path", type=click.Path(exists=True, dir_okay=False), help="Read lines from this file instead of stdin."
 )
-@click.option("-K", "--key-separator", metavar="TEXT", help="What ends the key in a line. [default: no keys]")
+@click.option(
+    "-K", "--key-separator", metavar="TEXT", help="The text between key and value in a line. [default: no keys]"
+)
 @click.option("-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header of every record.")
 @click.option("--parse-headers", is_flag=True, help="Lines begin with NAME:VALUE,NAME:VALUE and a tab.")
-@click.option("--null-marker", metavar="TEXT", help="A key or value that is this text is null: a tombstone.")
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="To this partition. [default: by key]")
+@click.option("--null-marker", metavar="TEXT", help="Write a key or value that is this text as null (a tombstone).")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Write to this partition. [default: by key]")
 @click.option(
     "-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none",
-    show_default=True, help="How batches are compressed.",
+    show_default=True, help="The compression codec of batches.",
 )  # fmt: skip
 @click.option(
     "--acks", type=click.Choice(["all", "-1", "1", "0"]), default="all", show_default=True,
-    help="Who has it before it counts: all replicas in sync, the leader, nobody.",
+    help="Which replicas have to write a batch before it is acknowledged: all in sync (all, -1), the leader (1), none "
+    "(0).",
 )  # fmt: skip
-@click.option("--idempotent", is_flag=True, help="Number the batches, so that none is written twice.")
+@click.option("--idempotent", is_flag=True, help="Number batches, so that a retry writes none twice.")
 @click.option(
     "--batch-size", type=click.IntRange(1, 100_000_000), default=256 * 1024, show_default=True,
-    help="Bytes of a batch, before compression.",
+    help="Bytes of a batch before compression.",
 )  # fmt: skip
-@click.option("-q", "--quiet", is_flag=True, help="Do not say at the end how much was written, and how fast.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print the number of records and the rate at the end.")
 @json_option
 @with_cluster
 def produce(
@@ -201,7 +205,7 @@ def produce(
     from kalda.records.compression import Compression
 
     if idempotent and acks not in ("all", "-1"):
-        raise click.UsageError(f"--idempotent --acks {acks}: only --acks all keeps its promise")
+        raise click.UsageError(f"--idempotent --acks {acks}: --idempotent requires --acks all")
     fixed = tuple((name, value.encode()) for name, value in parse_pairs("--header", headers).items())
     layout = LineFormat(
         unescape("--key-separator", key_separator) if key_separator else None,
@@ -231,7 +235,7 @@ def produce(
 
 
 def _produce(fd: int, layout: LineFormat, batches: _Batches, sender: Sender, report: _Report) -> None:
-    """Raises `Failure` for a line that is no record, when those before it are written."""
+    """Write the lines. Where a line is malformed, the lines before it are written, then `Failure` is raised."""
 
     def flush() -> None:
         batches.flush()
@@ -253,7 +257,7 @@ def _produce(fd: int, layout: LineFormat, batches: _Batches, sender: Sender, rep
 
 
 class _Report:
-    """What was written."""
+    """Counts what was written."""
 
     def __init__(self, topic: str) -> None:
         self.progress = Progress(self.line)
@@ -270,7 +274,7 @@ class _Report:
 
     @property
     def count(self) -> str:
-        """How many records, with the verb that goes with it."""
+        """The number of records, with its verb."""
         return "1 record is" if self._records == 1 else f"{self._records:,} records are"
 
     def line(self, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`kalda quorum`: the metadata quorum as its leader sees it, and who votes in it."""
+"""`kalda quorum`: describe the metadata quorum, add and remove voters."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def quorum() -> None:
     """The metadata quorum: leader, voters, observers."""
 
 
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Check the change, and do not make it.")
 
 
 @quorum.command("describe")
-@click.option("--status", "show_status", is_flag=True, help="Only leader, epoch, high watermark, greatest lag.")
-@click.option("--replication", "show_replication", is_flag=True, help="Only the replicas, and how far each has come.")
+@click.option("--status", "show_status", is_flag=True, help="Show only leader, epoch, high watermark, greatest lag.")
+@click.option("--replication", "show_replication", is_flag=True, help="Show only the replicas and their offsets.")
 @json_option
 @with_cluster_or_controllers
 def describe_command(cluster: ClusterClient, show_status: bool, show_replication: bool, as_json: bool) -> None:
@@ -106,16 +106,22 @@ def _as_json(replica: QuorumReplica, found: Quorum) -> dict[str, object]:
 
 @quorum.command("add-controller")
 @click.option(
-    "-c", "--config", "config_file", required=True, metavar="FILE", type=click.Path(), help="Its server.properties."
+    "-c",
+    "--config",
+    "config_file",
+    required=True,
+    metavar="FILE",
+    type=click.Path(),
+    help="The controller's server.properties.",
 )
 @_dry_run_option
 @json_option
 @with_cluster_or_controllers
 def add_controller_command(cluster: ClusterClient, config_file: str, dry_run: bool, as_json: bool) -> None:
-    """Let a controller vote: one that runs, was formatted with --no-initial-controllers, and has caught up.
+    """Make a controller a voter. It must be running, formatted with --no-initial-controllers, and have caught up.
 
-    Its id and listeners are taken from FILE, its directory id from the metadata directory that FILE names; so this
-    is run where the controller is.
+    Its id and listeners are read from FILE, its directory id from the metadata directory that FILE names; so run this
+    on the controller's host.
 
     \b
     Examples:
@@ -152,9 +158,9 @@ def add_controller_command(cluster: ClusterClient, config_file: str, dry_run: bo
 def remove_controller_command(
     cluster: ClusterClient, node_id: int, directory: str | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Take a controller's vote. It goes on as an observer, and may be stopped.
+    """Remove a controller from the voters. It becomes an observer, and can be stopped.
 
-    With a directory id, a controller that came back with an empty disk is told from the one that it was.
+    The directory id distinguishes a controller that was formatted again from the voter with the same node id.
 
     \b
     Example:
@@ -171,8 +177,8 @@ def remove_controller_command(
         voters = describe_quorum(cluster).voters
         found = [voter.directory_id for voter in voters if voter.node_id == node_id]
         if not found:
-            known = ", ".join(str(voter.node_id) for voter in voters)
-            raise Failure(f"node {node_id} does not vote; the voters are {known}")
+            voter_ids = ", ".join(str(voter.node_id) for voter in voters)
+            raise Failure(f"node {node_id} is not a voter; the voters are {voter_ids}")
         directory_id = found[0]
     if not dry_run:
         remove_voter(cluster, node_id, directory_id)
@@ -188,7 +194,7 @@ def _print_change(node_id: int, directory_id: Uuid, dry_run: bool, **more: objec
 
 
 def _controller_of(config_file: str) -> tuple[int, Uuid, list[VoterListener]]:
-    """Who the controller with these properties is: id, directory id, listeners."""
+    """Node id, directory id and listeners of the controller with these properties."""
     from kalda.base.configs.definition import InvalidConfig
     from kalda.base.configs.server import ServerConfig
     from kalda.broker.config_providers import read_properties
@@ -208,12 +214,10 @@ def _controller_of(config_file: str) -> tuple[int, Uuid, list[VoterListener]]:
     ensemble = MetaPropertiesEnsemble.load(RealDisk(), [directory], directory)
     identity = ensemble.properties.get(directory)
     if identity is None:
-        why = ensemble.errors.get(directory, "it is not formatted")
-        raise Failure(f"the metadata directory {directory} of {config_file}: {why}")
+        reason = ensemble.errors.get(directory, "it is not formatted")
+        raise Failure(f"the metadata directory {directory} of {config_file}: {reason}")
     if identity.node_id != config.node_id:
-        raise Failure(
-            f"{config_file} says node.id {config.node_id}, but {directory} belongs to node {identity.node_id}"
-        )
+        raise Failure(f"{config_file} has node.id {config.node_id}, but {directory} belongs to node {identity.node_id}")
     if identity.directory_id is None:
         raise Failure(f"{directory} has no directory id yet: start the controller once")
     listeners = [

@@ -1,4 +1,4 @@
-"""`kalda reassign`: plan where replicas should be, move them, watch, cancel."""
+"""`kalda reassign`: plan, run, watch and cancel the movement of replicas between brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Targets = Mapping[TopicPartition, "Target"]
 
 @click.group()
 def reassign() -> None:
-    """Move replicas between brokers, by plans that Kafka's kafka-reassign-partitions reads and writes too.
+    """Move replicas between brokers. Plans have the format of Kafka's kafka-reassign-partitions.
 
     \b
     Examples:
@@ -53,17 +53,19 @@ def _failing() -> Iterator[None]:
 
 
 @reassign.command("plan")
-@click.option("--topics", metavar="NAME,...", shell_complete=complete_topic, help="Of these topics.")
+@click.option("--topics", metavar="NAME,...", shell_complete=complete_topic, help="Plan these topics.")
 @click.option("--topics-file", metavar="FILE", type=click.Path(), help='{"version": 1, "topics": [{"topic": NAME}]}')
-@click.option("--all-topics", is_flag=True, help="Of all topics, the cluster's own among them.")
-@click.option("--brokers", metavar="ID,...", help="Who may have replicas. [default: all in service]")
-@click.option("--without-brokers", metavar="ID,...", help="All in service but these, which are to be emptied.")
+@click.option("--all-topics", is_flag=True, help="Plan all topics, internal ones included.")
+@click.option("--brokers", metavar="ID,...", help="Place replicas on these brokers. [default: all that are not fenced]")
+@click.option("--without-brokers", metavar="ID,...", help="Place replicas on all brokers but these, which are emptied.")
 @click.option(
-    "-r", "--replication-factor", type=click.IntRange(1, 512), help="How many replicas. [default: as many as now]"
+    "-r", "--replication-factor", type=click.IntRange(1, 512), help="Replicas of a partition. [default: as now]"
 )
-@click.option("--disable-rack-aware", is_flag=True, help="As if there were no racks.")
-@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write the plan there.")
-@click.option("--rollback", metavar="FILE", type=click.Path(dir_okay=False), help="Write the way back there.")
+@click.option("--disable-rack-aware", is_flag=True, help="Ignore racks.")
+@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write the plan to this file.")
+@click.option(
+    "--rollback", metavar="FILE", type=click.Path(dir_okay=False), help="Write the current assignment to this file."
+)
 @json_option
 @with_cluster
 def plan_command(
@@ -79,10 +81,10 @@ def plan_command(
     rollback: str | None,
     as_json: bool,
 ) -> None:
-    """Plan where replicas should be: on different racks, evenly, with as few of them moved as that allows.
+    """Plan an even placement of replicas on different racks, which moves as few of them as possible.
 
-    Nothing is moved. The plan names only partitions that change; with --json it is all that is printed, in Kafka's
-    format, for `kalda reassign run` or `kafka-reassign-partitions --execute`.
+    Nothing is moved. The plan has only partitions that change. With --json, only the plan is printed, in the format
+    for `kalda reassign run` and `kafka-reassign-partitions --execute`.
 
     \b
     Examples:
@@ -94,7 +96,7 @@ def plan_command(
     from kalda.cli.reassignment.progress import partitions_of
 
     if sum((topics is not None, topics_file is not None, all_topics)) != 1:
-        raise click.UsageError("say which topics, with one of --topics, --topics-file, --all-topics")
+        raise click.UsageError("choose topics with exactly one of --topics, --topics-file, --all-topics")
     everything = partitions_of(cluster, cluster.metadata().topics)
     if all_topics:
         names = {at.topic for at in everything}
@@ -141,26 +143,26 @@ def _ids(option: str, text: str) -> set[int]:
     return set(map(int, words))
 
 
-def _brokers(cluster: ClusterClient, wanted: str | None, unwanted: str | None) -> list[Broker]:
+def _brokers(cluster: ClusterClient, included: str | None, excluded: str | None) -> list[Broker]:
     from kalda.cli.reassignment.planner import Broker
     from kalda.client.admin.nodes import describe_cluster
 
-    if wanted is not None and unwanted is not None:
-        raise click.UsageError("--brokers and --without-brokers say the same thing twice: give one of them")
+    if included is not None and excluded is not None:
+        raise click.UsageError("--brokers and --without-brokers exclude each other: give one of them")
     alive = {node.node_id: node for node in describe_cluster(cluster).nodes}
     ids = set(alive)
-    if wanted is not None:
-        ids = _ids("--brokers", wanted)
+    if included is not None:
+        ids = _ids("--brokers", included)
         missing = sorted(ids - set(alive))
         if missing:
             raise Failure(
                 f"broker {', '.join(map(str, missing))} is not in service; those that are: "
                 f"{', '.join(map(str, sorted(alive)))}"
             )
-    elif unwanted is not None:
-        ids -= _ids("--without-brokers", unwanted)
+    elif excluded is not None:
+        ids -= _ids("--without-brokers", excluded)
         if not ids:
-            raise Failure("no broker remains")
+            raise Failure(f"--without-brokers {excluded}: no broker remains; name fewer")
     return [Broker(node_id, alive[node_id].rack) for node_id in sorted(ids)]
 
 
@@ -173,17 +175,17 @@ def _counts(lists: Iterator[tuple[int, ...]] | Collection[tuple[int, ...]]) -> d
 
 
 def _sizes(
-    cluster: ClusterClient, partitions: Mapping[TopicPartition, Partition], wanted: Collection[TopicPartition]
+    cluster: ClusterClient, partitions: Mapping[TopicPartition, Partition], chosen: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Bytes by partition, as its leader has them; none where nobody tells."""
+    """Size in bytes of each partition on its leader; partitions whose leader does not answer are left out."""
     from kalda.cli.reassignment.progress import sizes_on
 
-    led: dict[int, list[TopicPartition]] = {}
-    for at in wanted:
-        led.setdefault(partitions[at].leader, []).append(at)
+    by_leader: dict[int, list[TopicPartition]] = {}
+    for at in chosen:
+        by_leader.setdefault(partitions[at].leader, []).append(at)
     return {
         at: size
-        for node_id, each in led.items()
+        for node_id, each in by_leader.items()
         if node_id >= 0
         for at, size in sizes_on(cluster, node_id, each).items()
     }
@@ -195,7 +197,7 @@ def _print_plan(
     sizes: Mapping[TopicPartition, int],
 ) -> None:
     if not changed:
-        click.echo("Nothing to move: the replicas are where they should be.")
+        click.echo("Nothing to move: the replicas are placed evenly already.")
         return
     rows = []
     copies = total = 0
@@ -209,7 +211,7 @@ def _print_plan(
 
 
 def show_bytes(count: float) -> str:
-    """As people say it."""
+    """A size with a unit, as "1.5 MB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -226,7 +228,7 @@ def show_bytes(count: float) -> str:
     "--throttle",
     type=click.IntRange(min=1),
     metavar="BYTES/S",
-    help="What a broker may copy a second. Apache Kafka's brokers obey it; Kalda's keep it, and do not yet.",
+    help="What a broker may copy a second. Apache Kafka's brokers apply it; Kalda's store the config, but do not.",
 )
 @click.option(
     "--replica-alter-log-dirs-throttle",
@@ -235,13 +237,22 @@ def show_bytes(count: float) -> str:
     metavar="BYTES/S",
     help="What a broker may copy between its own directories.",
 )
-@click.option("--additional", is_flag=True, help="Even while other reassignments run; those of FILE are changed.")
 @click.option(
-    "--disallow-replication-factor-change", "same_factor", is_flag=True, help="Refuse another number of replicas."
+    "--additional", is_flag=True, help="Start even while others are in progress; FILE replaces those of its partitions."
 )
-@click.option("--rollback", metavar="FILE", type=click.Path(dir_okay=False), help="Write the way back there.")
-@click.option("--no-wait", is_flag=True, help="Return when it has begun. Throttles then stay until `status FILE`.")
-@click.option("--timeout", type=Seconds(min=0), help="Seconds to wait. [default: as long as it takes]")
+@click.option(
+    "--disallow-replication-factor-change",
+    "same_factor",
+    is_flag=True,
+    help="Refuse a change of the number of replicas.",
+)
+@click.option(
+    "--rollback", metavar="FILE", type=click.Path(dir_okay=False), help="Write the current assignment to this file."
+)
+@click.option(
+    "--no-wait", is_flag=True, help="Return when it has started. `status FILE` then removes the throttles at the end."
+)
+@click.option("--timeout", type=Seconds(min=0), help="Seconds to wait. [default: until it is complete]")
 @json_option
 @with_cluster
 def run_command(
@@ -256,9 +267,9 @@ def run_command(
     timeout: float | None,
     as_json: bool,
 ) -> None:
-    """Move replicas as the plan in FILE says, and wait until that is done.
+    """Move replicas according to the plan in FILE, and wait until this is complete.
 
-    Ctrl-C ends the waiting, not the moving.
+    Ctrl-C ends the wait; the reassignment continues.
 
     \b
     Examples:
@@ -270,12 +281,12 @@ def run_command(
     with _failing():
         targets = documents.read_plan(path)
         current = execution.check(cluster, targets, additional=additional)
-    way_back = documents.to_document({at: current[at].replicas for at in targets})
+    before = documents.to_document({at: current[at].replicas for at in targets})
     if rollback is not None:
-        Path(rollback).write_text(documents.to_text(way_back) + "\n", encoding="utf-8")
+        Path(rollback).write_text(documents.to_text(before) + "\n", encoding="utf-8")
     elif not as_json:
-        click.echo(f"Current partition replica assignment\n\n{documents.to_text(way_back)}\n")
-        click.echo("Save this to go back: kalda reassign run takes it.")
+        click.echo(f"Current partition replica assignment\n\n{documents.to_text(before)}\n")
+        click.echo("Save this as a plan for the way back, for kalda reassign run.")
     refusals = execution.start(
         cluster, targets, current, rate=throttle, log_dir_rate=log_dir_throttle, same_factor=same_factor
     )
@@ -291,11 +302,11 @@ def run_command(
         if done and throttled:
             execution.unthrottle(cluster, targets)
     if as_json:
-        print_json({"rollback": way_back, "started": _names(begun), "refused": _names(refusals), "completed": done})
+        print_json({"rollback": before, "started": _names(begun), "refused": _names(refusals), "completed": done})
     elif done:
         click.echo("Completed.")
     elif begun and throttled:
-        click.echo(f"The throttle stays until it is done and `kalda reassign status {path}` has seen that.")
+        click.echo(f"The throttle stays until `kalda reassign status {path}` is run after the reassignment's end.")
     if refusals or not (done or no_wait):
         sys.exit(FAILED)
 
@@ -307,15 +318,15 @@ def _names(partitions: Collection[TopicPartition]) -> list[dict[str, object]]:
 def _watch(
     cluster: ClusterClient, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
 ) -> bool:
-    """Show a bar on a terminal until all is done. False where the time was over first."""
+    """Wait, with a bar on a terminal. True when all are complete, False after the timeout."""
     from kalda.cli.reassignment.bar import wait_with_bar
 
     try:
         return wait_with_bar(cluster, {at: targets[at].replicas for at in begun}, timeout)
     except KeyboardInterrupt:
         click.echo(
-            f"kalda: the reassignment goes on. `kalda reassign status {path}` tells how far it is, and removes "
-            f"throttles in the end; `kalda reassign cancel {path}` goes back.",
+            f"kalda: the reassignment continues. `kalda reassign status {path}` shows its progress, and removes "
+            f"throttles at the end; `kalda reassign cancel {path}` cancels it.",
             err=True,
         )
         sys.exit(INTERRUPTED)
@@ -326,26 +337,26 @@ def _watch(
 
 @reassign.command("status")
 @click.argument("path", metavar="[FILE]", required=False, type=click.Path())
-@click.option("--preserve-throttles", is_flag=True, help="Leave throttles, even when all is done.")
+@click.option("--preserve-throttles", is_flag=True, help="Do not remove throttles, even when all is complete.")
 @json_option
 @with_cluster
 def status_command(cluster: ClusterClient, path: str | None, preserve_throttles: bool, as_json: bool) -> None:
-    """Show the reassignments that run; with the plan in FILE, what has become of each of its partitions.
+    """Show the reassignments in progress; with FILE, the state of each partition of the plan.
 
-    When all of a plan is done, its throttles are removed. With FILE, exits with 1 unless all is done.
+    When all of a plan is complete, its throttles are removed. With FILE, exits with 1 unless all is complete.
 
     \b
     Examples:
       kalda reassign status
       until kalda reassign status plan.json; do sleep 10; done
     """
-    from kalda.cli.reassignment.progress import look
+    from kalda.cli.reassignment.progress import read_progress
 
     if path is None:
-        outlook = look(cluster)
+        progress = read_progress(cluster)
         rows = [
-            (*at, each.target, each.adding, each.removing, outlook.remaining.get(at))
-            for at, each in sorted(outlook.ongoing.items())
+            (*at, each.target, each.adding, each.removing, progress.remaining.get(at))
+            for at, each in sorted(progress.ongoing.items())
         ]
         columns = ("topic", "partition", "replicas", "adding", "removing", "remaining_bytes")
         if as_json:
@@ -353,33 +364,33 @@ def status_command(cluster: ClusterClient, path: str | None, preserve_throttles:
         elif rows:
             print_table([column.upper().replace("_", "-") for column in columns], rows)
         else:
-            click.echo("No reassignment runs.")
+            click.echo("No reassignment is in progress.")
         return
     _status_of_plan(cluster, path, preserve_throttles, as_json)
 
 
 def _status_of_plan(cluster: ClusterClient, path: str, preserve_throttles: bool, as_json: bool) -> None:
     from kalda.cli.reassignment import documents, execution
-    from kalda.cli.reassignment.progress import look, partitions_of
+    from kalda.cli.reassignment.progress import partitions_of, read_progress
 
     with _failing():
         targets = documents.read_plan(path)
-    outlook = look(cluster, targets)
+    progress = read_progress(cluster, targets)
     now = partitions_of(cluster, (at.topic for at in targets))
     rows = []
     for at, target in sorted(targets.items()):
         replicas = now[at].replicas if at in now else ()
-        if at in outlook.ongoing:
+        if at in progress.ongoing:
             state = "in progress"
-            if outlook.ongoing[at].target != target.replicas:
+            if progress.ongoing[at].target != target.replicas:
                 state = "moves elsewhere"
         elif at not in now:
             state = "no such partition"
         else:
             state = "complete" if replicas == target.replicas else "not as planned"
-        remaining = outlook.remaining.get(at, 0) if state == "in progress" else None
+        remaining = progress.remaining.get(at, 0) if state == "in progress" else None
         rows.append((*at, state, target.replicas, replicas, remaining))
-    if not outlook.ongoing and not preserve_throttles:
+    if not progress.ongoing and not preserve_throttles:
         execution.unthrottle(cluster, targets)
     if as_json:
         columns = ("topic", "partition", "state", "planned", "replicas", "remaining_bytes")
@@ -395,14 +406,14 @@ def _status_of_plan(cluster: ClusterClient, path: str, preserve_throttles: bool,
 
 @reassign.command("cancel")
 @click.argument("path", metavar="[FILE]", required=False, type=click.Path())
-@click.option("--all", "of_all", is_flag=True, help="All that run.")
-@click.option("--preserve-throttles", is_flag=True, help="Leave throttles as they are.")
+@click.option("--all", "of_all", is_flag=True, help="Cancel all that are in progress.")
+@click.option("--preserve-throttles", is_flag=True, help="Do not remove throttles.")
 @json_option
 @with_cluster
 def cancel_command(
     cluster: ClusterClient, path: str | None, of_all: bool, preserve_throttles: bool, as_json: bool
 ) -> None:
-    """Cancel reassignments that run, those of the plan in FILE or all: each goes back to the replicas it had.
+    """Cancel reassignments in progress, those of the plan in FILE or all. Each partition gets its old replicas back.
 
     \b
     Examples:
@@ -413,24 +424,26 @@ def cancel_command(
     from kalda.client.admin.reassignments import alter_reassignments, list_reassignments
 
     if of_all == (path is not None):
-        raise click.UsageError("say which, with FILE or with --all")
-    wanted = None
+        raise click.UsageError("give either FILE or --all")
+    planned = None
     if path is not None:
         with _failing():
-            wanted = documents.read_plan(path)
-    ongoing = list_reassignments(cluster, wanted)
+            planned = documents.read_plan(path)
+    ongoing = list_reassignments(cluster, planned)
     results = alter_reassignments(cluster, dict.fromkeys(ongoing)) if ongoing else {}
     over = {at for at, e in results.items() if e is None or e.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
     failed: dict[TopicPartition, ApiError] = {at: e for at, e in results.items() if e is not None and at not in over}
     if not preserve_throttles and not failed:
-        targets = wanted or {at: documents.Target(each.replicas, ()) for at, each in ongoing.items()}
+        targets = planned or {at: documents.Target(each.replicas, ()) for at, each in ongoing.items()}
         execution.unthrottle(cluster, targets)
     if as_json:
         print_json({"cancelled": _names(over), "failed": _names(failed)})
     elif over:
         click.echo(f"Successfully cancelled partition reassignments for {documents.show_partitions(over)}")
     elif not failed:
-        click.echo("None of the specified partition reassignments are active." if path else "No reassignment runs.")
+        click.echo(
+            "None of the specified partition reassignments are active." if path else "No reassignment is in progress."
+        )
     for error in failed.values():
         click.echo(f"kalda: {error.message} [{error.code.name}]", err=True)
     if failed:

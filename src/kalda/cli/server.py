@@ -1,9 +1,10 @@
 """`kalda server FILE [--override KEY=VALUE]…`: run a node in the foreground until SIGTERM, SIGINT or SIGHUP.
 
-A second signal spares the waiting for other nodes: what is led is not handed over, but the logs are closed as ever. A
-second SIGHUP does not: where a terminal is closed, both its shell and the system send one.
+A second SIGTERM or SIGINT ends the controlled shutdown: the node does not wait until its leaderships have moved, but
+its logs are closed cleanly. A second SIGHUP has no effect, as two of them come when a terminal is closed, from its
+shell and from the system.
 
-No command-line library is loaded here: a node is to answer a few hundred milliseconds after its start.
+No command-line library is loaded here: a node must answer a few hundred milliseconds after its start.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Start a node with the server.properties FILE, as kafka-server-start does. The lo
 formatted with `kalda storage format`.
 
 Options:
-  --override KEY=VALUE   Set a property, before what FILE says. May be repeated.
+  --override KEY=VALUE   Set a property, instead of its value in FILE. May be repeated.
   --log-level LEVEL      DEBUG, INFO (default), WARNING or ERROR.
   --log-format FORMAT    text (default) or json.
   --help                 Show this message.
@@ -41,11 +42,11 @@ Example:
 
 
 class UsageError(Exception):
-    """What is wrong with the command line."""
+    """The command line is wrong; the message is for the user."""
 
 
 class Options:
-    """The command line, read."""
+    """The parsed command line."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.file = ""
@@ -65,7 +66,7 @@ class Options:
             elif argument.startswith("-"):
                 raise UsageError(f"no such option: {argument}")
             elif self.file:
-                raise UsageError(f"one FILE is expected, {self.file} and {argument} are two")
+                raise UsageError(f"only one FILE is expected, but {self.file} and {argument} are given")
             else:
                 self.file = argument
         if not self.file:
@@ -88,7 +89,7 @@ class Options:
 
 
 def run(arguments: list[str]) -> int:
-    """Exit codes: 0 after a clean stop, 1 when the node could not run, 2 for a wrong command line."""
+    """Run a node. Exit codes: 0 after a clean stop, 1 when the node could not run, 2 for a wrong command line."""
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(USAGE)
         return 0
@@ -97,7 +98,7 @@ def run(arguments: list[str]) -> int:
     except UsageError as error:
         sys.stderr.write(f"kalda server: {error}\n\n{USAGE}")
         return 2
-    # A start makes a hundred thousand objects and drops few: looking for cycles among them is put off until it serves.
+    # A start makes a hundred thousand objects and drops few: collection of cycles is off until the node serves.
     gc.disable()
     from kalda.broker import logs
 
@@ -119,21 +120,21 @@ def _read_config(options: Options) -> ServerConfig:
 
 
 def _allow_many_files() -> None:
-    """A used log holds one or two files open: take as many as the system lets this process have."""
+    """Raise the limit of open files to the maximum: each log in use keeps one or two files open."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or soft < hard:
-        wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
+        limit = 1_048_576 if hard == resource.RLIM_INFINITY else hard
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
         except (ValueError, OSError) as error:
             logging.getLogger("kalda.server").warning("only %d files can be open at a time: %s", soft, error)
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep some megabytes that are free, rather than give them back at once and ask for them again:
-    with every piece of a log that is read the kernel would make new pages. Only glibc has something to set."""
+    """Make glibc's allocator keep some megabytes of freed memory. Else it returns them to the kernel and requests them
+    again, and the kernel makes new pages for each piece of a log that is read. Other C libraries have no `mallopt`."""
     import ctypes
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -178,8 +179,8 @@ async def _serve(options: Options) -> int:
             await asyncio.wait((starting,))
         else:
             starting.result()
-            # What start-up made stays: no collection needs to look at it again. Where that is the metadata of a very
-            # large cluster, the first look would take seconds, in which nobody is answered, and find as little.
+            # The objects of the start stay alive: `freeze` excludes them from later collections. With the metadata of a
+            # very large cluster, a full collection before it would take seconds without an answer, and free little.
             if gc.get_count()[0] < _MANY_OBJECTS:
                 gc.collect()
             gc.freeze()

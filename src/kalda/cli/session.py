@@ -1,4 +1,4 @@
-"""What all commands that ask a cluster have in common: where it is, how long to try, and JSON instead of a table."""
+"""The options of all commands that connect to a cluster: its address, the timeout, JSON instead of a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 DEFAULT_BOOTSTRAP = "localhost:9092"
 BOOTSTRAP_VARIABLE = "KALDA_BOOTSTRAP_SERVER"
 MAX_INT16, MAX_INT32, MAX_INT64 = 2**15 - 1, 2**31 - 1, 2**63 - 1
-"""What requests have room for."""
+"""The largest values of the numeric fields of requests."""
 
 _bootstrap_option = click.option(
     "--bootstrap-server",
@@ -25,7 +25,7 @@ _bootstrap_option = click.option(
     default=DEFAULT_BOOTSTRAP,
     show_default=True,
     show_envvar=True,
-    help="Brokers to ask first.",
+    help="Brokers to connect to first.",
 )
 _timeout_option = click.option(
     "--request-timeout-ms",
@@ -33,13 +33,13 @@ _timeout_option = click.option(
     type=click.IntRange(1, MAX_INT32),
     default=30_000,
     show_default=True,
-    help="How long to try, in all, before giving up.",
+    help="How long to retry, in all, before the command fails.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def with_cluster(command: Callable[Concatenate[ClusterClient, P], None]) -> Callable[..., None]:
-    """Give the command the options that say where the cluster is, and call it with that cluster."""
+    """Add the options for the cluster's address and the timeout, and pass a `ClusterClient` to the command."""
 
     @_bootstrap_option
     @_timeout_option
@@ -52,13 +52,13 @@ def with_cluster(command: Callable[Concatenate[ClusterClient, P], None]) -> Call
 
 
 def with_cluster_or_controllers(command: Callable[Concatenate[ClusterClient, P], None]) -> Callable[..., None]:
-    """`with_cluster`, for what controllers answer too, even where no broker is left (KIP-919)."""
+    """`with_cluster` for requests that controllers answer too, even where no broker is running (KIP-919)."""
 
     @_bootstrap_option
     @click.option(
         "--bootstrap-controller",
         metavar="HOST:PORT,...",
-        help="Controllers to ask, instead of brokers: their own listener.",
+        help="Controllers to connect to instead of brokers, by the address of their controller listener.",
     )
     @_timeout_option
     @wraps(command)
@@ -77,7 +77,7 @@ def with_cluster_or_controllers(command: Callable[Concatenate[ClusterClient, P],
 
 
 def connect(bootstrap: str, timeout_ms: int, of_controllers: bool = False) -> ClusterClient:
-    """The cluster's view. Nothing is sent yet."""
+    """A client of the cluster; it connects with the first request. Raises `click.UsageError` for a bad address."""
     from kalda.client.cluster_client import ClusterClient
 
     try:
@@ -88,7 +88,7 @@ def connect(bootstrap: str, timeout_ms: int, of_controllers: bool = False) -> Cl
 
 
 def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
-    """`KEY=VALUE` texts as a dict; the value may hold anything, = and commas too."""
+    """`KEY=VALUE` texts as a dict; the value may contain any characters, also = and commas."""
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -99,7 +99,7 @@ def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def unescape(option: str, text: str) -> bytes:
-    r"""The text of an option, where `\t` and the like may stand for what nobody can type in most shells."""
+    r"""The text of an option with escapes such as `\t` replaced, for characters that are hard to type in a shell."""
     try:
         plain = text.encode("raw_unicode_escape").decode("unicode_escape") if "\\" in text else text
         return plain.encode()

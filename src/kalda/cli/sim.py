@@ -1,4 +1,4 @@
-"""`kalda sim`: run clusters in the simulator, and look closely at one that broke a promise."""
+"""`kalda sim`: run clusters in the simulator, and replay a seed with a trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _kinds(text: str) -> tuple[str, ...]:
     kinds = tuple(part.strip() for part in text.split(",") if part.strip())
     for kind in kinds:
         if kind not in faults.ALL:
-            raise click.UsageError(f"no such fault: {kind}. There are: {', '.join(faults.ALL)}, or {_NONE}")
+            raise click.UsageError(f"no such fault: {kind}; give some of {','.join(faults.ALL)}, or {_NONE}")
     return kinds
 
 
@@ -34,7 +34,7 @@ def _loads(text: str) -> tuple[str, ...]:
     loads = () if text == _NONE else tuple(part.strip() for part in text.split(",") if part.strip())
     for load in loads:
         if load not in LOADS:
-            raise click.UsageError(f"no such load: {load}. There are: {', '.join(LOADS)}, or {_NONE}")
+            raise click.UsageError(f"no such load: {load}; give some of {','.join(LOADS)}, or {_NONE}")
     return loads
 
 
@@ -44,10 +44,10 @@ _faults = click.option(
     "kinds",
     default=",".join(faults.ALL),
     metavar="LIST",
-    help=f"What befalls it; or {_NONE}. Default: all.",
+    help=f"Kinds of faults; or {_NONE}. [default: all]",
 )
 _works = click.option(
-    "--loads", default=",".join(LOADS), metavar="LIST", help=f"Who works besides; or {_NONE}. Default: all."
+    "--loads", default=",".join(LOADS), metavar="LIST", help=f"Kinds of additional load; or {_NONE}. [default: all]"
 )
 _duration = click.option(
     "--duration",
@@ -61,14 +61,14 @@ _jobs = click.option(
     "--jobs",
     type=click.IntRange(1),
     default=lambda: len(os.sched_getaffinity(0)),
-    show_default="one a core",
-    help="Processes that share the seeds.",
+    show_default="one for each core",
+    help="Number of processes that run the seeds.",
 )
 
 
 @click.group()
 def sim() -> None:
-    """Whole clusters in virtual time, with faults out of a seed.
+    """Simulate whole clusters in virtual time; the faults follow from a seed.
 
     \b
     Examples:
@@ -80,32 +80,32 @@ def sim() -> None:
 
 
 @sim.command("run")
-@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="How many.")
-@click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
+@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="Number of seeds.")
+@click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first seed.")
 @_nodes
 @_faults
 @_works
 @_duration
 @_jobs
 def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, duration_s: float, jobs: int) -> None:
-    """Run seeds, print those that break a promise. Exits with 1 if any does."""
+    """Run seeds, and print those that violate an invariant. Exits with 1 if any does."""
     chosen, works, began = _kinds(kinds), _loads(loads), time.monotonic()
     plans = range(first, first + seeds)
     failed = acked = 0
-    live = partial(_live, nodes, chosen, works, duration_s)
-    with each(live, plans, jobs) as verdicts:
+    run = partial(_run, nodes, chosen, works, duration_s)
+    with each(run, plans, jobs) as verdicts:
         for seed, verdict in zip(plans, verdicts, strict=True):
             acked += verdict.acked
-            if not verdict.kept:
+            if not verdict.passed:
                 failed += 1
-                click.echo(f"seed {seed}: {verdict.why}")
+                click.echo(f"seed {seed}: {verdict.violation}")
     click.echo(f"{seeds} seeds, {failed} failed, {acked} records acknowledged, {_rate(seeds, began)}")
     if failed:
-        click.echo("kalda sim replay SEED, with the same options, tells what happened.")
+        click.echo("kalda sim replay SEED, with the same options, prints what happened.")
         sys.exit(1)
 
 
-def _live(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s: float, seed: int) -> Verdict:
+def _run(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s: float, seed: int) -> Verdict:
     return simulate(Plan(seed, nodes, kinds, duration_s, loads))
 
 
@@ -114,25 +114,26 @@ def _rate(seeds: int, began: float) -> str:
 
 
 @sim.command("quorum")
-@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="How many.")
-@click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
+@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Number of seeds.")
+@click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first seed.")
 @_jobs
 def quorum_command(seeds: int, first: int, jobs: int) -> None:
-    """Storms over the quorum's machines alone, many more a minute. Exits with 1 if a promise is broken."""
+    """Simulate only the quorum's machines, which runs many more seeds a minute. Exits with 1 if an invariant fails."""
     began, failed = time.monotonic(), 0
     storms = range(first, first + seeds)
-    with each(_storm, storms, jobs) as told:
-        for seed, broken in zip(storms, told, strict=True):
-            if broken:
+    with each(_storm, storms, jobs) as violations:
+        for seed, violation in zip(storms, violations, strict=True):
+            if violation:
                 failed += 1
-                click.echo(f"seed {seed}: {broken}")
+                click.echo(f"seed {seed}: {violation}")
     click.echo(f"{seeds} seeds, {failed} failed, {_rate(seeds, began)}")
     if failed:
         sys.exit(1)
 
 
 def _storm(seed: int) -> str:
-    """The promise that a storm of faults, or stale leaders, have broken; empty for none."""
+    """The invariant that was violated by a storm of faults, or by one of leaders that get no message from their
+    successors; empty where none was."""
     try:
         recover(storm(seed))
         stale_leaders(seed)
@@ -147,19 +148,20 @@ def _storm(seed: int) -> str:
 @_faults
 @_works
 @_duration
-@click.option("--quiet", is_flag=True, help="Without what the nodes log.")
+@click.option("--quiet", is_flag=True, help="Leave out the nodes' log lines.")
 def replay_command(seed: int, nodes: int, kinds: str, loads: str, duration_s: float, quiet: bool) -> None:
-    """Tell what happens in a seed, line by line: virtual seconds, who, what. Exits with 1 if it breaks a promise."""
+    """Print what happens in a seed, one event a line: virtual seconds, node, event. Exits with 1 if an invariant is
+    violated."""
     plan = Plan(seed, nodes, _kinds(kinds), duration_s, _loads(loads))
-    verdict = simulate(plan, _tell, verbose=not quiet)
+    verdict = simulate(plan, _print_line, verbose=not quiet)
     click.echo(_summary(verdict))
-    if not verdict.kept:
+    if not verdict.passed:
         sys.exit(1)
 
 
-def _tell(line: str) -> None:
-    """Print a line of the trace. Where nobody reads on, this ends at once: told as an error, it would befall the
-    simulated node that happens to speak."""
+def _print_line(line: str) -> None:
+    """Print a line of the trace. Where stdout is closed, exit at once: an exception would be raised in the simulated
+    node that logs the line."""
     try:
         click.echo(line)
     except BrokenPipeError:
@@ -167,5 +169,5 @@ def _tell(line: str) -> None:
 
 
 def _summary(verdict: Verdict) -> str:
-    told = f"{verdict.virtual_s:.1f} virtual seconds, {verdict.acked} records acknowledged, {verdict.seen} read"
-    return f"{told}; every promise was kept" if verdict.kept else f"{told}\nbroken: {verdict.why}"
+    counts = f"{verdict.virtual_s:.1f} virtual seconds, {verdict.acked} records acknowledged, {verdict.seen} read"
+    return f"{counts}; all invariants held" if verdict.passed else f"{counts}\nviolated: {verdict.violation}"

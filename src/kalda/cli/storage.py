@@ -1,4 +1,4 @@
-"""`kalda storage`: make storage for a node, and look at it, with the flags and words of Kafka's storage tool."""
+"""`kalda storage`: format a node's log directories and describe them, with the flags and messages of Kafka's tool."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _read_config(config_file: str) -> ServerConfig:
 
 
 def _controller_endpoint(config: ServerConfig) -> Endpoint:
-    """Where this node's controller is reached, as the quorum is told. A listener on all interfaces is `localhost`."""
+    """The address of this node's controller for the other voters. A listener on all interfaces is `localhost`."""
     name = config.controller_listener_names[0]
     if not config.is_controller:
         return Endpoint(name, "", 0)
@@ -66,7 +66,7 @@ def _controller_endpoint(config: ServerConfig) -> Endpoint:
 
 @click.group()
 def storage() -> None:
-    """Make storage for a node, and look at it.
+    """Format the log directories of a node, and describe them.
 
     \b
     Example:
@@ -83,17 +83,24 @@ def random_uuid_command() -> None:
 @storage.command("format")
 @_config_option
 @click.option("-t", "--cluster-id", required=True, help="The id of the cluster, as random-uuid makes it.")
-@click.option("-s", "--standalone", is_flag=True, help="This controller alone is the quorum at first.")
+@click.option("-s", "--standalone", is_flag=True, help="This controller is the only initial voter of the quorum.")
 @click.option(
     "-I",
     "--initial-controllers",
     metavar="ID@HOST:PORT:DIRECTORY,...",
-    help="The controllers of the quorum at first. The same for all nodes.",
+    help="The initial voters of the quorum. The same for all nodes.",
 )
-@click.option("-N", "--no-initial-controllers", is_flag=True, help="This node will join a quorum that others make.")
-@click.option("-r", "--release-version", metavar="RELEASE", help=f"Start with the features of a release. {_RELEASES}")
+@click.option("-N", "--no-initial-controllers", is_flag=True, help="This node will join an existing quorum.")
 @click.option(
-    "-f", "--feature", "features", multiple=True, metavar="FEATURE=LEVEL", help="Start with a feature at a level."
+    "-r", "--release-version", metavar="RELEASE", help=f"Initial feature levels: those of a release. {_RELEASES}"
+)
+@click.option(
+    "-f",
+    "--feature",
+    "features",
+    multiple=True,
+    metavar="FEATURE=LEVEL",
+    help="Initial level of a feature. May be repeated.",
 )
 @click.option("-g", "--ignore-formatted", is_flag=True, help="Leave formatted directories as they are.")
 @click.option(
@@ -101,7 +108,7 @@ def random_uuid_command() -> None:
     "--add-scram",
     multiple=True,
     metavar="CREDENTIAL",
-    help="A SCRAM credential to start with: SCRAM-SHA-256=[name=alice,password=alice-secret]",
+    help="An initial SCRAM credential: SCRAM-SHA-256=[name=alice,password=alice-secret]",
 )
 def format_command(
     config_file: str,
@@ -166,7 +173,7 @@ def _feature_levels(features: tuple[str, ...]) -> dict[str, int]:
 @storage.command("info")
 @_config_option
 def info_command(config_file: str) -> None:
-    """Say what is in the log directories of a node, and what is wrong with it. Exits with 1 if anything is."""
+    """Describe the log directories of a node and their problems. Exits with 1 if there is a problem."""
     config = _read_config(config_file)
     disk = RealDisk()
     found: list[str] = []
@@ -213,7 +220,7 @@ def _show(title: str, lines: list[str]) -> None:
 @storage.command("version-mapping")
 @click.option("-r", "--release-version", default=str(LATEST_PRODUCTION), help=f"The release to look up. {_RELEASES}")
 def version_mapping_command(release_version: str) -> None:
-    """Print the level of each feature with which a cluster of a release starts."""
+    """Print the initial feature levels of a cluster of a release."""
     try:
         version = parse_release_version(release_version, unstable=True)
     except ValueError as error:
@@ -225,10 +232,10 @@ def version_mapping_command(release_version: str) -> None:
 
 @storage.command("feature-dependencies")
 @click.option(
-    "-f", "--feature", "features", multiple=True, required=True, metavar="FEATURE=LEVEL", help="What to look up."
+    "-f", "--feature", "features", multiple=True, required=True, metavar="FEATURE=LEVEL", help="May be repeated."
 )
 def feature_dependencies_command(features: tuple[str, ...]) -> None:
-    """Print what a feature's level depends on. Several features may be given."""
+    """Print the feature levels that the level of a feature requires."""
     for text in features:
         name, equals, level_text = text.partition("=")
         if not equals or not level_text.strip().isdecimal():

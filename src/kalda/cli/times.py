@@ -1,4 +1,4 @@
-"""Times and durations as people write them, in ISO 8601 or as milliseconds since 1970."""
+"""Times and durations of the command line: ISO 8601, or milliseconds since 1970."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kalda.base.configs.definition import parse_duration_ms
 
 
 class Seconds(click.FloatRange):
-    """A duration as an option, in seconds: a number, and one that has an end."""
+    """An option's duration in seconds: a finite number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
@@ -22,7 +22,7 @@ class Seconds(click.FloatRange):
 
 
 def parse_time_ms(option: str, text: str) -> int:
-    """Milliseconds since 1970 of a time; without a zone it is local time."""
+    """A time in milliseconds since 1970; a time without a zone is local time."""
     try:
         time_ms = int(text) if text.isdecimal() else int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
@@ -35,7 +35,7 @@ def parse_time_ms(option: str, text: str) -> int:
 
 
 def moment_ago_ms(option: str, text: str, now_ms: int) -> int:
-    """Milliseconds since 1970 of the moment so long before now; 1970 itself where there was none."""
+    """The time a duration before `now_ms`, in milliseconds since 1970; 0 where that would be before 1970."""
     duration_ms = parse_duration_ms(text)
     if duration_ms is None:
         raise click.UsageError(f"{option} {text}: a duration like PT15M, PT1H30M or P2D is expected")
@@ -43,7 +43,7 @@ def moment_ago_ms(option: str, text: str, now_ms: int) -> int:
 
 
 def show_time(timestamp_ms: int) -> str | None:
-    """A timestamp in UTC; None for none, or for one that no calendar has."""
+    """A timestamp in UTC; None for a negative one, or one beyond the year 9999."""
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC) if timestamp_ms >= 0 else None
     except (ValueError, OverflowError, OSError):

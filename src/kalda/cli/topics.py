@@ -25,12 +25,12 @@ def topics() -> None:
 
 
 @topics.command("list")
-@click.option("--exclude-internal", is_flag=True, help="Leave out the cluster's own topics.")
-@click.option("-l", "--long", "is_long", is_flag=True, help="With partitions, replication factor and id.")
+@click.option("--exclude-internal", is_flag=True, help="Leave out internal topics.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="Show partitions, replication factor and id too.")
 @json_option
 @with_cluster
 def list_command(cluster: ClusterClient, exclude_internal: bool, is_long: bool, as_json: bool) -> None:
-    """List topics, one a line.
+    """List topics, one on each line.
 
     \b
     Examples:
@@ -52,9 +52,9 @@ def list_command(cluster: ClusterClient, exclude_internal: bool, is_long: bool, 
 
 @topics.command("describe")
 @click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topic)
-@click.option("--under-replicated-partitions", is_flag=True, help="Only partitions with replicas out of sync.")
-@click.option("--unavailable-partitions", is_flag=True, help="Only partitions without a leader.")
-@click.option("--topics-with-overrides", is_flag=True, help="Only the configs that are set on topics.")
+@click.option("--under-replicated-partitions", is_flag=True, help="Show only partitions with replicas out of sync.")
+@click.option("--unavailable-partitions", is_flag=True, help="Show only partitions without a leader.")
+@click.option("--topics-with-overrides", is_flag=True, help="Show only topics with configs that are set, and these.")
 @json_option
 @with_cluster
 def describe_command(
@@ -78,12 +78,12 @@ def describe_command(
     eligible = eligible_replicas(cluster, [topic.name for topic in found]) if found else {}
     overrides = {topic.name: _overrides(cluster, topic.name) for topic in found}
 
-    def is_wanted(partition: Partition) -> bool:
+    def is_shown(partition: Partition) -> bool:
         if unavailable_partitions and partition.leader >= 0:
             return False
         return not (under_replicated_partitions and len(partition.isr) >= len(partition.replicas))
 
-    shown = [topic._replace(partitions=tuple(filter(is_wanted, topic.partitions))) for topic in found]
+    shown = [topic._replace(partitions=tuple(filter(is_shown, topic.partitions))) for topic in found]
     is_filtered = under_replicated_partitions or unavailable_partitions
     if is_filtered:
         shown = [topic for topic in shown if topic.partitions]
@@ -134,7 +134,7 @@ def _print_partitions(topic: Topic, eligible: dict[TopicPartition, EligibleRepli
 
 
 def _overrides(cluster: ClusterClient, name: str) -> dict[str, str | None]:
-    """Configs set on the topic or dynamically on the brokers; none where the caller may not see them."""
+    """Configs set on the topic or dynamically on the brokers; empty where the user has no right to see them."""
     from kalda.base.configs.resources import ConfigResourceType, ConfigSource
     from kalda.client.admin.configs import Resource, describe_configs
 
@@ -177,7 +177,7 @@ def _partition(p: Partition, topic: str, eligible: dict[TopicPartition, Eligible
 
 
 def _read_assignment(text: str | None) -> Sequence[Sequence[int]]:
-    """`1:2,2:3`: partition 0 on brokers 1 and 2, partition 1 on 2 and 3."""
+    """The broker ids in `1:2,2:3`: of partition 0 brokers 1 and 2, of partition 1 brokers 2 and 3."""
     if text is None:
         return ()
     try:
@@ -192,15 +192,18 @@ def _read_assignment(text: str | None) -> Sequence[Sequence[int]]:
 @topics.command("create")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
 @click.option(
-    "-p", "--partitions", type=click.IntRange(1, MAX_INT32), help="How many partitions. [default: the cluster's]"
+    "-p", "--partitions", type=click.IntRange(1, MAX_INT32), help="Number of partitions. [default: the cluster's]"
 )
 @click.option(
-    "-r", "--replication-factor", type=click.IntRange(1, 32767), help="Replicas of each. [default: the cluster's]"
+    "-r",
+    "--replication-factor",
+    type=click.IntRange(1, 32767),
+    help="Replicas of each partition. [default: the cluster's]",
 )
 @click.option("-c", "--config", "configs", metavar="KEY=VALUE", multiple=True, help="A config of the topic.")
-@click.option("--replica-assignment", metavar="ID:ID,...", help="Place the replicas by hand.")
-@click.option("--if-not-exists", is_flag=True, help="Leave a topic that exists as it is.")
-@click.option("--validate-only", is_flag=True, help="Only check whether it could be created.")
+@click.option("--replica-assignment", metavar="ID:ID,...", help="The broker ids of each partition's replicas.")
+@click.option("--if-not-exists", is_flag=True, help="Ignore a topic that exists.")
+@click.option("--validate-only", is_flag=True, help="Check whether it can be created, and do not create it.")
 @json_option
 @with_cluster
 def create_command(
@@ -225,7 +228,9 @@ def create_command(
     from kalda.client.admin.topics import BROKER_DEFAULT, NewTopic, create_topics
 
     if replica_assignment is not None and (partitions is not None or replication_factor is not None):
-        raise click.UsageError("--replica-assignment says both already: leave out --partitions, --replication-factor")
+        raise click.UsageError(
+            "--replica-assignment sets both numbers: leave out --partitions and --replication-factor"
+        )
     settings = parse_pairs("--config", configs)
     assignment = _read_assignment(replica_assignment)
     done = []
@@ -256,15 +261,15 @@ def create_command(
 @topics.command("alter")
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @click.option(
-    "-p", "--partitions", type=click.IntRange(1, MAX_INT32), required=True, help="How many partitions in all."
+    "-p", "--partitions", type=click.IntRange(1, MAX_INT32), required=True, help="Number of partitions in all."
 )
-@click.option("--replica-assignment", metavar="ID:ID,...", help="Place the new partitions' replicas by hand.")
-@click.option("--validate-only", is_flag=True, help="Only check whether it could be done.")
+@click.option("--replica-assignment", metavar="ID:ID,...", help="The broker ids of each new partition's replicas.")
+@click.option("--validate-only", is_flag=True, help="Check the change, and do not make it.")
 @with_cluster
 def alter_command(
     cluster: ClusterClient, name: str, partitions: int, replica_assignment: str | None, validate_only: bool
 ) -> None:
-    """Add partitions to a topic. Keys go to other partitions from then on, and none can be taken away.
+    """Add partitions to a topic. Keys are mapped to other partitions from then on. Partitions cannot be removed.
 
     \b
     Examples:
@@ -280,7 +285,7 @@ def alter_command(
 
 @topics.command("delete")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
-@click.option("--if-exists", is_flag=True, help="A topic that is not there is no failure.")
+@click.option("--if-exists", is_flag=True, help="Ignore a topic that does not exist.")
 @with_cluster
 def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bool) -> None:
     """Delete topics, with all their records.

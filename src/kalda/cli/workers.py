@@ -1,4 +1,4 @@
-"""One function over many arguments, in several processes that end with this one."""
+"""One function applied to many arguments in several processes, which end with this one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import TypeVar
 
 from kalda.cli.failures import Failure
 
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 
 
 @contextmanager
-def each(tell: Callable[[int], Told], numbers: Sequence[int], jobs: int) -> Iterator[Iterator[Told]]:
-    """What `tell` says of every number, in their order, from `jobs` processes.
+def each(function: Callable[[int], Result], numbers: Sequence[int], jobs: int) -> Iterator[Iterator[Result]]:
+    """The results of `function` for all numbers, in their order, from `jobs` processes.
 
-    Whoever leaves early, by Ctrl-C above all, waits for nothing that is under way. Where this process is killed, each
-    worker finds out when it has said what it is at. (An executor's workers would go on, and then wait forever.)
+    Leaving the context early, as by Ctrl-C, terminates the workers and does not wait for calls in progress. Where this
+    process is killed, a worker ends after its current call, when it cannot send the result. (Workers of an executor
+    would continue, and then wait for ever.)
     """
     if jobs == 1:
-        yield map(tell, numbers)
+        yield map(function, numbers)
         return
     workers: dict[Connection, Process] = {}
     try:
         for _ in range(min(jobs, len(numbers))):
             ours, theirs = Pipe()
-            worker = Process(target=_work, args=(tell, theirs, [*workers, ours]), daemon=True)
+            worker = Process(target=_work, args=(function, theirs, [*workers, ours]), daemon=True)
             workers[ours] = worker
             worker.start()
             theirs.close()
@@ -41,34 +42,34 @@ def each(tell: Callable[[int], Told], numbers: Sequence[int], jobs: int) -> Iter
                 worker.join()
 
 
-def _in_order(workers: list[Connection], numbers: Sequence[int]) -> Iterator[Told]:
-    under_way: dict[Connection, int] = {}
-    told: dict[int, Told] = {}
-    next_at = 0
-    for at in range(len(numbers)):
-        while at not in told:
+def _in_order(workers: list[Connection], numbers: Sequence[int]) -> Iterator[Result]:
+    busy: dict[Connection, int] = {}
+    results: dict[int, Result] = {}
+    next_index = 0
+    for index in range(len(numbers)):
+        while index not in results:
             for worker in workers:
-                if worker not in under_way and next_at < len(numbers):
-                    under_way[worker] = next_at
-                    with suppress(OSError):  # of one that has died, which is found when its answer is read
-                        worker.send(numbers[next_at])
-                    next_at += 1
-            ready = wait(list(under_way))
-            for worker in [worker for worker in under_way if worker in ready]:
-                asked = under_way.pop(worker)
+                if worker not in busy and next_index < len(numbers):
+                    busy[worker] = next_index
+                    with suppress(OSError):  # the worker has died; `recv` below raises
+                        worker.send(numbers[next_index])
+                    next_index += 1
+            ready = wait(list(busy))
+            for worker in [worker for worker in busy if worker in ready]:
+                done = busy.pop(worker)
                 try:
-                    told[asked] = worker.recv()
+                    results[done] = worker.recv()
                 except (EOFError, OSError):
-                    raise Failure(f"the process that was at {numbers[asked]} has died") from None
-        yield told.pop(at)
+                    raise Failure(f"the process that computed {numbers[done]} has died") from None
+        yield results.pop(index)
 
 
-def _work(tell: Callable[[int], object], asked: Connection, others: list[Connection]) -> None:
-    """In a worker: tell until nobody asks. Ctrl-C in a terminal reaches workers too, and is the parent's."""
+def _work(function: Callable[[int], object], parent: Connection, others: list[Connection]) -> None:
+    """The loop of a worker, until the parent closes the connection. Ctrl-C is ignored, as the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
-        other.close()  # Else the parent's death would not close them.
+        other.close()  # as long as a worker holds the parent's end of a pipe, the parent's death does not close it
     with suppress(EOFError, OSError):
         while True:
-            number: int = asked.recv()
-            asked.send(tell(number))
+            number: int = parent.recv()
+            parent.send(function(number))

@@ -1,16 +1,16 @@
 """Clients of a cluster, as thin shells over sockets and a clock.
 
-Here is what tools and Spark tasks stand on: blocking, one thread, one request after another, no loop and no thread of
-its own. It knows brokers, leaders and coordinators, and how to try again; it knows no command line, and of records
-only whole batches.
+The command line and Spark tasks use these clients. They block, run in the caller's thread, and start no thread and no
+event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle whole batches of
+records and do not depend on the command line.
 
-- `cluster_client`: connections, metadata, who leads and who coordinates, attempts until a deadline
-- `metadata`: the cluster as the last answer told it
+- `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline
+- `metadata`: brokers, topics and partitions as values, and bootstrap addresses
 - `retry`: deadlines, backoff
-- `errors`: what a failure is called, and what to do about it
-- `admin`: what administrators ask for, a file a subject
+- `errors`: the message of a failure, with advice
+- `admin`: administration of a cluster, one file a subject
 - `consumer_fetcher`: batches of partitions between offsets, from their leaders
-- `sender`: batches to leaders, in order, idempotent where wanted
+- `sender`: batches to leaders, in order, idempotent on request
 - `group`: a member of a classic group
 - `core`: decisions without I/O
 """

@@ -1,14 +1,14 @@
-"""One client's view of a cluster: connections, metadata, who leads, who coordinates, and attempts until a deadline.
+"""A client of one cluster: connections, metadata, leaders, coordinators, and retries until a deadline.
 
-Blocking and for one thread. An answer's errors are inside it, at a place that each API chooses, so the caller says
-where they are: `check` raises for them (see `errors.refused`), and what is retriable is tried again with fresh
-metadata, until the deadline. Whoever calls with a request that changes something accepts that it may be applied twice
-when an answer was lost, as with every Kafka client.
+Blocking, for one thread. Each API has its error code in a different field of its response, so the caller passes
+`check`, which raises for a response with an error (see `errors.refused`). A retriable error is retried with fresh
+metadata until the deadline. A request that changes something may be applied twice when a response was lost, as with
+every Kafka client.
 
-A view of the controllers (KIP-919) knows them instead of the brokers, and asks the active one: it works while no broker
-does.
+With `of_controllers` (KIP-919), the client connects to controllers instead of brokers and sends its requests to the
+active one. This works while no broker is running.
 
-Connections are kept by node and by *lane*: a long poll on one lane does not hold up a heartbeat on another.
+Connections are kept by node and by *lane*: a long poll on one lane does not delay a heartbeat on another.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ R = TypeVar("R")
 Check = Callable[[Any], None]
 
 _BOOTSTRAP = -1
-"""The key of the connection to an address whose node is not known."""
+"""The node id under which the connection to a bootstrap address is kept, as the address's node id is unknown."""
 
 _FIRST_CONTACT_MS = 1_500
-"""How long to knock where nobody has answered yet: a node may be starting, but a wrong address shall fail soon."""
+"""How long to retry before the first connection: a node may be starting, but a wrong address has to fail soon."""
 
 _NEW_TOPIC_MS = 1_500
-"""How long a topic may be unknown to the broker that is asked, since it may just have been created."""
+"""How long to retry an unknown topic: it may have been created a moment ago, and a broker may not have it yet."""
 
 _MAX_FIND_COORDINATOR = 3
-"""From version 4 on several keys fit a request; one is all that is asked for here."""
+"""The last version with a single key in its request and response."""
 
 
 class ClusterClient:
-    """A context manager. `timeout_ms` bounds every call, with all its attempts."""
+    """A context manager that closes its connections. `timeout_ms` bounds each call with all its attempts."""
 
     def __init__(
         self,
@@ -70,24 +70,30 @@ class ClusterClient:
         of_controllers: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connects to nothing yet. `of_controllers`: the addresses are those of controllers. Raises `ValueError` for an
-        address that is none."""
+        """Makes no connection. `of_controllers`: the addresses are those of controllers. Raises `ValueError` for a
+        malformed address."""
         self.bootstrap = parse_bootstrap(bootstrap)
         self.client_id = client_id
         self.timeout_ms = timeout_ms
         self.endpoint_type = EndpointType.CONTROLLERS if of_controllers else EndpointType.BROKERS
         self.brokers: dict[int, Broker] = {}
+        """The live brokers of the last response by node id; with `of_controllers`, the controllers."""
         self.cluster_id: str | None = None
         self._active_controller = -1
+        """Node id; -1 while unknown. Only used with `of_controllers`."""
         self._auto_create_topics = auto_create_topics
         self._connect_timeout_ms = connect_timeout_ms
         self._tls = tls
         self._connections: dict[tuple[int, str], BlockingConnection] = {}
+        """By node id and lane."""
         self._topics: dict[str, Topic] = {}
-        self._seen: dict[str, Topic] = {}
-        """What was known last of each topic, also of those in which something failed since."""
+        """Topics whose metadata is used without a new request; removed when a request to a leader failed."""
+        self._last_received: dict[str, Topic] = {}
+        """The last metadata of each topic, kept after a failure: a stale response must not replace later epochs."""
         self._coordinators: dict[str, int] = {}
-        self._reached = False
+        """Node id of the coordinator by group."""
+        self._was_connected = False
+        """A connection was made at least once, so the bootstrap addresses are right."""
 
     def __enter__(self) -> ClusterClient:
         return self
@@ -98,7 +104,7 @@ class ClusterClient:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; the next call would open new ones."""
+        """Close all connections; a later call opens new ones."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -113,8 +119,10 @@ class ClusterClient:
         max_version: int | None = None,
         timeout_ms: int | None = None,
     ) -> Any:
-        """The answer of whichever broker can be reached; of controllers, that of the active one. Raises `ApiError`."""
-        return self.retrying(lambda left: self._ask(self._whom(left), request, check, max_version, left), timeout_ms)
+        """The response of any reachable broker; with `of_controllers`, of the active controller. Raises `ApiError`."""
+        return self.retrying(
+            lambda left: self._request(self._default_node(left), request, check, max_version, left), timeout_ms
+        )
 
     def broker(
         self,
@@ -125,8 +133,8 @@ class ClusterClient:
         max_version: int | None = None,
         timeout_ms: int | None = None,
     ) -> Any:
-        """The answer of this broker. Raises `ApiError`."""
-        return self.retrying(lambda left: self._ask(node_id, request, check, max_version, left), timeout_ms)
+        """The response of this broker. Raises `ApiError`."""
+        return self.retrying(lambda left: self._request(node_id, request, check, max_version, left), timeout_ms)
 
     def ask_coordinator(
         self,
@@ -138,14 +146,14 @@ class ClusterClient:
         timeout_ms: int | None = None,
         lane: str = "",
     ) -> Any:
-        """The answer of the group's coordinator, looked up anew when it has moved. Raises `ApiError`."""
+        """The response of the group's coordinator, which is looked up again when it has moved. Raises `ApiError`."""
 
         def attempt(left: Deadline) -> Any:
             node_id = self._coordinator(group, left)
             try:
-                return self._ask(node_id, request, check, max_version, left, lane)
+                return self._request(node_id, request, check, max_version, left, lane)
             except ApiError as error:
-                if error.code in _COORDINATOR_GONE:
+                if error.code in _COORDINATOR_INVALID:
                     self._coordinators.pop(group, None)
                 raise
 
@@ -160,28 +168,31 @@ class ClusterClient:
         what: str = "partition",
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, R]:
-        """One answer for each partition, from its leader: `build` a request to one leader, `read` its response as
-        (partition, error code, answer). Partitions whose leader has moved are asked again. Raises `ApiError`."""
-        wanted = list(dict.fromkeys(partitions))
+        """One answer for each partition, from its leader.
+
+        `build` makes the request to one leader; `read` yields (partition, error code, answer) from its response. After
+        a retriable error the request is repeated for the partitions without an answer. Raises `ApiError`.
+        """
+        requested = list(dict.fromkeys(partitions))
         answers: dict[TopicPartition, R] = {}
 
         def attempt(left: Deadline) -> None:
             by_node: dict[int, list[tuple[TopicPartition, Leader]]] = {}
-            missing = [partition for partition in wanted if partition not in answers]
+            missing = [partition for partition in requested if partition not in answers]
             for partition, leader in self._leaders(missing, left).items():
                 by_node.setdefault(leader.node_id, []).append((partition, leader))
             failure: ApiError | None = None
             for node_id, group in by_node.items():
                 try:
-                    response = self._ask(node_id, build(group), None, None, left)
+                    response = self._request(node_id, build(group), None, None, left)
                 except ApiError as error:
-                    self._failed(error, [partition for partition, _ in group])
+                    self._forget_leaders(error, [partition for partition, _ in group])
                     failure = error
                     continue
                 for partition, code, answer in read(response):
                     if code:
                         failure = refused(code, f"{what} {partition}")
-                        self._failed(failure, [partition])
+                        self._forget_leaders(failure, [partition])
                         if not failure.code.retriable:
                             raise failure
                     else:
@@ -190,10 +201,13 @@ class ClusterClient:
                 raise failure
 
         self.retrying(attempt, timeout_ms)
-        return {partition: answers[partition] for partition in wanted}
+        return {partition: answers[partition] for partition in requested}
 
     def retrying(self, attempt: Callable[[Deadline], R], timeout_ms: int | None = None) -> R:
-        """`attempt(deadline)` until it succeeds, fails for good, or the deadline passes. Raises `ApiError`."""
+        """Call `attempt(deadline)` until it returns, raises an error that is not retriable, or the deadline passes.
+
+        Raises `ApiError`.
+        """
         retry = Retry(Deadline(self.timeout_ms if timeout_ms is None else timeout_ms))
         while True:
             try:
@@ -204,7 +218,7 @@ class ClusterClient:
                 self._active_controller = -1
                 if isinstance(error, UnknownTopic):
                     retry.pause(error, within_ms=_NEW_TOPIC_MS)
-                elif isinstance(error, Unreachable) and not self._reached:
+                elif isinstance(error, Unreachable) and not self._was_connected:
                     retry.pause(error, within_ms=_FIRST_CONTACT_MS)
                 else:
                     retry.pause(error)
@@ -212,11 +226,11 @@ class ClusterClient:
     # -- metadata
 
     def metadata(self, topics: Collection[str] | None = None, *, timeout_ms: int | None = None) -> Metadata:
-        """What some broker knows now, of these topics or, with None, of all. Unknown topics carry their error."""
+        """The metadata of these topics or, with None, of all, from any broker. An unknown topic has an error code."""
         return self.retrying(lambda left: self._refresh(topics, left), timeout_ms)
 
     def topic(self, name: str, *, timeout_ms: int | None = None) -> Topic:
-        """A topic with its partitions, freshly asked for. Raises `ApiError` where there is none."""
+        """A topic with its partitions, from a new request. Raises `ApiError` where the topic does not exist."""
 
         def attempt(left: Deadline) -> Topic:
             self._topics.pop(name, None)
@@ -225,14 +239,14 @@ class ClusterClient:
         return self.retrying(attempt, timeout_ms)
 
     def partitions(self, name: str) -> list[TopicPartition]:
-        """Of a topic, all its partitions. Raises `ApiError` where there is no such topic."""
+        """All partitions of a topic. Raises `ApiError` where the topic does not exist."""
         topic = self.retrying(lambda left: self._topic(name, left))
         return [TopicPartition(name, partition.partition) for partition in topic.partitions]
 
     def leader(self, topic: str, partition: int, *, timeout_ms: int | None = None) -> Leader:
-        """Who leads the partition, as far as is known; waits until somebody does. Raises `ApiError`."""
-        wanted = TopicPartition(topic, partition)
-        return self.retrying(lambda left: self._leaders([wanted], left), timeout_ms)[wanted]
+        """The partition's leader, perhaps from the cache; waits until there is one. Raises `ApiError`."""
+        target = TopicPartition(topic, partition)
+        return self.retrying(lambda left: self._leaders([target], left), timeout_ms)[target]
 
     def leaders(
         self, partitions: Collection[TopicPartition], *, timeout_ms: int | None = None
@@ -241,7 +255,7 @@ class ClusterClient:
         return self.retrying(lambda left: self._leaders(partitions, left), timeout_ms)
 
     def forget(self, topics: Iterable[str]) -> None:
-        """What is known of these topics has proved wrong."""
+        """Drop the cached metadata of these topics: the next use requests it again."""
         for name in topics:
             self._topics.pop(name, None)
 
@@ -249,20 +263,20 @@ class ClusterClient:
         """The node that coordinates the group. Raises `ApiError`."""
         return self.retrying(lambda left: self._coordinator(group, left), timeout_ms)
 
-    # -- connections, for those who keep requests in flight
+    # -- connections, for callers that keep requests in flight
 
     def connection(self, node_id: int, lane: str = "", *, timeout_ms: int | None = None) -> BlockingConnection:
-        """The connection to a node, made now where there is none. One attempt. Raises `ApiError`."""
+        """The connection to a node, opened if there is none, in one attempt. Raises `ApiError`."""
         return self._connect(node_id, lane, Deadline(self.timeout_ms if timeout_ms is None else timeout_ms))
 
     def drop(self, node_id: int, lane: str = "") -> None:
-        """Close a connection that has failed, or whose answers nobody will read."""
+        """Close a connection that has failed, or whose responses will not be read."""
         connection = self._connections.pop((node_id, lane), None)
         if connection is not None:
             connection.close()
 
     def versions(self, node_id: int | None = None) -> PeerVersions:
-        """The API versions that a broker, or any, announces. Raises `ApiError`."""
+        """The API versions that this broker supports, or with None any broker. Raises `ApiError`."""
 
         def attempt(left: Deadline) -> PeerVersions:
             connection = self._any_connection(left)[1] if node_id is None else self._connect(node_id, "", left)
@@ -273,7 +287,7 @@ class ClusterClient:
 
     # -- single attempts
 
-    def _ask(
+    def _request(
         self,
         node_id: int | None,
         request: Request,
@@ -297,20 +311,22 @@ class ClusterClient:
             check(response)
         return response
 
-    def _whom(self, left: Deadline) -> int | None:
-        """Any broker, or the active controller."""
+    def _default_node(self, left: Deadline) -> int | None:
+        """Where requests of `any_broker` go: None for any broker, or the active controller's id."""
         if self.endpoint_type is EndpointType.BROKERS:
             return None
         if self._active_controller < 0:
             self._active_controller = self._refresh_controllers(left).controller_id
         if self._active_controller < 0:
-            raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, "no controller is active")
+            raise ApiError(
+                ErrorCode.LEADER_NOT_AVAILABLE, "there is no active controller; start a majority of the controllers"
+            )
         return self._active_controller
 
     def _refresh_controllers(self, left: Deadline) -> Metadata:
         from kalda.protocol.messages.metadata import DescribeClusterRequest
 
-        answer = self._ask(None, DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS), None, None, left)
+        answer = self._request(None, DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS), None, None, left)
         if answer.error_code:
             raise refused(answer.error_code, "the controllers", answer.error_message)
         brokers = {each.broker_id: Broker(each.broker_id, each.host, each.port, None) for each in answer.brokers}
@@ -327,14 +343,14 @@ class ClusterClient:
             topics=None if topics is None else [MetadataRequestTopic(name=name) for name in topics],
             allow_auto_topic_creation=self._auto_create_topics,
         )
-        metadata = read_metadata(self._ask(None, request, None, None, left))
+        metadata = read_metadata(self._request(None, request, None, None, left))
         self.cluster_id = metadata.cluster_id
         if metadata.brokers:
             self.brokers = dict(metadata.brokers)
-        found = {name: newest(topic, self._seen.get(name)) for name, topic in metadata.topics.items()}
-        good = {name: topic for name, topic in found.items() if not topic.error_code}
-        self._topics.update(good)
-        self._seen.update(good)
+        found = {name: newest(topic, self._last_received.get(name)) for name, topic in metadata.topics.items()}
+        existing = {name: topic for name, topic in found.items() if not topic.error_code}
+        self._topics.update(existing)
+        self._last_received.update(existing)
         return metadata._replace(topics=found)
 
     def _topic(self, name: str, left: Deadline) -> Topic:
@@ -351,22 +367,23 @@ class ClusterClient:
             for name in missing:
                 _expect_topic(name, found.get(name, UNKNOWN_TOPIC))
         leaders = {}
-        for wanted in partitions:
-            topic = self._topics[wanted.topic]
-            partition = next((p for p in topic.partitions if p.partition == wanted.partition), None)
+        for target in partitions:
+            topic = self._topics[target.topic]
+            partition = next((p for p in topic.partitions if p.partition == target.partition), None)
             if partition is None:
-                self._topics.pop(wanted.topic, None)
+                self._topics.pop(target.topic, None)
                 raise UnknownTopic(
-                    f"topic {wanted.topic} has no partition {wanted.partition}; it has {len(topic.partitions)}, "
+                    f"topic {target.topic} has no partition {target.partition}; it has {len(topic.partitions)}, "
                     f"numbered from 0"
                 )
             if partition.leader < 0 or partition.leader not in self.brokers:
-                self._topics.pop(wanted.topic, None)
-                raise refused(partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {wanted}")
-            leaders[wanted] = Leader(partition.leader, partition.leader_epoch, topic.topic_id)
+                self._topics.pop(target.topic, None)
+                raise refused(partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {target}")
+            leaders[target] = Leader(partition.leader, partition.leader_epoch, topic.topic_id)
         return leaders
 
-    def _failed(self, error: ApiError, partitions: Iterable[TopicPartition]) -> None:
+    def _forget_leaders(self, error: ApiError, partitions: Iterable[TopicPartition]) -> None:
+        """Drop the metadata of these partitions' topics where `error` may mean that a leader has moved."""
         if error.code.invalid_metadata or error.code is ErrorCode.REQUEST_TIMED_OUT:
             self.forget(partition.topic for partition in partitions)
 
@@ -376,7 +393,7 @@ class ClusterClient:
         node_id = self._coordinators.get(group)
         if node_id is not None and node_id in self.brokers:
             return node_id
-        answer = self._ask(None, FindCoordinatorRequest(key=group), None, _MAX_FIND_COORDINATOR, left)
+        answer = self._request(None, FindCoordinatorRequest(key=group), None, _MAX_FIND_COORDINATOR, left)
         if answer.error_code:
             raise refused(answer.error_code, f"group {group!r}", answer.error_message)
         self.brokers[answer.node_id] = Broker(answer.node_id, answer.host, answer.port, None)
@@ -392,22 +409,22 @@ class ClusterClient:
                 self._refresh((), left)
             broker = self.brokers.get(node_id)
             if broker is None:
-                known = ", ".join(map(str, sorted(self.brokers)))
+                alive = ", ".join(map(str, sorted(self.brokers)))
                 raise ApiError(
-                    ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node_id} is not alive; those alive are {known}"
+                    ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node_id} is not alive; those alive are {alive}"
                 )
             connection = self._connections[node_id, lane] = self._open(broker.address, left)
         return connection
 
     def _any_connection(self, left: Deadline) -> tuple[int, BlockingConnection]:
-        """A connection that is open, else one to a broker that is known, else to a bootstrap server."""
+        """An open connection of the default lane, else a new one to a known broker, else to a bootstrap server."""
         for (node_id, lane), connection in self._connections.items():
             if not lane:
                 return node_id, connection
         reasons: list[str] = []
-        known: list[tuple[int, Address]] = [(broker.node_id, broker.address) for broker in self.brokers.values()]
-        known += [(_BOOTSTRAP, address) for address in random.sample(self.bootstrap, len(self.bootstrap))]
-        for node_id, address in known:
+        candidates: list[tuple[int, Address]] = [(broker.node_id, broker.address) for broker in self.brokers.values()]
+        candidates += [(_BOOTSTRAP, address) for address in random.sample(self.bootstrap, len(self.bootstrap))]
+        for node_id, address in candidates:
             try:
                 connection = self._connections[node_id, ""] = self._open(address, left)
             except ApiError as error:
@@ -419,7 +436,8 @@ class ClusterClient:
                 return node_id, connection
         servers = ",".join(map(str, self.bootstrap))
         raise Unreachable(
-            f"cannot reach the cluster at {servers}: {'; '.join(reasons)}. Is it running, and is the address right?"
+            f"cannot connect to the cluster at {servers}: {'; '.join(reasons)}. Check the address, and whether the "
+            f"cluster is running"
         )
 
     def _open(self, address: Address, left: Deadline) -> BlockingConnection:
@@ -436,11 +454,11 @@ class ClusterClient:
             raise ApiError(
                 ErrorCode.MISMATCHED_ENDPOINT_TYPE, f"{address} answers no client; it may be a controller's listener"
             )
-        self._reached = True
+        self._was_connected = True
         return connection
 
 
-_COORDINATOR_GONE = frozenset(
+_COORDINATOR_INVALID = frozenset(
     (
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -449,10 +467,11 @@ _COORDINATOR_GONE = frozenset(
         ErrorCode.BROKER_NOT_AVAILABLE,
     )
 )
+"""Errors after which the group's coordinator is looked up again."""
 
 
 class UnknownTopic(ApiError):
-    """Retriable, as the topic may be new; but not for as long as other failures."""
+    """Retried for `_NEW_TOPIC_MS` only: the topic may be new, but the name may also be wrong."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
@@ -466,7 +485,10 @@ def _expect_topic(name: str, topic: Topic) -> None:
 
 
 def version_within(connection: BlockingConnection, api_key: int, max_version: int | None) -> int | None:
-    """The highest version in common that is not above `max_version`; None leaves the choice to the connection."""
+    """The highest version that both sides support and that is not above `max_version`.
+
+    None where the connection shall choose: `max_version` is None, or the peer's versions are unknown.
+    """
     if max_version is None or connection.versions is None:
         return None
     highest = connection.versions.get(api_key, (0, -1))[1]

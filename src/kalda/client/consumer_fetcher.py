@@ -1,11 +1,11 @@
-"""Batches of partitions, from their leaders, between offsets: as bytes, for whoever decodes them in its own way.
+"""Reads batches of partitions between offsets from their leaders, as bytes that the caller decodes.
 
-One Fetch is in flight to each leader, and the next is sent before what came is handed out, so that a leader reads
-while the caller decodes. What is held in memory is one answer (`max_bytes`, or one batch where it is larger); the
-others wait in their sockets.
+At most one Fetch is in flight to each leader. The next one is sent before the last batches of a response are returned,
+so that the leader reads while the caller decodes. One response is held in memory (`max_bytes`, or one batch where that
+is larger); the responses of other leaders stay in their sockets.
 
-A leader that has moved, or is away, is looked up again, until a partition has had no answer for `timeout_ms`. An
-offset that the leader does not have is handled as `on_out_of_range` says.
+When a leader has moved or does not answer, it is looked up again, until a partition has had no answer for
+`timeout_ms`. `on_out_of_range` is what happens where the leader does not have an offset.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from kalda.records.builder import Record, read_records
 _LANE = "fetch"
 _MAX_FETCH_BY_NAME = 12
 _SLACK_MS = 10_000
-"""What an answer may take beyond the time that the leader may wait for records."""
+"""How long a response may take beyond `max_wait_ms`, the time that the leader may wait for records."""
 _RETRY_MS = 100
+"""The pause after a failure, before the leaders are looked up again."""
 
 
 class OutOfRange(Enum):
-    """What to do where the leader does not have the wanted offset: fail, or go on at one end of the log."""
+    """What to do where the leader does not have the requested offset: fail, or continue at one end of the log."""
 
     ERROR = "error"
     EARLIEST = "earliest"
@@ -50,7 +51,7 @@ class OutOfRange(Enum):
 
 
 class Slice(NamedTuple):
-    """What to read of a partition: offsets from `start` up to but not including `end`; None: whatever comes."""
+    """The offsets of a partition to read, from `start` up to but not including `end`; None: without an end."""
 
     topic: str
     partition: int
@@ -61,7 +62,8 @@ class Slice(NamedTuple):
 class Fetched(NamedTuple):
     """Whole batches of a partition. The first may begin before `start`, the last may reach beyond `end`.
 
-    `keep` refuses the batches of aborted transactions (read_committed only). `next_offset` is where reading goes on.
+    `keep` returns False for the batches of aborted transactions; None where there are none. The next Fetch of this
+    partition begins at `next_offset`.
     """
 
     topic: str
@@ -74,12 +76,12 @@ class Fetched(NamedTuple):
     keep: Callable[[BatchHeader], bool] | None = None
 
     def records(self) -> Iterator[Record]:
-        """The records that are asked for, decoded: no control records, none that `keep` refuses."""
+        """The requested records, decoded, without control records and without those of aborted transactions."""
         for _, records in self.batches():
             yield from records
 
     def batches(self) -> Iterator[tuple[BatchHeader, list[Record]]]:
-        """The same, with the header of the batch that they come from."""
+        """The same records by batch, each with its batch's header."""
         for pos, header in iter_batches(self.buffer):
             if header.is_control or (self.keep is not None and not self.keep(header)):
                 continue
@@ -93,16 +95,19 @@ class Fetched(NamedTuple):
 class _Reading:
     """One partition's progress."""
 
-    __slots__ = ("end", "failing", "high_watermark", "leader", "position", "topic_partition")
+    __slots__ = ("end", "give_up_at", "high_watermark", "leader", "position", "topic_partition")
 
     def __init__(self, slice_: Slice) -> None:
         self.topic_partition = TopicPartition(slice_.topic, slice_.partition)
         self.position = slice_.start
+        """The offset of the next Fetch."""
         self.end = slice_.end
         self.leader: Leader | None = None
+        """None: has to be looked up."""
         self.high_watermark = -1
-        self.failing: Deadline | None = None
-        """Set by the first failure in a row: when to give up."""
+        """Of the last response; -1 before the first."""
+        self.give_up_at: Deadline | None = None
+        """Set by the first failure in a row; None after a success."""
 
     @property
     def is_done(self) -> bool:
@@ -110,21 +115,21 @@ class _Reading:
 
 
 class _InFlight(NamedTuple):
-    """A Fetch without an answer. Its readings are found by topic name and, where that was sent, by topic id."""
+    """A Fetch without a response. `by_topic` has each reading by topic name, and by topic id where that was sent."""
 
     call: Call
     due: Deadline
-    by_name: dict[tuple[str | Uuid, int], _Reading]
+    by_topic: dict[tuple[str | Uuid, int], _Reading]
 
     @property
     def readings(self) -> list[_Reading]:
-        return list(dict.fromkeys(self.by_name.values()))
+        return list(dict.fromkeys(self.by_topic.values()))
 
 
 class ConsumerFetcher:
-    """Reads slices; a context manager. Iterate for batches until every slice with an end is read.
+    """Reads slices; a context manager. Iteration ends when every slice is read up to its end.
 
-    With slices without an end, iteration does not stop; `poll` then says when nothing came.
+    With a slice without an end, iteration does not stop; use `poll`, which returns None when nothing came.
     """
 
     def __init__(
@@ -142,7 +147,7 @@ class ConsumerFetcher:
         check_crcs: bool = False,
         rack: str = "",
     ) -> None:
-        """`on_reset` is told (partition, wanted offset, new offset) when reading goes on elsewhere."""
+        """`on_reset(partition, requested offset, new offset)` is called when `on_out_of_range` moved the position."""
         self._cluster = cluster
         self._read_committed = read_committed
         self._max_wait_ms = max_wait_ms
@@ -155,9 +160,12 @@ class ConsumerFetcher:
         self._rack = rack
         self._timeout_ms = cluster.timeout_ms
         self._readings = {reading.topic_partition: reading for reading in map(_Reading, slices)}
+        """In the order in which requests name them: a partition that returned batches moves to the end."""
         self._in_flight: dict[int, _InFlight] = {}
+        """By the leader's node id."""
         self._ready: list[Fetched] = []
-        self._resting = Deadline(0)
+        self._pause = Deadline(0)
+        """No Fetch is sent until it is past."""
 
     def __enter__(self) -> ConsumerFetcher:
         return self
@@ -166,31 +174,31 @@ class ConsumerFetcher:
         self.close()
 
     def __iter__(self) -> Iterator[Fetched]:
-        stalled: Deadline | None = None
+        stalled_until: Deadline | None = None
         while not self.is_done:
             fetched = self.poll(self._max_wait_ms)
             if fetched is not None:
-                stalled = None
+                stalled_until = None
                 yield fetched
-            elif stalled is None:
-                stalled = Deadline(self._timeout_ms)
-            elif stalled.is_past:
-                self._complain_of_standstill()
+            elif stalled_until is None:
+                stalled_until = Deadline(self._timeout_ms)
+            elif stalled_until.is_past:
+                self._raise_if_stalled()
 
     @property
     def is_done(self) -> bool:
-        """Everything was handed out."""
+        """Every slice was returned up to its end."""
         return not self._ready and all(reading.is_done for reading in self._readings.values())
 
     @property
     def at_end(self) -> bool:
-        """Of all partitions, everything up to the high watermark that the last answer told was handed out."""
+        """Everything up to the high watermark of the last response was returned, for all partitions."""
         return not self._ready and all(
             reading.is_done or reading.position >= reading.high_watermark >= 0 for reading in self._readings.values()
         )
 
     def poll(self, timeout_ms: int) -> Fetched | None:
-        """The next batches, or None when there were none for `timeout_ms`. Raises `ApiError`."""
+        """The next batches, or None where none came within `timeout_ms`. Raises `ApiError`."""
         deadline = Deadline(timeout_ms)
         while not self._ready:
             if all(reading.is_done for reading in self._readings.values()):
@@ -207,7 +215,7 @@ class ConsumerFetcher:
         return fetched
 
     def close(self) -> None:
-        """Give up what is in flight."""
+        """Drop the requests in flight, with their connections."""
         for node_id in list(self._in_flight):
             self._cluster.drop(node_id, _LANE)
         self._in_flight.clear()
@@ -216,14 +224,14 @@ class ConsumerFetcher:
     # -- sending
 
     def _send_all(self) -> None:
-        """A Fetch to every leader that has none in flight and something to read."""
-        if not self._resting.is_past:
+        """Send a Fetch to every leader that has none in flight and has a partition to read."""
+        if not self._pause.is_past:
             return
         busy = {id(reading) for flight in self._in_flight.values() for reading in flight.readings}
         idle = [r for r in self._readings.values() if not r.is_done and id(r) not in busy]
-        lost = [reading.topic_partition for reading in idle if reading.leader is None]
-        if lost:
-            for partition, leader in self._cluster.leaders(lost).items():
+        without_leader = [reading.topic_partition for reading in idle if reading.leader is None]
+        if without_leader:
+            for partition, leader in self._cluster.leaders(without_leader).items():
                 self._readings[partition].leader = leader
         by_node: dict[int, list[_Reading]] = {}
         for reading in idle:
@@ -234,7 +242,7 @@ class ConsumerFetcher:
             try:
                 self._send(node_id, readings)
             except ApiError as error:
-                self._lost(node_id, readings, error)
+                self._connection_failed(node_id, readings, error)
 
     def _send(self, node_id: int, readings: list[_Reading]) -> None:
         connection = self._cluster.connection(node_id, _LANE)
@@ -271,9 +279,9 @@ class ConsumerFetcher:
     # -- receiving
 
     def _receive_some(self, timeout_ms: int) -> None:
-        """Wait until one answer has come, and take it."""
+        """Wait until a response has come, and handle it and all others that have come."""
         if not self._in_flight:
-            select.select((), (), (), min(timeout_ms, self._resting.remaining_ms) / 1000)
+            select.select((), (), (), min(timeout_ms, self._pause.remaining_ms) / 1000)
             return
         connections = {self._cluster.connection(node_id, _LANE): node_id for node_id in self._in_flight}
         readable = select.select(list(connections), (), (), timeout_ms / 1000)[0]
@@ -282,26 +290,26 @@ class ConsumerFetcher:
             flight = self._in_flight.pop(node_id)
             try:
                 answer = connection.receive(flight.call, timeout_ms=self._max_wait_ms + _SLACK_MS)
-                self._take(answer, flight)
+                self._handle_response(answer, flight)
             except ApiError as error:
                 if not error.code.retriable:
                     raise
-                self._lost(node_id, flight.readings, error)
+                self._connection_failed(node_id, flight.readings, error)
         if not readable:
-            self._give_up_the_silent()
+            self._drop_overdue()
 
-    def _take(self, answer: FetchResponse, flight: _InFlight) -> None:
+    def _handle_response(self, answer: FetchResponse, flight: _InFlight) -> None:
         if answer.error_code:
             raise refused(answer.error_code, "the fetch")
         for topic in answer.responses:
             for data in topic.partitions:
-                reading = flight.by_name.get((topic.topic, data.partition_index)) or flight.by_name.get(
+                reading = flight.by_topic.get((topic.topic, data.partition_index)) or flight.by_topic.get(
                     (topic.topic_id, data.partition_index)
                 )
                 if reading is not None:
-                    self._take_partition(reading, data)
+                    self._handle_partition(reading, data)
 
-    def _take_partition(self, reading: _Reading, data: FetchResponsePartitionData) -> None:
+    def _handle_partition(self, reading: _Reading, data: FetchResponsePartitionData) -> None:
         code = data.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._reset(reading)
@@ -309,13 +317,14 @@ class ConsumerFetcher:
             error = refused(code, f"partition {reading.topic_partition}")
             if not error.code.retriable:
                 raise error
-            self._step_back([reading], error)
+            self._retry_later([reading], error)
         else:
-            reading.failing = None
+            reading.give_up_at = None
             reading.high_watermark = data.high_watermark
-            self._hand_out(reading, data)
+            self._add_batches(reading, data)
 
-    def _hand_out(self, reading: _Reading, data: FetchResponsePartitionData) -> None:
+    def _add_batches(self, reading: _Reading, data: FetchResponsePartitionData) -> None:
+        """Add the partition's batches to `_ready`, and advance its position."""
         records = memoryview(data.records) if isinstance(data.records, bytes | bytearray | memoryview) else None
         if not records:
             return
@@ -336,69 +345,71 @@ class ConsumerFetcher:
             dropped = aborted_batches(records[:size], aborted)
             if dropped:
                 keep = _Keep(dropped)
-        # To the end of the line: partitions that have much to say must not keep the others from speaking.
+        # A leader fills a response in the order of the request. The partition moves to the end of the next request, so
+        # that one with many records does not use up `max_bytes` each time.
         partition = reading.topic_partition
         self._readings[partition] = self._readings.pop(partition)
         self._ready.append(
             Fetched(*partition, records[:size], start, reading.end, reading.position, data.high_watermark, keep)
         )
 
-    # -- when it goes wrong
+    # -- failures
 
-    def _lost(self, node_id: int, readings: list[_Reading], error: ApiError) -> None:
-        """The connection to a leader broke."""
+    def _connection_failed(self, node_id: int, readings: list[_Reading], error: ApiError) -> None:
+        """Drop the connection to a leader, and retry its partitions."""
         self._cluster.drop(node_id, _LANE)
         self._in_flight.pop(node_id, None)
-        self._step_back(readings, error)
+        self._retry_later(readings, error)
 
-    def _step_back(self, readings: list[_Reading], error: ApiError) -> None:
-        """Look the leaders up again after a short rest. Raises `error` where that has gone on for too long."""
+    def _retry_later(self, readings: list[_Reading], error: ApiError) -> None:
+        """Look the leaders up again after `_RETRY_MS`. Raises `error` where a partition fails for `timeout_ms`."""
         for reading in readings:
-            if reading.failing is None:
-                reading.failing = Deadline(self._timeout_ms)
-            elif reading.failing.is_past:
+            if reading.give_up_at is None:
+                reading.give_up_at = Deadline(self._timeout_ms)
+            elif reading.give_up_at.is_past:
                 raise error
             reading.leader = None
         self._cluster.forget(reading.topic_partition.topic for reading in readings)
-        self._resting = Deadline(_RETRY_MS)
+        self._pause = Deadline(_RETRY_MS)
 
-    def _give_up_the_silent(self) -> None:
-        """A leader that does not even say that there is nothing has gone without a word."""
+    def _drop_overdue(self) -> None:
+        """Drop connections with an overdue response: a leader without new records still answers in `max_wait_ms`."""
         for node_id, flight in list(self._in_flight.items()):
             if flight.due.is_past:
                 error = refused(ErrorCode.REQUEST_TIMED_OUT, f"broker {node_id}", "no answer to a fetch")
-                self._lost(node_id, flight.readings, error)
+                self._connection_failed(node_id, flight.readings, error)
 
-    def _complain_of_standstill(self) -> None:
-        """A slice's end may lie beyond what the log will ever have. Slices without an end may wait for ever."""
+    def _raise_if_stalled(self) -> None:
+        """Raise where a slice has an end that is not reached: it may be beyond the end of the log, or of the last
+        stable offset. Slices without an end may wait for ever."""
         for partition, reading in self._readings.items():
             if reading.end is not None and not reading.is_done:
                 raise refused(
                     ErrorCode.REQUEST_TIMED_OUT,
                     f"partition {partition}",
-                    f"offsets up to {reading.end} are wanted, but for {self._timeout_ms} ms there is nothing to read "
-                    f"beyond {reading.position}. Is the end right, or does a transaction stay open?",
+                    f"offsets up to {reading.end} were requested, but for {self._timeout_ms} ms there is nothing to "
+                    f"read beyond {reading.position}. Check the end offset, and whether a transaction is still open",
                 )
 
     def _reset(self, reading: _Reading) -> None:
         from kalda.client.admin.offsets import offsets_at
 
-        partition, wanted = reading.topic_partition, reading.position
+        partition, requested = reading.topic_partition, reading.position
         first = offsets_at(self._cluster, [partition], OffsetSpec.EARLIEST)[partition]
         last = offsets_at(self._cluster, [partition], OffsetSpec.LATEST)[partition]
         if self._on_out_of_range is OutOfRange.ERROR:
             raise refused(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"partition {partition}",
-                f"offset {wanted} is not there; it has {first} to {last}. Start in that range",
+                f"offset {requested} is not there; it has {first} to {last}. Start in that range",
             )
         reading.position = first if self._on_out_of_range is OutOfRange.EARLIEST else last
         if self._on_reset is not None:
-            self._on_reset(partition, wanted, reading.position)
+            self._on_reset(partition, requested, reading.position)
 
 
 class _Keep:
-    """Refuses batches by base offset. A class, so that it can be sent to another process."""
+    """Returns False for batches with these base offsets. A class and not a closure, so that it can be pickled."""
 
     __slots__ = ("_dropped",)
 

@@ -1,8 +1,8 @@
 """A member of a classic group: join, sync, heartbeat, commit, leave, with the range assignor.
 
-There is no thread: whoever reads calls `poll` between batches, which sends a heartbeat when one is due and says when
-the group rebalances. Then it commits what it has read and calls `join` again. Requests go their own lane, so that a
-fetch that waits for records holds up no heartbeat.
+There is no thread: the caller calls `poll` between batches, which sends a heartbeat when one is due and returns False
+when the group rebalances. Then the caller commits what it has read and calls `join` again. Requests have a lane of
+their own, so that a fetch that waits for records delays no heartbeat.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ _LANE = "group"
 _PROTOCOL_TYPE = "consumer"
 _ASSIGNOR = "range"
 _SLACK_MS = 5_000
+"""How long a response may take beyond the rebalance timeout."""
 _REJOIN = frozenset((ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID))
+"""Errors after which the member joins again."""
 
 
 class GroupMember:
-    """Not in the group until `join`; a context manager, which leaves it."""
+    """Joins the group with `join`; a context manager that leaves it at its end."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class GroupMember:
     ) -> None:
         self.group_id = group_id
         self.member_id = ""
+        """Given by the coordinator; empty before the first `join`, and after the coordinator removed the member."""
         self.generation_id = -1
         self.assignment: tuple[TopicPartition, ...] = ()
         self._cluster = cluster
@@ -75,9 +78,9 @@ class GroupMember:
         self.leave()
 
     def join(self) -> tuple[TopicPartition, ...]:
-        """Take part in a rebalance, and in the next ones until one comes to its end; the partitions to read.
+        """Join, and join again while rebalances are interrupted by others; returns the partitions to read.
 
-        Raises `ApiError`: also where other members have no assignor in common with this one.
+        Raises `ApiError`, for example where the other members do not support the range assignor.
         """
         left = Deadline(2 * self._rebalance_timeout_ms + self._cluster.timeout_ms)
         while True:
@@ -95,7 +98,7 @@ class GroupMember:
                 return self.assignment
 
     def poll(self) -> bool:
-        """Send a heartbeat where one is due. False: the group rebalances, or has dropped this member; `join` again."""
+        """Send a heartbeat where one is due. False: the group rebalances, or removed this member; `join` again."""
         if not self._next_heartbeat.is_past:
             return True
         request = HeartbeatRequest(
@@ -105,7 +108,7 @@ class GroupMember:
             group_instance_id=self._instance_id,
         )
         try:
-            self._ask(request, self._session_timeout_ms)
+            self._request(request, self._session_timeout_ms)
         except ApiError as error:
             if error.code is ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
@@ -116,14 +119,14 @@ class GroupMember:
         return True
 
     def committed(self) -> dict[TopicPartition, CommittedOffset]:
-        """The group's offsets of the assigned partitions; what was never committed is left out."""
+        """The group's committed offsets of the assigned partitions; partitions without one are left out."""
         if not self.assignment:
             return {}
         return committed_offsets(self._cluster, self.group_id, self.assignment, lane=_LANE)
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit the offsets to read next. Raises `ApiError`; `REBALANCE_IN_PROGRESS` and the like where it is too
-        late, and others will read the records again."""
+        """Commit the offsets to read next. Raises `ApiError`: one of `REBALANCE_IN_PROGRESS`, `ILLEGAL_GENERATION` and
+        `UNKNOWN_MEMBER_ID` where the partitions were reassigned, so that other members read the records again."""
         if offsets:
             commit_offsets(
                 self._cluster,
@@ -136,14 +139,15 @@ class GroupMember:
             )
 
     def leave(self) -> None:
-        """Leave at once, so that others take over; a static member only stops, and may come back. Never raises."""
+        """Leave, so that the other members take over without waiting for the session timeout. A static member does
+        not leave, since it may return under the same instance id. Raises no `ApiError`."""
         if not self.member_id or self._instance_id is not None:
             return
         request = LeaveGroupRequest(
             group_id=self.group_id, members=[MemberIdentity(member_id=self.member_id, reason="the consumer stops")]
         )
-        with contextlib.suppress(ApiError):  # gone already, or the session will end by itself
-            self._ask(request, self._heartbeat_interval_ms)
+        with contextlib.suppress(ApiError):  # it has left already, or the session timeout will remove it
+            self._request(request, self._heartbeat_interval_ms)
         self.member_id = ""
 
     # -- one rebalance
@@ -160,10 +164,10 @@ class GroupMember:
         )
         timeout_ms = self._rebalance_timeout_ms + _SLACK_MS
         try:
-            answer = self._ask(request, timeout_ms)
+            answer = self._request(request, timeout_ms)
         except _MemberIdRequired as error:
             request.member_id = self.member_id = error.member_id
-            answer = self._ask(request, timeout_ms)
+            answer = self._request(request, timeout_ms)
         assert isinstance(answer, JoinGroupResponse)
         return answer
 
@@ -180,7 +184,7 @@ class GroupMember:
             protocol_name=joined.protocol_name,
             assignments=assignments,
         )
-        answer = self._ask(request, self._rebalance_timeout_ms + _SLACK_MS)
+        answer = self._request(request, self._rebalance_timeout_ms + _SLACK_MS)
         return read_assignment(answer.assignment)
 
     def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
@@ -188,15 +192,15 @@ class GroupMember:
             Subscriber(member.member_id, read_subscription(member.metadata), member.group_instance_id)
             for member in joined.members
         ]
-        wanted = sorted({topic for subscriber in subscribers for topic in subscriber.topics})
-        topics = self._cluster.metadata(wanted).topics if wanted else {}
+        names = sorted({topic for subscriber in subscribers for topic in subscriber.topics})
+        topics = self._cluster.metadata(names).topics if names else {}
         assigned = assign_range(subscribers, {name: len(topic.partitions) for name, topic in topics.items()})
         return [
             SyncGroupRequestAssignment(member_id=member_id, assignment=write_assignment(partitions))
             for member_id, partitions in assigned.items()
         ]
 
-    def _ask(self, request: Any, timeout_ms: int) -> Any:
+    def _request(self, request: Any, timeout_ms: int) -> Any:
         def check(answer: Any) -> None:
             if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
                 raise _MemberIdRequired(answer.member_id)
@@ -209,7 +213,7 @@ class GroupMember:
 
 
 class _MemberIdRequired(Exception):
-    """The coordinator gives out the id first, and wants to be asked again with it (KIP-394)."""
+    """The coordinator answered with a member id; the request has to be sent again with this id (KIP-394)."""
 
     def __init__(self, member_id: str) -> None:
         super().__init__(member_id)

@@ -1,4 +1,4 @@
-"""The cluster as the last Metadata answer told it, as values; and bootstrap addresses."""
+"""The content of a Metadata response as values, and bootstrap addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_PORT = 9092
 
 
 class Address(NamedTuple):
-    """Where a broker is reached."""
+    """Host and port of a broker."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Broker(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """`leader` is -1 where there is none; `error_code` says why."""
+    """`leader` is -1 where there is none; `error_code` is the reason."""
 
     partition: int
     leader: int
@@ -46,7 +46,7 @@ class Partition(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """With an `error_code`, there are no partitions."""
+    """`partitions` is empty where `error_code` is not 0."""
 
     name: str
     topic_id: Uuid
@@ -56,7 +56,7 @@ class Topic(NamedTuple):
 
 
 class Leader(NamedTuple):
-    """Who leads a partition; `topic_id` is zero where the broker told none."""
+    """The leader of a partition; `topic_id` is zero where the broker's Metadata version has no topic ids."""
 
     node_id: int
     epoch: int
@@ -71,25 +71,27 @@ class Metadata(NamedTuple):
 
 
 def read_metadata(response: MetadataResponse) -> Metadata:
-    """The answer as values. Topics are by name; partitions in order."""
+    """The response as values: topics by name, partitions sorted by number."""
     brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
     topics = {topic.name: _read_topic(topic) for topic in response.topics if topic.name is not None}
     return Metadata(response.cluster_id, response.controller_id, brokers, topics)
 
 
-def newest(told: Topic, known: Topic | None) -> Topic:
-    """What is told of a topic, but for partitions of which a later leader epoch is known already (KIP-320): a broker
-    that is cut off from the controllers goes on telling of former leaders, itself perhaps among them."""
-    if known is None or known.topic_id != told.topic_id or told.topic_id == ZERO_UUID:
-        return told  # another topic, or perhaps one, whose epochs begin anew
-    later = {partition.partition: partition for partition in known.partitions}
+def newest(received: Topic, cached: Topic | None) -> Topic:
+    """The topic as received, but with the cached partitions that have a later leader epoch (KIP-320).
+
+    A broker that is cut off from the controllers keeps answering with former leaders, which may include itself.
+    """
+    if cached is None or cached.topic_id != received.topic_id or received.topic_id == ZERO_UUID:
+        return received  # epochs of different topics, or of topics without an id, cannot be compared
+    by_index = {partition.partition: partition for partition in cached.partitions}
     partitions = (
-        max(partition, later.get(partition.partition, partition), key=lambda each: each.leader_epoch)
+        max(partition, by_index.get(partition.partition, partition), key=lambda each: each.leader_epoch)
         if partition.leader_epoch >= 0
         else partition
-        for partition in told.partitions
+        for partition in received.partitions
     )
-    return told._replace(partitions=tuple(partitions))
+    return received._replace(partitions=tuple(partitions))
 
 
 def _read_topic(topic: MetadataResponseTopic) -> Topic:
@@ -116,7 +118,7 @@ def parse_bootstrap(servers: str | Iterable[str]) -> tuple[Address, ...]:
     texts = servers.split(",") if isinstance(servers, str) else servers
     addresses = tuple(_parse_address(text.strip()) for text in texts if text.strip())
     if not addresses:
-        raise ValueError("no bootstrap server is given: HOST:PORT is expected, several with commas between")
+        raise ValueError("no bootstrap server is given: HOST:PORT is expected, or several with commas between")
     return addresses
 
 

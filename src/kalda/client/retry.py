@@ -1,4 +1,4 @@
-"""Deadlines and backoff: how long to try, and how long to wait in between."""
+"""Deadlines and backoff: how long to retry, and how long to wait between attempts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Deadline:
 
 
 class Retry:
-    """Attempts at one thing until a deadline: each pause twice as long as the last, more or less a fifth."""
+    """Attempts of one request until a deadline. Each pause is twice as long as the last, with 20 % of jitter."""
 
     def __init__(self, deadline: Deadline, backoff_ms: int = 50, backoff_max_ms: int = 1_000) -> None:
         self.deadline = deadline
@@ -37,8 +37,8 @@ class Retry:
         self._backoff_max_ms = backoff_max_ms
 
     def pause(self, error: ApiError, *, within_ms: int | None = None) -> None:
-        """After a failed attempt, wait before the next. Raises what ends it: a final error, or the last before the
-        deadline, or before `within_ms` since the start where that is sooner."""
+        """Wait after a failed attempt. Raises `error` instead where it is not retriable, or where the pause would
+        pass the deadline or, where it is given and earlier, `within_ms` since the start."""
         self.attempts += 1
         if not error.code.retriable:
             raise error
@@ -48,10 +48,10 @@ class Retry:
         if within_ms is not None:
             remaining_ms = min(remaining_ms, within_ms - (self.deadline.timeout_ms - remaining_ms))
         if remaining_ms <= wait_ms:
-            raise self._last(error) if within_ms is None else error
+            raise self._with_attempts(error) if within_ms is None else error
         time.sleep(wait_ms / 1000)
 
-    def _last(self, error: ApiError) -> ApiError:
+    def _with_attempts(self, error: ApiError) -> ApiError:
         if self.attempts > 1 and error.code is not ErrorCode.REQUEST_TIMED_OUT:
             text = error.message or error.code.name
             error.message = f"{text} (after {self.attempts} attempts)"

@@ -1,9 +1,9 @@
-"""Batches to the leaders of their partitions, each partition's in order.
+"""Sends batches to the leaders of their partitions, each partition's batches in order.
 
-At most one Produce is in flight to each leader, with at most one batch of each partition in it, so that order holds
-through every attempt; the caller builds the next batches meanwhile. A batch stays here until its answer came. With
-`idempotent`, batches are numbered (KIP-98), so that one which was written before an answer got lost is not written
-again. What can be tried again is, with fresh metadata, until a batch is `timeout_ms` old.
+At most one Produce is in flight to each leader, with at most one batch of each partition in it, so that a retry cannot
+reorder batches; the caller builds the next batches meanwhile. A batch is kept until its response has come. With
+`idempotent`, batches have sequence numbers (KIP-98), so that a batch whose response was lost is not written twice.
+After a retriable error a batch is sent again, with fresh metadata, until it is `timeout_ms` old.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ ACKS_ALL = -1
 _LANE = "produce"
 _MAX_PRODUCE_BY_NAME = 12
 _RETRY_MS = 100
+"""The pause after a failure, and the longest wait for a response before the next look at the queues."""
 _SLACK_MS = 5_000
-_UNKNOWN_TIMEOUT_MS = 60_000
-"""The transaction timeout of a producer that has no transactions: not looked at, but it must be sane."""
+"""How long a response may take beyond the timeout of the request."""
+_UNUSED_TIMEOUT_MS = 60_000
+"""InitProducerId has to have a valid transaction timeout; it has no effect without a transactional id."""
 
 
 class Delivery(NamedTuple):
-    """A batch that was written. The offset is -1 with acks=0, and where it was found to have been written before."""
+    """A batch that was written. `base_offset` is -1 with acks=0, and for a duplicate whose offset is unknown."""
 
     topic: str
     partition: int
@@ -51,17 +53,19 @@ class _Outgoing(NamedTuple):
 
 
 class _InFlight(NamedTuple):
+    """A Produce without a response. `by_topic` has each batch by topic name, and by topic id where that was sent."""
+
     call: Call
     due: Deadline
-    by_name: dict[tuple[str | Uuid, int], _Outgoing]
+    by_topic: dict[tuple[str | Uuid, int], _Outgoing]
 
     @property
     def batches(self) -> list[_Outgoing]:
-        return list({one.partition: one for one in self.by_name.values()}.values())
+        return list({one.partition: one for one in self.by_topic.values()}.values())
 
 
 class Sender:
-    """A context manager, which flushes when all went well."""
+    """A context manager; at its end it flushes, unless an exception ended the block."""
 
     def __init__(
         self,
@@ -73,9 +77,9 @@ class Sender:
         max_buffered_bytes: int = 32 * 1024 * 1024,
         on_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
-        """Raises `ValueError` for acks other than all with `idempotent`."""
+        """Raises `ValueError` where `idempotent` is given with `acks` other than all."""
         if idempotent and acks != ACKS_ALL:
-            raise ValueError(f"acks={acks} with idempotence: only acks=all keeps its promise")
+            raise ValueError(f"acks={acks} with idempotence: idempotence requires acks=all")
         self._cluster = cluster
         self._acks = acks
         self._idempotent = idempotent
@@ -83,11 +87,16 @@ class Sender:
         self._max_buffered_bytes = max_buffered_bytes
         self._on_delivery = on_delivery
         self._queues: dict[TopicPartition, deque[_Outgoing]] = {}
+        """Batches that are not written yet, those in flight included. No queue is empty."""
         self._in_flight: dict[int, _InFlight] = {}
+        """By the leader's node id."""
         self._buffered_bytes = 0
-        self._resting = Deadline(0)
+        self._pause = Deadline(0)
+        """No Produce is sent until it is past."""
         self._producer: tuple[int, int] | None = None
+        """Producer id and epoch."""
         self._sequences: dict[TopicPartition, int] = {}
+        """The sequence number of the partition's next batch."""
 
     def __enter__(self) -> Sender:
         return self
@@ -98,20 +107,21 @@ class Sender:
         self.close()
 
     def send(self, topic: str, partition: int, batch: bytearray) -> None:
-        """Take a batch (magic 2, as `build_batch` makes it), and numbers it in place where idempotent.
+        """Queue a batch (magic 2, as `build_batch` makes it). Where idempotent, its header is numbered in place.
 
-        Waits while too much is buffered. Raises `ApiError` for this batch or an earlier one that cannot be written.
+        Waits while more than `max_buffered_bytes` are queued. Raises `ApiError` where this batch or an earlier one
+        cannot be written.
         """
-        wanted = TopicPartition(topic, partition)
+        target = TopicPartition(topic, partition)
         header = read_header(batch)
         if self._idempotent:
             producer_id, producer_epoch = self._producer_id()
-            sequence = self._sequences.get(wanted, 0)
+            sequence = self._sequences.get(target, 0)
             header = header._replace(producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=sequence)
             write_header(batch, 0, header)
-            self._sequences[wanted] = advance_sequence(sequence, header.records_count)
-        one = _Outgoing(wanted, batch, header.records_count, Deadline(self._cluster.timeout_ms))
-        self._queues.setdefault(wanted, deque()).append(one)
+            self._sequences[target] = advance_sequence(sequence, header.records_count)
+        one = _Outgoing(target, batch, header.records_count, Deadline(self._cluster.timeout_ms))
+        self._queues.setdefault(target, deque()).append(one)
         self._buffered_bytes += len(batch)
         self._dispatch()
         self._collect(0)
@@ -120,13 +130,13 @@ class Sender:
             self._collect(_RETRY_MS)
 
     def flush(self) -> None:
-        """Wait until every batch is written. Raises `ApiError` for one that cannot be."""
+        """Wait until every batch is written. Raises `ApiError` where one cannot be."""
         while self._queues:
             self._dispatch()
             self._collect(_RETRY_MS)
 
     def close(self) -> None:
-        """Give up what was not written."""
+        """Drop the batches that are not written, and the connections with requests in flight."""
         for node_id in list(self._in_flight):
             self._cluster.drop(node_id, _LANE)
         self._in_flight.clear()
@@ -141,7 +151,7 @@ class Sender:
                 if answer.error_code:
                     raise refused(answer.error_code, "a producer id")
 
-            request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=_UNKNOWN_TIMEOUT_MS)
+            request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=_UNUSED_TIMEOUT_MS)
             answer = self._cluster.any_broker(request, check=check)
             self._producer = answer.producer_id, answer.producer_epoch
         return self._producer
@@ -149,10 +159,10 @@ class Sender:
     # -- sending
 
     def _dispatch(self) -> None:
-        """The oldest batch of each partition to its leader, where that one has nothing in flight."""
-        if not self._resting.is_past:
+        """Send the oldest batch of each partition to its leader, unless that has a request in flight."""
+        if not self._pause.is_past:
             return
-        busy = {one.partition for flight in self._in_flight.values() for one in flight.by_name.values()}
+        busy = {one.partition for flight in self._in_flight.values() for one in flight.by_topic.values()}
         idle = [partition for partition in self._queues if partition not in busy]
         if not idle:
             return
@@ -161,14 +171,14 @@ class Sender:
             if leader.node_id not in self._in_flight:
                 by_node.setdefault(leader.node_id, []).append((self._queues[partition][0], leader))
         for node_id, batches in by_node.items():
-            chosen = self._fit(batches)
+            chosen = self._within_request_limit(batches)
             try:
                 self._send(node_id, chosen)
             except ApiError as error:
-                self._lost(node_id, [one for one, _ in chosen], error)
+                self._connection_failed(node_id, [one for one, _ in chosen], error)
 
-    def _fit(self, batches: list[tuple[_Outgoing, Leader]]) -> list[tuple[_Outgoing, Leader]]:
-        """As many as a request may hold, at least one."""
+    def _within_request_limit(self, batches: list[tuple[_Outgoing, Leader]]) -> list[tuple[_Outgoing, Leader]]:
+        """The first batches that together have at most `max_request_bytes`; at least one."""
         size = 0
         for count, (one, _) in enumerate(batches):
             size += len(one.batch)
@@ -201,10 +211,10 @@ class Sender:
     # -- receiving
 
     def _collect(self, timeout_ms: int) -> None:
-        """Take the answers that have come; wait so long for one where there is none."""
+        """Handle the responses that have come; where there are none, wait up to `timeout_ms` for one."""
         if not self._in_flight:
-            if self._queues and not self._resting.is_past:
-                select.select((), (), (), min(timeout_ms, self._resting.remaining_ms) / 1000)
+            if self._queues and not self._pause.is_past:
+                select.select((), (), (), min(timeout_ms, self._pause.remaining_ms) / 1000)
             return
         connections = {self._cluster.connection(node_id, _LANE): node_id for node_id in self._in_flight}
         readable = select.select(list(connections), (), (), timeout_ms / 1000)[0]
@@ -214,27 +224,27 @@ class Sender:
             try:
                 answer = connection.receive(flight.call, timeout_ms=self._cluster.timeout_ms)
             except ApiError as error:
-                self._lost(node_id, flight.batches, error)
+                self._connection_failed(node_id, flight.batches, error)
             else:
-                self._take(answer, flight)
+                self._handle_response(answer, flight)
         for node_id, flight in list(self._in_flight.items()):
             if flight.due.is_past:
                 late = refused(ErrorCode.REQUEST_TIMED_OUT, f"broker {node_id}", "no answer to a produce")
-                self._lost(node_id, flight.batches, late)
+                self._connection_failed(node_id, flight.batches, late)
 
-    def _take(self, answer: ProduceResponse, flight: _InFlight) -> None:
+    def _handle_response(self, answer: ProduceResponse, flight: _InFlight) -> None:
         refusals: list[tuple[_Outgoing, ApiError]] = []
         for topic in answer.responses:
             for p in topic.partition_responses:
-                one = flight.by_name.get((topic.name, p.index)) or flight.by_name.get((topic.topic_id, p.index))
+                one = flight.by_topic.get((topic.name, p.index)) or flight.by_topic.get((topic.topic_id, p.index))
                 if one is None:
                     continue
                 if p.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     self._written(one, p.base_offset, p.log_append_time_ms)
                 else:
                     refusals.append((one, refused(p.error_code, f"partition {one.partition}", p.error_message)))
-        for one, error in refusals:  # when all that was written is accounted for
-            self._failed(one, error)
+        for one, error in refusals:  # after all written batches were reported, since this raises
+            self._retry_later(one, error)
 
     def _written(self, one: _Outgoing, base_offset: int, log_append_time_ms: int) -> None:
         queue = self._queues[one.partition]
@@ -248,15 +258,16 @@ class Sender:
                 Delivery(*one.partition, base_offset, one.records_count, len(one.batch), log_append_time_ms)
             )
 
-    def _lost(self, node_id: int, batches: list[_Outgoing], error: ApiError) -> None:
+    def _connection_failed(self, node_id: int, batches: list[_Outgoing], error: ApiError) -> None:
         self._cluster.drop(node_id, _LANE)
         self._in_flight.pop(node_id, None)
         for one in batches:
-            self._failed(one, error)
+            self._retry_later(one, error)
 
-    def _failed(self, one: _Outgoing, error: ApiError) -> None:
-        """The batch stays at the head of its queue for another attempt. Raises where there shall be none."""
+    def _retry_later(self, one: _Outgoing, error: ApiError) -> None:
+        """Send the batch again after `_RETRY_MS`; it is still the first of its queue. Raises `error` where it is not
+        retriable, or the batch's deadline has passed."""
         if not error.code.retriable or one.deadline.is_past:
             raise error
         self._cluster.forget([one.partition.topic])
-        self._resting = Deadline(_RETRY_MS)
+        self._pause = Deadline(_RETRY_MS)

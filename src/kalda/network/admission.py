@@ -1,8 +1,9 @@
-"""Who may connect: counts of the node, of a listener and of an address, and rates of creation.
+"""Which connections are accepted: limits on counts of the node, a listener and an address, and on creation rates.
 
-Pure: the caller gives the time. As Kafka has it, an address over its limit is refused at once, while a full node or
-a spent rate makes the newcomer wait (KIP-306, KIP-402, KIP-612). The inter-broker listener is protected: it gets in
-by pushing out the least recently active connection of another listener, so that clients cannot starve replication.
+Pure: the caller passes the time. As in Kafka, a connection from an address over its limit is refused at once; where
+the node or the listener is full, or a rate is used up, a new connection waits (KIP-306, KIP-402, KIP-612). The
+inter-broker listener is protected: when the node is full, its new connection is admitted and the least recently active
+connection of another listener is closed, so that clients cannot block replication.
 
 Invariant: the node's count is the sum of the listeners', and no listener has more than its own maximum.
 """
@@ -16,46 +17,47 @@ from kalda.network.limits import UNLIMITED, Limits, NodeLimits
 
 
 class Verdict(Enum):
-    """What becomes of a newcomer."""
+    """The decision about a new connection."""
 
     ADMITTED = "admitted"
     WAIT = "wait"
-    """For the time that comes with it, or, where that is 0, until somebody leaves."""
+    """For `wait_ms`, or where that is 0 until another connection ends."""
     EVICT = "evict"
-    """Admitted, but over the node's limit: somebody of an unprotected listener has to go."""
+    """Admitted over the node's limit: a connection of an unprotected listener has to be closed."""
 
 
 class Decision(NamedTuple):
-    """A verdict, and the milliseconds to wait for it."""
+    """A verdict, and with `WAIT` the time after which to decide again."""
 
     verdict: Verdict
     wait_ms: int = 0
 
 
 class CreationRate:
-    """A token bucket that holds one second's worth of connections, counted in thousandths."""
+    """A token bucket that holds the connections of one second."""
 
-    __slots__ = ("_at_ms", "_per_second", "_tokens")
+    __slots__ = ("_per_second", "_refilled_ms", "_tokens")
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
         self._tokens = per_second * 1000
-        self._at_ms: int | None = None
+        """In thousandths of a connection."""
+        self._refilled_ms: int | None = None
 
     def wait_ms(self, now_ms: int) -> int:
-        """0 where one more connection may come now; else the milliseconds until it may."""
+        """0 where one more connection may be made now; else the milliseconds until it may."""
         if self._per_second >= UNLIMITED:
             return 0
-        if self._at_ms is not None:
-            gained = (now_ms - self._at_ms) * self._per_second
+        if self._refilled_ms is not None:
+            gained = (now_ms - self._refilled_ms) * self._per_second
             self._tokens = min(self._per_second * 1000, self._tokens + gained)
-        self._at_ms = now_ms
+        self._refilled_ms = now_ms
         if self._tokens >= 1000:
             return 0
         return -((self._tokens - 1000) // self._per_second) if self._per_second else 1000
 
     def take(self) -> None:
-        """One connection came."""
+        """Count one connection against the rate."""
         self._tokens -= 1000
 
 
@@ -70,38 +72,41 @@ class _Listener:
 
 
 class Admission:
-    """Counts and decides; holds no connection itself."""
+    """Counts connections and decides about new ones; it holds no connection."""
 
     def __init__(self, limits: NodeLimits) -> None:
         self._limits = limits
         self._rate = CreationRate(limits.max_creation_rate)
         self._listeners: dict[str, _Listener] = {}
         self._by_address: dict[str, int] = {}
+        """Connections by peer address, those that wait for admission included."""
         self.count = 0
+        """Admitted connections."""
 
     def add_listener(self, name: str, limits: Limits, protected: bool) -> None:
-        """Make a listener known. `protected`: the inter-broker listener."""
+        """Start to count a listener's connections. `protected`: the inter-broker listener."""
         self._listeners[name] = _Listener(limits, protected)
 
     def update(self, limits: NodeLimits) -> None:
-        """New limits from dynamic configuration; whoever is in stays in."""
+        """Apply new limits from dynamic configuration. Connections that are admitted stay open."""
         if limits.max_creation_rate != self._limits.max_creation_rate:
             self._rate = CreationRate(limits.max_creation_rate)
         self._limits = limits
 
     def update_listener(self, name: str, limits: Limits) -> None:
-        """New limits of one listener."""
+        """Apply new limits of one listener."""
         listener = self._listeners[name]
         if limits.max_creation_rate != listener.limits.max_creation_rate:
             listener.rate = CreationRate(limits.max_creation_rate)
         listener.limits = limits
 
     def is_protected(self, listener: str) -> bool:
-        """True of the inter-broker listener."""
+        """True for the inter-broker listener."""
         return self._listeners[listener].protected
 
     def arrive(self, address: str) -> int | None:
-        """Count a connection of `address`. Returns the limit that it would break, and then does not count it."""
+        """Count a connection of `address`, and return None; or, where it would exceed the address's limit, do not
+        count it and return this limit."""
         count = self._by_address.get(address, 0)
         overrides = self._limits.max_connections_per_ip_overrides
         limit = overrides.get(address, self._limits.max_connections_per_ip)
@@ -111,7 +116,7 @@ class Admission:
         return None
 
     def leave(self, address: str) -> None:
-        """The counterpart of `arrive`."""
+        """Undo `arrive` when the connection has ended."""
         count = self._by_address[address] - 1
         if count:
             self._by_address[address] = count
@@ -119,7 +124,7 @@ class Admission:
             del self._by_address[address]
 
     def admit(self, listener: str, now_ms: int) -> Decision:
-        """May one more connection be served on this listener?"""
+        """Decide whether one more connection is served on this listener; count it unless it has to wait."""
         at = self._listeners[listener]
         wait_ms = at.rate.wait_ms(now_ms)
         if not at.protected:
@@ -139,7 +144,7 @@ class Admission:
         return Decision(Verdict.EVICT if full else Verdict.ADMITTED)
 
     def release(self, listener: str) -> None:
-        """The counterpart of an admitting `admit`."""
+        """Undo an `admit` that did not return `WAIT`."""
         self._listeners[listener].count -= 1
         self.count -= 1
-        assert self._listeners[listener].count >= 0, "more connections left than came"
+        assert self._listeners[listener].count >= 0, "more connections were released than admitted"

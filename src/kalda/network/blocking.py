@@ -1,6 +1,6 @@
-"""Calls over a plain blocking socket, one at a time: for command line tools and Spark tasks, which have no loop.
+"""Requests over a blocking socket, for command line tools and Spark tasks, which have no event loop.
 
-The same frames, versions and failures as `client`.
+It sends the same frames, negotiates the same versions and raises the same errors as `client`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ class BlockingConnection:
         tls: ssl.SSLContext | None = None,
         negotiate: bool = True,
     ) -> None:
-        """Connect, and with `negotiate` learn the peer's versions. Raises `ApiError`."""
+        """Connect, and with `negotiate` request the peer's API versions. Raises `ApiError`."""
         self.client_id = client_id
         self.timeout_ms = timeout_ms
         self.versions: PeerVersions | None = None
+        """None before `negotiate`: then requests are sent in the highest version supported here."""
         self._frames = FrameReader(Arena(), max_response_bytes, MIN_RESPONSE_BYTES)
         self._last_correlation_id = 0
         try:
             peer = socket.create_connection((host, port), connect_timeout_ms / 1000)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = tls.wrap_socket(peer, server_hostname=host) if tls is not None else peer
-        except (OSError, UnicodeError) as error:  # the latter of a name that can be no host's
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded as a host name
             raise disconnected(f"cannot connect to {host}:{port}: {error}") from error
         if negotiate:
             try:
@@ -65,18 +66,18 @@ class BlockingConnection:
                 raise
 
     def negotiate(self) -> PeerVersions:
-        """Ask for the peer's versions, and keep to them from now on (KIP-511)."""
-        question = api_versions_request(__version__)
-        answer = self.request(question)
+        """Request the peer's API versions, and use only these from now on (KIP-511)."""
+        request = api_versions_request(__version__)
+        answer = self.request(request)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
-            answer = self.request(question, retry_version(answer))
+            answer = self.request(request, retry_version(answer))
         if answer.error_code:
-            raise ApiError(ErrorCode(answer.error_code), "the peer does not tell its versions")
+            raise ApiError(ErrorCode(answer.error_code), "the peer refused to list its API versions")
         self.versions = peer_versions(answer)
         return self.versions
 
     def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
-        """The response to `message`, in the version given or the highest in common. Raises `ApiError`.
+        """The response to `message`, in `version` or the highest version in common. Raises `ApiError`.
 
         The timeout bounds each wait for the peer, not the transfer of a long answer.
         """
@@ -84,7 +85,7 @@ class BlockingConnection:
         return self.receive(self.send(message, version, timeout_ms=timeout_ms), timeout_ms=timeout_ms)
 
     def send(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Call:
-        """Send and do not wait: `receive` takes the answers, in the order of sending. Raises `ApiError`."""
+        """Send without waiting: `receive` returns the answers, in the order of sending. Raises `ApiError`."""
         return self._send(message, version, self.timeout_ms if timeout_ms is None else timeout_ms)
 
     def receive(self, call: Call, *, timeout_ms: int | None = None) -> Any:
@@ -101,18 +102,18 @@ class BlockingConnection:
             raise disconnected(f"the connection was lost: {error}") from error
         except InvalidRequest as error:
             self.close()
-            raise disconnected(f"the peer sent nonsense: {error.message}") from error
+            raise disconnected(f"the peer sent an invalid response: {error.message}") from error
 
     def send_only(self, message: Request, version: int | None = None) -> None:
         """Send a request that has no response: a Produce with acks=0."""
         self._send(message, version, self.timeout_ms)
 
     def fileno(self) -> int:
-        """For `select`: readable when an answer, or the connection's end, has come."""
+        """For `select`: readable when an answer has come, or the peer has closed the connection."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close; may be called again."""
+        """Close; may be called more than once."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -131,7 +132,7 @@ class BlockingConnection:
         try:
             frame = b"".join(frame_request(call, message, self.client_id))
         except ValueError as error:
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"this cannot be asked: {error}") from error
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"the request cannot be encoded: {error}") from error
         try:
             self._socket.settimeout(timeout_ms / 1000)
             self._socket.sendall(frame)

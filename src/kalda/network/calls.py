@@ -1,7 +1,7 @@
-"""What the asyncio and the blocking client have in common: one request's frame, one answer's, and their versions.
+"""What the asyncio and the blocking client share: frames of requests, decoding of answers, choice of versions.
 
-No I/O here. A peer's announced versions are kept as `PeerVersions`; an API that it does not announce, or with no
-version in common, is `UNSUPPORTED_VERSION` before anything is sent.
+No I/O. The API versions that a peer supports are a `PeerVersions`. A request for an API that the peer does not support,
+or supports in no common version, fails with `UNSUPPORTED_VERSION` before anything is sent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from kalda.protocol.notation import Buffer, Request
 MAX_RESPONSE_BYTES = 100 * 1024 * 1024
 MIN_RESPONSE_BYTES = 4
 PeerVersions = dict[int, tuple[int, int]]
+"""Lowest and highest version by API key."""
 
 
 class Call(NamedTuple):
-    """A request on its way."""
+    """A request that was sent and has no answer yet."""
 
     api_key: int
     version: int
@@ -32,24 +33,24 @@ class Call(NamedTuple):
         api = api_of(self.api_key)
         correlation_id, body_at = decode_response_header(api, self.version, frame)
         if correlation_id != self.correlation_id:
-            raise InvalidRequest(f"answer to request {correlation_id} came where {self.correlation_id} is due")
+            raise InvalidRequest(f"correlation id {correlation_id} came where {self.correlation_id} is due")
         version = self.version
         if api.key is ApiKey.API_VERSIONS and bytes(frame[body_at : body_at + 2]) == b"\x00\x23":
-            version = 0  # of a version that the peer does not know, it answers in version 0 (KIP-511)
+            version = 0  # UNSUPPORTED_VERSION is answered in version 0 (KIP-511)
         return decode(response_class(self.api_key), frame, version, body_at)
 
 
 def frame_request(call: Call, message: Request, client_id: str | None) -> list[Buffer]:
-    """The request with size and header; large buffers stay as they are."""
+    """The request with its size and header, as buffers; large ones are not copied."""
     buffers = encode_request(message, call.version, call.correlation_id, client_id)
     size = sum(map(len, buffers))
     return [size.to_bytes(4, "big"), *buffers]
 
 
 def choose_version(message: Request, version: int | None, peer: PeerVersions | None) -> int:
-    """The version to send: the one asked for, else the highest in common.
+    """The version to send: `version`, else the highest in common.
 
-    Raises `ApiError` with `UNSUPPORTED_VERSION` where the peer cannot take it.
+    Raises `ApiError` with `UNSUPPORTED_VERSION` where the peer does not support it.
     """
     api = api_of(message.API_KEY)
     if peer is None:
@@ -64,32 +65,32 @@ def choose_version(message: Request, version: int | None, peer: PeerVersions | N
         served = f"{lowest} to {highest}" if highest >= 0 else "none"
         raise ApiError(
             ErrorCode.UNSUPPORTED_VERSION,
-            f"{api.name} {api.lowest} to {api.highest} is spoken here, the peer speaks {served}",
+            f"of {api.name}, this client supports versions {api.lowest} to {api.highest}, the peer {served}",
         )
     return version
 
 
 def api_versions_request(software_version: str) -> ApiVersionsRequest:
-    """The opening question of every client."""
+    """The first request on a connection."""
     return ApiVersionsRequest(client_software_name="kalda", client_software_version=software_version)
 
 
 def peer_versions(answer: ApiVersionsResponse) -> PeerVersions:
-    """What the peer announced."""
+    """The versions in a peer's answer."""
     return {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
 
 
 def retry_version(answer: ApiVersionsResponse) -> int:
-    """The version in which to ask again, after `UNSUPPORTED_VERSION`."""
+    """The version in which to repeat ApiVersions, after `UNSUPPORTED_VERSION`."""
     return peer_versions(answer).get(ApiKey.API_VERSIONS, (0, 0))[1]
 
 
 def disconnected(why: str) -> ApiError:
-    """The connection is gone, or never came."""
+    """The error of a connection that broke or could not be made."""
     return ApiError(ErrorCode.NETWORK_EXCEPTION, why)
 
 
 def timed_out(call: Call, timeout_ms: int) -> ApiError:
-    """No answer came in time."""
+    """The error of a call without an answer in time."""
     name = api_of(call.api_key).name
     return ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer to {name} v{call.version} within {timeout_ms} ms")

@@ -1,9 +1,9 @@
-"""Calls to other nodes over asyncio: pipelined, answered in order, each with its deadline.
+"""Requests to other nodes over asyncio: pipelined, answered in order, each with a deadline.
 
-`RpcConnection` is one connection; when it is gone, it is gone. `RpcClient` is one address: it connects when there is
-something to send, and waits longer after each failure. Failures are `ApiError`s: `NETWORK_EXCEPTION` where the
-connection broke or could not be made, `REQUEST_TIMED_OUT`, `UNSUPPORTED_VERSION`. A timeout closes the connection, as
-all later answers would come behind the late one.
+`RpcConnection` is one connection, and is not used again after it was closed. `RpcClient` is one address: it connects
+when there is a request to send, with a longer pause after each failure. Failures are `ApiError`s: `NETWORK_EXCEPTION`
+where the connection broke or could not be made, `REQUEST_TIMED_OUT`, `UNSUPPORTED_VERSION`. A timeout closes the
+connection, since answers come in order and all later ones would wait behind the late one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_IN_FLIGHT = 1000
 
 
 class _InFlight:
-    """A call, the future that waits for it, and its deadline's timer."""
+    """A call, the future of its answer, and the timer of its deadline."""
 
     __slots__ = ("call", "future", "timer")
 
@@ -47,7 +47,7 @@ class _InFlight:
 
 
 class RpcConnection(asyncio.BufferedProtocol):
-    """One connection to a node. Make it with `connect`."""
+    """One connection to a node, made by `connect`."""
 
     def __init__(
         self,
@@ -58,16 +58,20 @@ class RpcConnection(asyncio.BufferedProtocol):
         self.client_id = client_id
         self.timeout_ms = timeout_ms
         self.versions: PeerVersions | None = None
+        """None before `negotiate`: then requests are sent in the highest version supported here."""
         self.closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(Arena(), max_response_bytes, MIN_RESPONSE_BYTES)
         self._transport: asyncio.Transport | None = None
         self._in_flight: deque[_InFlight] = deque()
+        """In the order of sending, which is the order of the answers."""
         self._last_correlation_id = 0
-        self._why = disconnected("not connected")
+        self._close_reason = disconnected("not connected")
+        """What requests fail with while `_transport` is None."""
         self._writing_paused = False
-        self._room = asyncio.Event()
-        self._room.set()
+        self._may_send = asyncio.Event()
+        """Clear while the transport's buffer is full or `MAX_IN_FLIGHT` is reached; `request` waits for it."""
+        self._may_send.set()
 
     @classmethod
     async def connect(
@@ -82,7 +86,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         tls: ssl.SSLContext | None = None,
         negotiate: bool = False,
     ) -> RpcConnection:
-        """Connect, and with `negotiate` learn the peer's versions. Raises `ApiError`."""
+        """Connect, and with `negotiate` request the peer's API versions. Raises `ApiError`."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
@@ -95,7 +99,7 @@ class RpcConnection(asyncio.BufferedProtocol):
                 )
         except TimeoutError:
             raise disconnected(f"no connection to {host}:{port} within {connect_timeout_ms} ms") from None
-        except (OSError, UnicodeError) as error:  # the latter of a name that can be no host's
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded as a host name
             raise disconnected(f"cannot connect to {host}:{port}: {error}") from error
         if negotiate:
             try:
@@ -111,33 +115,34 @@ class RpcConnection(asyncio.BufferedProtocol):
         return len(self._in_flight)
 
     async def negotiate(self) -> PeerVersions:
-        """Ask for the peer's versions, and keep to them from now on (KIP-511)."""
-        question = api_versions_request(__version__)
-        answer = await self.request(question)
+        """Request the peer's API versions, and use only these from now on (KIP-511)."""
+        request = api_versions_request(__version__)
+        answer = await self.request(request)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
-            answer = await self.request(question, retry_version(answer))
+            answer = await self.request(request, retry_version(answer))
         if answer.error_code:
-            raise ApiError(ErrorCode(answer.error_code), "the peer does not tell its versions")
+            raise ApiError(ErrorCode(answer.error_code), "the peer refused to list its API versions")
         self.versions = peer_versions(answer)
         return self.versions
 
     async def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
-        """The response to `message`, in the version given or the highest in common. Raises `ApiError`."""
-        while not self._room.is_set():
-            await self._room.wait()
+        """The response to `message`, in `version` or the highest version in common. Raises `ApiError`."""
+        while not self._may_send.is_set():
+            await self._may_send.wait()
         return await self.send(message, version, timeout_ms=timeout_ms)
 
     def send(
         self, message: Request, version: int | None = None, *, timeout_ms: int | None = None
     ) -> asyncio.Future[Any]:
-        """Send now and return the future of the response; for callers that bound what is in flight themselves."""
+        """Send at once and return the future of the response. The caller keeps fewer than `MAX_IN_FLIGHT` requests in
+        flight."""
         assert len(self._in_flight) < MAX_IN_FLIGHT, "too many requests in flight"
         call = self._write(message, version)
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         future: asyncio.Future[Any] = self._loop.create_future()
         timer = self._loop.call_later(timeout_ms / 1000, self._time_out, call, timeout_ms)
         self._in_flight.append(_InFlight(call, future, timer))
-        self._steer_room()
+        self._update_may_send()
         return future
 
     def send_only(self, message: Request, version: int | None = None) -> None:
@@ -145,12 +150,12 @@ class RpcConnection(asyncio.BufferedProtocol):
         self._write(message, version)
 
     def close(self) -> None:
-        """Close; whatever is in flight fails with `NETWORK_EXCEPTION`."""
+        """Close; the requests in flight fail with `NETWORK_EXCEPTION`."""
         self._fail(disconnected("the connection was closed"))
 
     def _write(self, message: Request, version: int | None) -> Call:
         if self._transport is None:
-            raise self._why
+            raise self._close_reason
         version = choose_version(message, version, self.versions)
         self._last_correlation_id = (self._last_correlation_id + 1) & 0x7FFFFFFF
         call = Call(message.API_KEY, version, self._last_correlation_id)
@@ -166,31 +171,31 @@ class RpcConnection(asyncio.BufferedProtocol):
         late = timed_out(call, timeout_ms)
         self._fail(disconnected(f"closed after a timeout: {late.message}"), call, late)
 
-    def _fail(self, why: ApiError, late_call: Call | None = None, late: ApiError | None = None) -> None:
-        """Close; all calls fail because of `why`, but `late_call`, which is the reason, because of `late`."""
+    def _fail(self, reason: ApiError, late_call: Call | None = None, late: ApiError | None = None) -> None:
+        """Close. All calls fail with `reason`, except `late_call`, which caused the close and fails with `late`."""
         if self._transport is None:
             return
         transport, self._transport = self._transport, None
-        self._why = why
+        self._close_reason = reason
         transport.abort()
         in_flight, self._in_flight = self._in_flight, deque()
         for entry in in_flight:
             entry.timer.cancel()
             if not entry.future.done():
-                entry.future.set_exception(late if late is not None and entry.call is late_call else why)
-        self._room.set()
+                entry.future.set_exception(late if late is not None and entry.call is late_call else reason)
+        self._may_send.set()
         self.closed.set()
 
-    def _steer_room(self) -> None:
+    def _update_may_send(self) -> None:
         if self._writing_paused or len(self._in_flight) >= MAX_IN_FLIGHT:
-            self._room.clear()
+            self._may_send.clear()
         else:
-            self._room.set()
+            self._may_send.set()
 
-    # -- what the transport tells
+    # -- callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -198,12 +203,12 @@ class RpcConnection(asyncio.BufferedProtocol):
         return self._frames.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes came: settle the calls whose answers are whole."""
+        """Bytes were read: settle the calls whose answers are complete."""
         self._frames.filled(nbytes)
         try:
             while (frame := self._frames.next_frame()) is not None:
                 if not self._in_flight:
-                    raise InvalidRequest("an answer came that nobody asked for")
+                    raise InvalidRequest("an answer came while no request is in flight")
                 entry = self._in_flight[0]
                 answer = entry.call.read_answer(frame)
                 self._in_flight.popleft()
@@ -211,31 +216,32 @@ class RpcConnection(asyncio.BufferedProtocol):
                 if not entry.future.done():
                     entry.future.set_result(answer)
         except InvalidRequest as error:
-            self._fail(disconnected(f"the peer sent nonsense: {error.message}"))
+            self._fail(disconnected(f"the peer sent an invalid response: {error.message}"))
         else:
-            if not self._room.is_set():
-                self._steer_room()
+            if not self._may_send.is_set():
+                self._update_may_send()
 
     def pause_writing(self) -> None:
-        """The peer takes requests slower than they come."""
+        """The transport's buffer is full: the peer reads slower than requests are sent."""
         self._writing_paused = True
-        self._steer_room()
+        self._update_may_send()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """The transport's buffer has room again."""
         self._writing_paused = False
-        self._steer_room()
+        self._update_may_send()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The peer, or the network, has ended it."""
+        """The connection ended: the requests in flight fail."""
         self._fail(disconnected(f"the connection was lost: {exc}" if exc else "the peer closed the connection"))
 
 
 class RpcClient:
-    """One address, with at most one connection, made when something is to be sent.
+    """One address, with at most one connection, made when there is a request to send.
 
-    After a failed attempt the next one waits: `backoff_ms` doubled for each failure up to `backoff_max_ms`, more or
-    less a fifth by `rng`, which gives numbers from 0 to 1. Requests that come meanwhile wait for that attempt.
+    After a failed attempt to connect the next one waits: `backoff_ms`, doubled for each failure up to
+    `backoff_max_ms`, with 20 % of jitter by `rng`, which returns numbers from 0 to 1. Requests made meanwhile wait for
+    that attempt.
     """
 
     def __init__(
@@ -267,16 +273,18 @@ class RpcClient:
         self._connection: RpcConnection | None = None
         self._connecting = asyncio.Lock()
         self._failures = 0
-        self._not_before = 0.0
+        """Failed attempts to connect since the last success."""
+        self._next_attempt_s = 0.0
+        """The loop's time of the next attempt; used only after a failure."""
         self._closed = False
 
     async def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
-        """The response to `message`. Raises `ApiError`; nothing is sent twice."""
+        """The response to `message`. Raises `ApiError`; a request is never sent twice."""
         connection = await self.connection()
         return await connection.request(message, version, timeout_ms=timeout_ms)
 
     async def connection(self) -> RpcConnection:
-        """The connection, made now where there is none. Raises `ApiError`."""
+        """The connection, made if there is none. Raises `ApiError`."""
         connection = self._usable()
         if connection is not None:
             return connection
@@ -285,7 +293,7 @@ class RpcClient:
             return connection if connection is not None else await self._connect()
 
     def close(self) -> None:
-        """Close for good."""
+        """Close; later requests fail."""
         self._closed = True
         if self._connection is not None:
             self._connection.close()
@@ -299,7 +307,7 @@ class RpcClient:
     async def _connect(self) -> RpcConnection:
         loop = asyncio.get_running_loop()
         if self._failures:
-            await asyncio.sleep(max(0.0, self._not_before - loop.time()))
+            await asyncio.sleep(max(0.0, self._next_attempt_s - loop.time()))
             self._usable()
         try:
             connection = await RpcConnection.connect(
@@ -314,7 +322,7 @@ class RpcClient:
             )
         except ApiError:
             wait_ms = min(self._backoff_max_ms, self._backoff_ms * 2 ** min(self._failures, 20))
-            self._not_before = loop.time() + wait_ms * (0.8 + 0.4 * self._rng()) / 1000
+            self._next_attempt_s = loop.time() + wait_ms * (0.8 + 0.4 * self._rng()) / 1000
             self._failures += 1
             raise
         if self._closed:

@@ -1,7 +1,7 @@
-"""Log lines about peers, at most so many a second.
+"""Log lines about peers, a limited number per second.
 
-A peer that sends garbage in a loop must not be able to fill the disk with log lines: beyond the first few of a second
-lines are counted instead, and the next line that passes tells how many were left out.
+A peer that sends garbage in a loop must not fill the disk with log lines. Lines beyond the limit of a second are
+counted, and the next line that is logged has the count.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ _OPENINGS: tuple[tuple[bytes, str], ...] = (
 )
 
 
-def describe_opening(seen: bytes) -> str:
-    """What the first bytes of a stream look like, for a person."""
-    for opening, what in _OPENINGS:
-        if seen.startswith(opening):
-            return what
-    return f"bytes {seen[:16].hex(' ')}"
+def describe_opening(first_bytes: bytes) -> str:
+    """The protocol to which the first bytes of a stream belong, or else these bytes in hex; for log lines."""
+    for opening, description in _OPENINGS:
+        if first_bytes.startswith(opening):
+            return description
+    return f"bytes {first_bytes[:16].hex(' ')}"
 
 
 class Complaints:
-    """`per_second` lines a second; the clock comes with each call."""
+    """Logs at most `per_second` warnings a second; each call passes the time."""
 
-    __slots__ = ("_left_out", "_per_second", "_room", "_since_ms")
+    __slots__ = ("_lines_left", "_per_second", "_suppressed", "_window_start_ms")
 
     def __init__(self, per_second: int = 10) -> None:
         self._per_second = per_second
-        self._room = per_second
-        self._since_ms = 0
-        self._left_out = 0
+        self._lines_left = per_second
+        """Lines that may still be logged in this second."""
+        self._window_start_ms = 0
+        self._suppressed = 0
+        """Lines that were not logged since the last one that was."""
 
     def __call__(self, now_ms: int, message: str, *args: object) -> None:
         """Log a warning, or count it."""
-        if now_ms - self._since_ms >= 1000:
-            self._since_ms = now_ms
-            self._room = self._per_second
-        if self._room == 0:
-            self._left_out += 1
+        if now_ms - self._window_start_ms >= 1000:
+            self._window_start_ms = now_ms
+            self._lines_left = self._per_second
+        if self._lines_left == 0:
+            self._suppressed += 1
             return
-        self._room -= 1
-        if self._left_out:
-            message += f" ({self._left_out} more of such lines were left out)"
-            self._left_out = 0
+        self._lines_left -= 1
+        if self._suppressed:
+            message += f" ({self._suppressed} lines like this were not logged)"
+            self._suppressed = 0
         log.warning(message, *args)

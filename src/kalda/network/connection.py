@@ -1,18 +1,19 @@
 """One connection of a listener: frames in, answers out in the order of the requests.
 
-A frame goes to the handler at once, on the stack of the read; no task, future or closure is made for it. The handler
-gives the answer's buffers, a `Pending` that will settle with them, an `AtTurn` that makes them when they can leave, or
-None where the request has no answer. As long as nothing is pending, answers go straight to the output; behind a pending
+A frame goes to the handler in the callback that read it; no task, future or closure is made for it. The handler
+returns the answer's buffers, a `Pending` that will complete with them, an `AtTurn` that makes them when they can leave,
+or None where the request has no answer. While nothing is pending, answers go straight to the output; behind a pending
 one they wait in slots, so that they leave in request order. All answers of one read leave in one write.
 
-Reading stops while any hold is set (see `Hold`): that is how a slow reader, a throttled client or one with too many
-unanswered requests is slowed down, without harming anybody else. What such a peer can make the node keep is bounded:
-one read, `write_high_bytes` and one answer over it (of slices of files, a piece), and the answers of `max_unanswered`
-parked requests, or of one where its handler says that it is large (`Connection.answer_alone`). Requests that are
-pending when the connection ends are abandoned; a peer that goes while nothing is read from it is missed by the sweep.
+Reading stops while any hold is set (see `Hold`). This slows down a peer that reads slowly, is throttled or has too many
+unanswered requests, without effect on other peers. The memory that such a peer can make the node hold is bounded: one
+read, `write_high_bytes` and one answer more (for slices of files, one piece), and the answers of `max_unanswered`
+parked requests, or of one where its handler called `Connection.answer_alone`. Requests that are pending when the
+connection ends are abandoned. While nothing is read from a connection, only the sweep can find that the peer has
+closed it.
 
 Invariants: slots are in request order; `_out` holds only answers that come before all slots, and `_sending` what comes
-before `_out`; while a hold is set no frame is handed out.
+before `_out`; while a hold is set no frame goes to the handler.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class AtTurn:
-    """An answer that is made when all answers before it have left, so that it is as new as it can be.
+    """An answer that is made when all answers before it have left, so that it is as fresh as possible.
 
-    A client whose requests wait here for a leader that has died asks for the new one behind them. When they are
-    answered, what was true when it asked is what has just been overcome.
+    A client whose Produce requests wait for a dead leader's replacement sends Metadata behind them on the same
+    connection. An answer made on arrival would still name the dead leader.
     """
 
     __slots__ = ("make",)
@@ -54,29 +55,29 @@ FrameHandler: TypeAlias = Callable[["Connection", memoryview], Answer]
 
 ANONYMOUS = "User:ANONYMOUS"
 _LARGE = 16 * 1024
-"""Buffers from this size on go to the transport as they are; smaller neighbours are joined."""
+"""Buffers of at least this size go to the transport uncopied; smaller ones beside each other are joined."""
 
 
 class Hold:
-    """Why a connection's next request has to wait: bits, and plain numbers, since every read looks at them."""
+    """Reasons why a connection's next request has to wait, as bits. Plain ints, as every read checks them."""
 
     ADMISSION = 1
-    """not admitted yet"""
+    """the connection is not admitted yet"""
     WRITE = 2
-    """the peer does not take its answers"""
+    """the transport's buffer is full: the peer does not read its answers"""
     UNANSWERED = 4
-    """too many requests wait for their answer"""
+    """this connection has too many unanswered requests"""
     QUEUED = 8
-    """the node's budget for unanswered requests is spent"""
+    """the node's budget for unanswered requests (`queued.max.request.bytes`) is used up"""
     TURN = 16
-    """had its turn; others come first"""
+    """`frames_per_turn` requests were served; other connections come first"""
     CLOSED = 32
     STOPPING = 64
-    """answers go out, requests come in no more; closes with the last answer"""
+    """the node stops: no more requests are read, and the last answer closes the connection"""
     ALONE = 128
-    """a request whose answer may be large is waiting; see `answer_alone`"""
+    """a request whose answer may be large is pending; see `answer_alone`"""
     SENDING = 256
-    """slices of files are on their way out, piece by piece"""
+    """slices of files are being sent, piece by piece"""
 
 
 _WRITE = Hold.WRITE
@@ -90,7 +91,7 @@ _pack_size = Struct(">i").pack
 
 
 class _Slot:
-    """A place in the order of answers."""
+    """The place of one pending answer in the order of answers."""
 
     __slots__ = ("buffers", "connection", "frame_bytes", "pending", "settled")
 
@@ -108,10 +109,10 @@ class _Slot:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A peer, as handlers see it. Attributes without an underscore are theirs to read.
+    """One peer. Handlers may read all attributes without an underscore.
 
-    `principal`, `client_software_name`, `client_software_version` and `session` (the security floor's own state) are
-    theirs to set.
+    They may set `principal`, `client_software_name`, `client_software_version` and `session` (state of the security
+    floor).
     """
 
     __slots__ = (
@@ -161,8 +162,8 @@ class Connection(asyncio.BufferedProtocol):
         self.created_ms = 0
         self.requests = 0
         self.responses = 0
-        # The sweep's notes: something came since the last sweep, when that was seen, when a partial frame was first
-        # seen (-1: none), when closing began (-1: open).
+        # Used by the sweep: whether bytes came since the last sweep, when a sweep last found that they had, when a
+        # sweep first found the partial frame (-1: none), when closing began (-1: open).
         self.active = True
         self.active_ms = 0
         self.frame_since_ms = -1
@@ -196,11 +197,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def unanswered(self) -> int:
-        """Requests whose answer has not left yet, for it or one before it is pending."""
+        """Requests whose answer has not left, because it or an answer before it is pending."""
         return len(self._slots)
 
     def close(self) -> None:
-        """Answer what is answered already, then hang up. Requests that are still pending get no answer."""
+        """Send the answers that are complete, then close. Requests that are still pending get no answer."""
         if self._holds & _CLOSED:
             return
         if not self._serving:
@@ -211,23 +212,23 @@ class Connection(asyncio.BufferedProtocol):
             self._hang_up()
 
     def answer_alone(self) -> None:
-        """Serve no further request until all that were taken are answered.
+        """Serve no further request until all requests received so far are answered.
 
-        For a handler that parks a request whose answer may be large, a Fetch above all: otherwise a peer that reads
-        nothing could have many of them parked, and each would be filled when its time comes.
+        For a handler that parks a request whose answer may be large, such as a Fetch. Otherwise a peer that reads
+        nothing could have many of them parked, and each would hold a large answer when it completes.
         """
         self._hold(Hold.ALONE)
 
     def abort(self) -> None:
-        """Hang up at once; unsent answers are lost."""
+        """Close at once; unsent answers are lost."""
         self.close()
         if self._transport is not None:
             self._transport.abort()
 
-    # -- what the transport tells
+    # -- callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport is there; the server decides about admission."""
+        """Keep the transport; the server decides about admission."""
         self._transport = cast(asyncio.Transport, transport)
         limits = self._listener.limits
         self._transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
@@ -240,25 +241,25 @@ class Connection(asyncio.BufferedProtocol):
         return self._frames.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes came."""
+        """Bytes were read: serve the requests that are complete."""
         self.active = True
         self._frames.filled(nbytes)
         if not self._holds:
             self._serve()
 
     def pause_writing(self) -> None:
-        """The peer takes its answers slower than they come."""
+        """The transport's buffer is full: the peer reads its answers too slowly."""
         self._hold(Hold.WRITE)
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """The transport's buffer has room again."""
         self.active = True
         self._release(_WRITE)
         if self._sending:
             self._send()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The end, whoever brought it about."""
+        """The connection has ended, by either side: abandon pending requests and release their budget."""
         self._holds |= _CLOSED
         self._transport = None
         self._out.clear()
@@ -273,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests
 
     def _serve(self) -> None:
-        """Hand out frames until they, the turn or the peer's allowance are used up; then write what was answered."""
+        """Pass frames to the handler until there are no more, or a hold is set; then write the answers."""
         next_frame = self._frames.next_frame
         handler = self._handler
         left = turn = self._listener.limits.frames_per_turn
@@ -332,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- answers
 
     def _put(self, buffers: list[Buffer]) -> None:
-        """Add one answer to the output; an empty one is none."""
+        """Add one answer to the output; one without bytes is skipped."""
         size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         if not size:
             return
@@ -345,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
 
     def _put_made(self, answer: list[Buffer] | AtTurn | None) -> None:
-        """Add an answer whose turn has come; one that cannot be made ends the connection."""
+        """Add an answer that is now first in order. If an `AtTurn` fails, the connection is closed."""
         if isinstance(answer, AtTurn):
             try:
                 answer = answer.make()
@@ -356,7 +357,7 @@ class Connection(asyncio.BufferedProtocol):
         self._put(answer or [])
 
     def _enqueue(self, answer: list[Buffer] | Pending[list[Buffer]] | AtTurn, frame_bytes: int) -> None:
-        """An answer that is pending, or behind one that is."""
+        """Add an answer that is pending, is made at its turn, or comes after a pending one."""
         if not self._slots:
             if isinstance(answer, AtTurn):
                 self._put(answer.make())
@@ -386,7 +387,7 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.wait_for_budget(self)
 
     def _slot_settled(self, settled: _Slot, error: ApiError | None) -> None:
-        """Move what is at the head of the slots to the output."""
+        """Move the settled slots at the head of the queue to the output."""
         if self._holds & _CLOSED:
             return
         if error is not None:
@@ -443,10 +444,10 @@ class Connection(asyncio.BufferedProtocol):
         self._send()
 
     def _send(self) -> None:
-        """Write on, until all is written, the peer has enough, or a piece of a slice has to be waited for.
+        """Write until everything is written, the transport's buffer is full, or a piece of a slice is read from disk.
 
-        Buffers are in memory already, and go at once. Slices go as the peer takes them: what it has to wait for is
-        read when there is room for it.
+        Buffers are in memory already, and are written at once. A piece of a slice is read only when the transport's
+        buffer has room for it.
         """
         sending, transport = self._sending, self._transport
         while sending and transport is not None:
@@ -458,7 +459,7 @@ class Connection(asyncio.BufferedProtocol):
                 try:
                     piece = buffer.read(_PIECE_BYTES, self._send)
                 except OSError as error:
-                    log.error("closing %s: what it asked for cannot be read: %s", self, error)
+                    log.error("closing %s: the records of its answer cannot be read: %s", self, error)
                     self._fail()
                     transport.abort()
                     return
@@ -476,7 +477,7 @@ class Connection(asyncio.BufferedProtocol):
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the transport, behind what is still to be sent."""
+        """Close the transport, unless slices are still being sent; `_send` closes it then."""
         if self._transport is not None and not self._sending:
             self._transport.close()
 
@@ -488,7 +489,7 @@ class Connection(asyncio.BufferedProtocol):
             self._steer_reading()
 
     def _release(self, why: int) -> None:
-        """Lift a hold. Serving goes on in a turn of its own: the caller may be deep in another request."""
+        """Clear a hold. Serving resumes in a callback of its own, as the caller may be serving another request."""
         if not self._holds & why:
             return
         self._holds &= ~why
@@ -500,7 +501,7 @@ class Connection(asyncio.BufferedProtocol):
             self._serve()
 
     def _steer_reading(self) -> None:
-        """Read exactly while nothing holds."""
+        """Read from the transport exactly while no hold is set."""
         wanted = not self._holds
         transport = self._transport
         if wanted == self._reading or transport is None or transport.is_closing():
@@ -511,29 +512,30 @@ class Connection(asyncio.BufferedProtocol):
         else:
             transport.pause_reading()
 
-    # -- what the server does
+    # -- called by the server
 
     def wait_for_admission(self) -> None:
-        """Read nothing until `admit`."""
+        """Read nothing until `admit` is called."""
         self._hold(Hold.ADMISSION)
 
     def admit(self) -> None:
-        """Let the connection in."""
+        """Start to serve the connection."""
         self.admitted = True
         self._release(Hold.ADMISSION)
 
     def budget_is_back(self) -> None:
-        """The node can take requests again."""
+        """The node's budget for unanswered requests has room again."""
         self._release(Hold.QUEUED)
 
     def drain(self) -> None:
-        """Answer what is pending, take no more requests, then close."""
+        """Read no more requests, and close when the pending ones are answered."""
         self._hold(Hold.STOPPING)
         if not self._slots:
             self.close()
 
     def sweep(self, now_ms: int) -> str | None:
-        """Look for a peer that does nothing; returns why it should go, if it should. Called every few seconds."""
+        """Check for an inactive peer. Returns why the connection has to be closed, or None. Called every few
+        seconds."""
         limits = self._listener.limits
         if self._holds & _CLOSED:
             return "its last answers could not be sent" if now_ms - self.closing_ms >= limits.closing_ms else None
@@ -564,18 +566,18 @@ def _size(buffers: list[Buffer] | AtTurn | None) -> int:
 
 
 def _peer_is_gone(transport: asyncio.Transport | None) -> bool:
-    """True where the peer has closed its end: while nothing is read, only the kernel knows."""
+    """True where the peer has closed its end. While nothing is read, only the kernel's TCP state shows this."""
     raw: socket.socket | None = transport.get_extra_info("socket") if transport is not None else None
     if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:
         return raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _ENDED
-    except (OSError, ValueError, AttributeError):  # closed here meanwhile; or a system that does not tell
+    except (OSError, ValueError, AttributeError):  # the socket is closed already, or the system has no TCP_INFO
         return False
 
 
 def _address(name: object) -> tuple[str, int]:
-    """Host and port out of a socket's name; an IPv4 address in IPv6 clothes is shown as IPv4."""
+    """Host and port of a socket's name; an IPv4 address mapped into IPv6 (`::ffff:`) is returned as IPv4."""
     if isinstance(name, tuple) and len(name) >= 2:
         host = str(name[0])
         return host.removeprefix("::ffff:") if "." in host else host, int(name[1])

@@ -1,16 +1,17 @@
 """Frames out of a byte stream: a four-byte big-endian size, then that many bytes.
 
-Sans-IO: the transport asks for `room()`, reads straight into it and says how much came with `filled(count)`; then
-`next_frame()` hands out one whole frame after another. A frame is writable memory that nobody else will touch again,
-so the log may stamp offsets into a produced batch in place. Bytes are copied only where a frame straddles two reads.
+Sans-IO: the transport calls `room()`, reads into the memory it returns, and calls `filled(count)`; then `next_frame()`
+returns one whole frame after another. A frame is writable memory that is never used again here, so the log may stamp
+offsets into a produced batch in place. Bytes are copied only where a frame spans two reads.
 
-Memory follows what has really arrived, never what a size announces: a peer that announces 100 MB and sends nothing
-costs 4 KiB. Reads of small frames land in an `Arena` shared by all connections of a loop, which only ever moves
-forward; a frame that is kept therefore pins its arena (256 KiB), and a holder that parks should keep what it decoded
-instead. Sharing is sound because a loop asks for room, reads and reports within one step.
+Memory is allocated for what has arrived, never for the size that a peer announces: a peer that announces 100 MB and
+sends nothing costs 4 KiB. Small frames are read into an `Arena` that all connections of a loop share. It is used from
+front to back once; a frame that is kept therefore keeps its whole arena (256 KiB) in memory, so a request that waits
+should keep what it decoded instead of the frame. Sharing is sound because `room()`, the read and `filled()` happen in
+one callback of the loop.
 
-Invariant: `[_start, _end)` of `_view` is what has arrived and was not handed out yet. What lies behind `_end` is never
-handed out, but to be read into: it need not be zeros.
+Invariant: `[_start, _end)` of `_view` has arrived and was not returned by `next_frame` yet. The bytes from `_end` on
+are only read into; they need not be zeros.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ GROWTH = 4
 SIZE_BYTES = 4
 
 _UNFILLED_BYTES = 64 * 1024
-"""From this size on, zeros cost more than the call that makes memory without them."""
+"""For a buffer of at least this size, `_unfilled` is faster than `bytearray`, which writes zeros."""
 
 _read_size = Struct(">i").unpack_from
 _NOTHING = memoryview(bytearray())
 
 
 class BadFrameSize(InvalidRequest):
-    """A size outside the bounds; `seen` holds the first bytes of what came, for the log."""
+    """A size outside the bounds; `seen` has the first bytes received, for the log."""
 
     def __init__(self, size: int, lowest: int, highest: int, seen: bytes) -> None:
         super().__init__(f"frame size {size} is outside {lowest}..{highest}")
@@ -45,7 +46,7 @@ class BadFrameSize(InvalidRequest):
 
 @cache
 def _unfilled() -> Callable[[int], bytearray]:
-    """What makes a bytearray whose content is whatever was there."""
+    """A function that makes a bytearray of a size without filling it: its content is undefined."""
     from ctypes import c_char_p, c_ssize_t, py_object, pythonapi
 
     make = pythonapi.PyByteArray_FromStringAndSize
@@ -54,16 +55,17 @@ def _unfilled() -> Callable[[int], bytearray]:
 
 
 class Arena:
-    """Memory for reads, given out once from front to back, then replaced by a fresh piece."""
+    """Memory for reads, used once from front to back, then replaced by a new buffer."""
 
     __slots__ = ("free", "view")
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(ARENA_BYTES))
         self.free = 0
+        """The index in `view` of the first unused byte."""
 
     def ensure_room(self) -> None:
-        """Leave at least `MIN_ROOM_BYTES` behind `free`."""
+        """Make at least `MIN_ROOM_BYTES` available from `free` on."""
         if ARENA_BYTES - self.free < MIN_ROOM_BYTES:
             self.view = memoryview(bytearray(ARENA_BYTES))
             self.free = 0
@@ -72,7 +74,9 @@ class Arena:
 class FrameReader:
     """The receiving side of one connection."""
 
-    __slots__ = ("_arena", "_asked", "_borrowed", "_end", "_filled_whole", "_start", "_view", "max_bytes", "min_bytes")
+    __slots__ = (
+        "_arena", "_end", "_filled_whole", "_in_arena", "_room_bytes", "_start", "_view", "max_bytes", "min_bytes",
+    )  # fmt: skip
 
     def __init__(self, arena: Arena, max_bytes: int, min_bytes: int) -> None:
         self._arena = arena
@@ -81,18 +85,21 @@ class FrameReader:
         self._view = _NOTHING
         self._start = 0
         self._end = 0
-        self._asked = 0
-        self._borrowed = True
+        self._room_bytes = 0
+        """Size of the last `room()`."""
+        self._in_arena = True
+        """`_view` is the arena's, not this connection's own memory."""
         self._filled_whole = False
+        """The last read filled all of `room()`, so the kernel may hold more."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that have arrived and were not handed out: part of a frame, or frames held back."""
+        """Bytes that have arrived and were not returned yet: part of a frame, or frames that wait for a hold."""
         return self._end - self._start
 
     @property
     def announced_bytes(self) -> int:
-        """The size, with its prefix, of the frame that is arriving; 0 while it is not known."""
+        """The size, with its prefix, of the frame that is arriving; 0 before the size has arrived."""
         if self._end - self._start < SIZE_BYTES:
             return 0
         size: int = _read_size(self._view, self._start)[0]
@@ -100,8 +107,8 @@ class FrameReader:
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory of this connection's own, beside the shared arena."""
-        return 0 if self._borrowed else len(self._view)
+        """Memory that only this connection uses, beside the shared arena."""
+        return 0 if self._in_arena else len(self._view)
 
     def room(self) -> memoryview:
         """Writable memory, never empty, for the next read."""
@@ -110,22 +117,22 @@ class FrameReader:
             arena.ensure_room()
             self._view = arena.view
             self._start = self._end = arena.free
-            self._borrowed = True
-        elif self._borrowed or self._end == len(self._view):
+            self._in_arena = True
+        elif self._in_arena or self._end == len(self._view):
             self._move(self._end - self._start + MIN_ROOM_BYTES)
         room = self._view[self._end :]
-        self._asked = len(room)
+        self._room_bytes = len(room)
         return room
 
     def filled(self, count: int) -> None:
         """`count` bytes were read into the last `room()`."""
         self._end += count
-        self._filled_whole = count == self._asked
-        if self._borrowed:
+        self._filled_whole = count == self._room_bytes
+        if self._in_arena:
             self._arena.free = self._end
 
     def next_frame(self) -> memoryview | None:
-        """The next whole frame without its size, or None until more has come. Raises `BadFrameSize`."""
+        """The next whole frame without its size, or None where it has not arrived. Raises `BadFrameSize`."""
         start = self._start
         end = self._end
         if end - start >= SIZE_BYTES:
@@ -144,19 +151,19 @@ class FrameReader:
         else:
             self._view = _NOTHING
             self._start = self._end = 0
-            self._borrowed = True
+            self._in_arena = True
         return None
 
     def _keep(self, needed: int) -> None:
-        """Make room behind a partial frame of `needed` bytes in all, in memory of this connection's own."""
+        """Keep a partial frame of `needed` bytes in all, in this connection's own memory with room for more of it."""
         have = self._end - self._start
-        if not self._borrowed:
+        if not self._in_arena:
             capacity = len(self._view)
             if self._end < capacity and (self._start == 0 or self._start + needed <= capacity):
                 return
         capacity = min(needed, max(FIRST_KEPT_BYTES, GROWTH * have))
         if self._filled_whole:
-            capacity = max(capacity, MIN_ROOM_BYTES)  # the kernel holds more: read what follows along with it
+            capacity = max(capacity, MIN_ROOM_BYTES)  # the kernel may hold more: read the following frames too
         self._move(capacity)
 
     def _move(self, capacity: int) -> None:
@@ -167,4 +174,4 @@ class FrameReader:
         self._view = own
         self._start = 0
         self._end = have
-        self._borrowed = False
+        self._in_arena = False

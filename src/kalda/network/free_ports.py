@@ -1,7 +1,7 @@
-"""Ports for nodes that are laid out before they run.
+"""Ports for nodes whose configuration is written before they run.
 
-A node that comes back must be found where it was, so its ports are chosen once. They are taken from below the range
-that the kernel gives to outgoing connections: nothing takes one by chance while its node is down.
+A node must have the same address after a restart, so its ports are chosen once. They are below the range that the
+kernel uses for outgoing connections, so that no such connection takes one while its node is down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ATTEMPTS = 1_000
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Ports that nobody listens on. Raises `OSError` where none are found."""
+    """Ports without a listener. Raises `OSError` where not enough are found."""
     held: dict[int, socket.socket] = {}
     try:
         for _ in range(_ATTEMPTS + count):
@@ -24,9 +24,9 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
                 return list(held)
             port = random.randrange(*_RANGE)
             if port not in held:
-                taken = _take(host, port)
-                if taken is not None:
-                    held[port] = taken
+                bound = _bind(host, port)
+                if bound is not None:
+                    held[port] = bound
         raise OSError(f"no {count} free ports between {_RANGE[0]} and {_RANGE[1]}")
     finally:
         for each in held.values():
@@ -35,15 +35,15 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
     """Whether a server could listen there now. Raises `OSError` for a host that is not this one."""
-    taken = _take(host, port)
-    if taken is None:
+    bound = _bind(host, port)
+    if bound is None:
         return False
-    taken.close()
+    bound.close()
     return True
 
 
-def _take(host: str, port: int) -> socket.socket | None:
-    """The address, bound as servers bind it: connections of a server that has ended do not count."""
+def _bind(host: str, port: int) -> socket.socket | None:
+    """A socket bound as servers bind it, so that closed connections in TIME_WAIT are no obstacle; None: in use."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -51,7 +51,7 @@ def _take(host: str, port: int) -> socket.socket | None:
     try:
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         attempt.bind(address)
-        attempt.listen(1)  # two may be bound to an address where none listens yet
+        attempt.listen(1)  # with SO_REUSEADDR two sockets can be bound to one port as long as neither listens
     except OSError as error:
         attempt.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES):

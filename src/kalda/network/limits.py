@@ -1,6 +1,6 @@
-"""What a peer may take: sizes, counts, rates and times, with Kafka's defaults.
+"""Limits on peers: sizes, counts, rates and times, with Kafka's defaults.
 
-Values only; each field names the key that it comes from, or is a constant of ours.
+Values only. A field's docstring names the config key that it comes from; fields without one are constants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kalda.base.configs.server import ServerConfig
 
 UNLIMITED = 2**31 - 1
 MIN_REQUEST_BYTES = 8
-"""API key, version and correlation id: less cannot be a request."""
+"""API key, version and correlation id: the smallest request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +25,22 @@ class Limits:
     idle_ms: int = 600_000
     """connections.max.idle.ms; negative: never"""
     slow_frame_ms: int = 30_000
-    """A frame must arrive whole within this and the time that its size takes at `slow_frame_bytes_per_s`."""
+    """A frame must arrive within this time plus the time that its size takes at `slow_frame_bytes_per_s`."""
     slow_frame_bytes_per_s: int = 16 * 1024
     closing_ms: int = 5_000
     """How long a closed connection may take to flush its last answers."""
     write_high_bytes: int = 512 * 1024
-    """Above this many unsent bytes the connection's requests wait."""
+    """Above this many unsent bytes no request of the connection is served, until `write_low_bytes` is reached."""
     write_low_bytes: int = 128 * 1024
     max_unanswered: int = 100
-    """Requests of a connection that may wait for their answer before reading pauses."""
+    """Unanswered requests of a connection at which reading pauses."""
     max_unanswered_bytes: int = 64 * 1024 * 1024
     frames_per_turn: int = 128
-    """Frames served before other connections get their turn."""
+    """Frames of a connection that are served before other connections are."""
     send_buffer_bytes: int = 102_400
-    """socket.send.buffer.bytes; -1: the system's"""
+    """socket.send.buffer.bytes; -1: the system's default"""
     receive_buffer_bytes: int = 102_400
-    """socket.receive.buffer.bytes; -1: the system's"""
+    """socket.receive.buffer.bytes; -1: the system's default"""
     backlog: int = 50
     """socket.listen.backlog.size; also how many connections may wait for admission"""
     max_connections: int = UNLIMITED
@@ -50,10 +50,10 @@ class Limits:
 
     @classmethod
     def of(cls, config: ServerConfig, listener: str) -> Limits:
-        """Limits of a listener by a node's configuration."""
+        """The limits of a listener in a node's configuration."""
 
         def own(name: str) -> int:
-            """A limit that only an override for this listener sets; without one the node's holds for all together."""
+            """A limit that only `listener.name.X.` sets. The key without this prefix limits all listeners together."""
             override = f"listener.name.{listener.lower()}.{name}"
             return int(config[override]) if config.is_set(override) else UNLIMITED
 
@@ -81,11 +81,11 @@ class NodeLimits:
     max_creation_rate: int = UNLIMITED
     """max.connection.creation.rate, connections a second"""
     queued_max_request_bytes: int = -1
-    """queued.max.request.bytes: requests that wait for their answer, over all connections; -1: unlimited"""
+    """queued.max.request.bytes: size of unanswered requests of all connections; -1: unlimited"""
 
     @classmethod
     def of(cls, config: ServerConfig) -> NodeLimits:
-        """Limits of a node by its configuration."""
+        """The limits of a node in its configuration."""
         return cls(
             max_connections=config["max.connections"],
             max_connections_per_ip=config["max.connections.per.ip"],

@@ -1,9 +1,9 @@
-"""Is anybody listening there? One TCP connection, made and dropped, which tells a process that is gone from all else.
+"""Whether a process has ended: it has where every address of its host refuses connections to its port.
 
-Where no process listens, the kernel of the host refuses. A process that is paused, busy, or stuck does not: its kernel
-accepts in its place until the backlog is full, and then says nothing. Neither does a host that is down or cut off. So
-only a refusal says anything, and only where each address of the host refuses: a name may stand for several, of which
-the listener is bound to one.
+Where no process listens on a port, the host's kernel refuses the connection. Where a process is paused, busy or stuck,
+the kernel accepts connections until the backlog is full, and then does not answer; a host that is down or cut off does
+not answer either. So only a refusal proves anything, and only a refusal by all addresses of the host: its name may have
+several, and the listener may be bound to one of them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import socket
 from typing import Any
 
 PROBE_TIMEOUT_MS = 500
-"""Shorter than the second after which a kernel sends its first packet again: what has not answered by then may have
-been lost, and that says nothing."""
+"""Shorter than the second after which a kernel repeats its first packet: without an answer by then the packet may have
+been lost, which proves nothing."""
 _MAX_ADDRESSES = 8
 
 
@@ -29,13 +29,13 @@ async def is_refused(host: str, port: int, timeout_ms: int = PROBE_TIMEOUT_MS) -
             for family, kind, protocol, _, address in addresses:
                 if not await _refuses(loop, socket.socket(family, kind, protocol), address):
                     return False
-    except (OSError, TimeoutError, UnicodeError):  # the last is of a name that can be no host's
+    except (OSError, TimeoutError, UnicodeError):  # UnicodeError: the name cannot be encoded as a host name
         return False
     return True
 
 
 def _numeric(host: str, port: int) -> list[Any]:
-    """An address that is one already needs no thread to be looked up."""
+    """The address where `host` is a numeric one, which needs no lookup in a thread; else an empty list."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
@@ -49,5 +49,5 @@ async def _refuses(loop: asyncio.AbstractEventLoop, probe: socket.socket, addres
             await loop.sock_connect(probe, address)
         except ConnectionRefusedError:
             return True
-        # On loopback a port that nobody listens on may be drawn for the probe's own end, which then meets itself.
+        # On loopback the kernel may choose the probed port as the probe's own port; then the probe connects to itself.
         return bool(probe.getsockname() == probe.getpeername())

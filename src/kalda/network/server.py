@@ -1,10 +1,10 @@
-"""Listeners: sockets that accept, connections that serve, and the sweep that looks after them.
+"""Listeners, their connections, and the sweep that closes inactive ones.
 
 A `Server` owns the node's listeners and what they share: admission, the read arena, the budget for unanswered
-requests, one sweep timer. There is no timer per connection or per request: every few seconds the sweep closes whoever
-was idle too long, leaves a frame half sent, or does not take its last answers.
+requests, one sweep timer. There is no timer per connection or per request: every few seconds the sweep closes the
+connections that were idle for too long, that have sent only part of a frame, or that do not read their last answers.
 
-The server knows no protocol: frames go to the listener's handler (see `connection`).
+The server does not depend on the protocol: frames go to the listener's handler (see `connection`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SWEEP_MAX_MS = 5_000
 
 
 class Listener:
-    """One bound endpoint, and what its connections need of the server."""
+    """One bound endpoint, and the functions of the server that its connections call."""
 
     def __init__(
         self,
@@ -62,14 +62,15 @@ class Listener:
         self.wait_for_budget = server.wait_for_budget
 
     async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None, accepts: bool) -> None:
-        """Bind; and accept, or refuse until `accept`. Port 0 takes any free one, which `port` then tells."""
+        """Bind; then accept connections, or refuse them until `accept`. Port 0 chooses a free port, and sets
+        `port`."""
         if not host:
-            # Several sockets on port 0 would get a port each; one address family keeps it one.
+            # Without a host asyncio opens a socket per address family, which would get different ports from port 0.
             host = None if port else "0.0.0.0"
         elif host == "::" and port:
-            # A wildcard stands for IPv4 too; of itself, asyncio would have the socket take IPv6 alone.
+            # The wildcard includes IPv4, but for "::" asyncio would make a socket for IPv6 only.
             host = None
-        if not 0 <= port <= _MAX_PORT:  # of a larger one, the resolver would take the lower bits
+        if not 0 <= port <= _MAX_PORT:  # the resolver would use the lower 16 bits of a larger one
             raise OSError(errno.EINVAL, f"listener {self.name}: port out of range: {port}")
         limits = self.limits
         try:
@@ -86,17 +87,17 @@ class Listener:
         except socket.gaierror as error:
             raise OSError(error.errno, f"listener {self.name}: host {host}: {error.strerror}") from error
         except OSError as error:
-            # Of an address that is no host's here, later versions of asyncio have no number.
+            # For an address that is not this host's, later versions of asyncio set no errno.
             number = error.errno or errno.EADDRNOTAVAIL
             raise OSError(number, f"listener {self.name}: {error.strerror or error}") from error
         for bound in self._sockets.sockets:
             if limits.receive_buffer_bytes > 0:
-                # Before the handshake, or the window scale would be too small for it.
+                # Before the TCP handshake, which fixes the window scale by this size.
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
             self.host, self.port = bound.getsockname()[:2]
 
     async def accept(self) -> None:
-        """Take connections from now on. Raises `OSError` where another process has come first."""
+        """Accept connections from now on. Raises `OSError` where another process listens on the port already."""
         assert self._sockets is not None, "not bound"
         await self._sockets.start_serving()
 
@@ -104,10 +105,10 @@ class Listener:
         return Connection(self, self._server.next_connection_id())
 
     def connected(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
-        """A peer is there: set its socket up, and let it in, hold it or refuse it."""
+        """A connection was made: set its socket options, and admit it, let it wait or refuse it."""
         raw: socket.socket | None = transport.get_extra_info("socket")
         if raw is not None and getattr(raw, "family", None) in (socket.AF_INET, socket.AF_INET6):
-            with contextlib.suppress(OSError):  # the peer may be gone already
+            with contextlib.suppress(OSError):  # the peer may have closed it already
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 if self.limits.send_buffer_bytes > 0:
@@ -115,23 +116,23 @@ class Listener:
         self._server.connected(connection)
 
     def disconnected(self, connection: Connection) -> None:
-        """A peer is gone."""
+        """A connection has ended."""
         self._server.disconnected(connection)
         if self._on_close is not None and connection.admitted:
             self._on_close(connection)
 
     def complain(self, message: str, *args: object) -> None:
-        """Log a warning about a peer; not more than a few a second."""
+        """Log a warning about a peer, within the limit of lines per second."""
         self._server.complaints(self.now_ms(), message, *args)
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets; connections stay."""
+        """Close the listening sockets; connections stay open."""
         if self._sockets is not None:
             self._sockets.close()
 
 
 class Server:
-    """The node's listeners. Make it inside the running loop."""
+    """The node's listeners. It must be made inside the running loop."""
 
     def __init__(self, clock: Clock, limits: NodeLimits | None = None) -> None:
         self.loop = asyncio.get_running_loop()
@@ -143,13 +144,18 @@ class Server:
         self._limits = limits or NodeLimits()
         self._admission = Admission(self._limits)
         self._waiting: deque[Connection] = deque()
+        """Connections that wait for admission, in order of arrival."""
         self._retry: asyncio.TimerHandle | None = None
+        """The timer that admits `_waiting` again when a creation rate allows it."""
         self._last_id = 0
         self._queued_bytes = 0
-        self._starved: deque[Connection] = deque()
+        """Size of the unanswered requests of all connections."""
+        self._over_budget: deque[Connection] = deque()
+        """Connections that read nothing until `_queued_bytes` is below `queued.max.request.bytes`."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._stopping = False
         self._empty = asyncio.Event()
+        """Set while there is no connection."""
         self._empty.set()
 
     async def listen(
@@ -166,8 +172,8 @@ class Server:
         on_close: Callable[[Connection], None] | None = None,
         accepts: bool = True,
     ) -> Listener:
-        """Open a listener. `protected`: the inter-broker one, which clients cannot crowd out. Where it does not accept
-        yet, its port is taken but connections are refused, until `Listener.accept`. Raises `OSError`."""
+        """Open a listener. `protected`: the inter-broker one, see `admission`. With `accepts=False` the port is bound,
+        but connections are refused until `Listener.accept`. Raises `OSError`."""
         assert name not in self.listeners, f"listener {name} is open already"
         limits = limits or Limits()
         listener = Listener(self, name, handler, limits, security_protocol, on_close)
@@ -179,19 +185,21 @@ class Server:
         return listener
 
     def update_limits(self, limits: NodeLimits) -> None:
-        """Take new limits of the node from dynamic configuration."""
+        """Apply new limits of the node from dynamic configuration."""
         self._limits = limits
         self._admission.update(limits)
         self._admit_waiting()
 
     def update_listener_limits(self, name: str, limits: Limits) -> None:
-        """Take new limits of one listener; they hold for open connections too, sizes for new ones."""
+        """Apply new limits of one listener. They apply to open connections too, except sizes, which apply to new
+        ones."""
         self.listeners[name].limits = limits
         self._admission.update_listener(name, limits)
         self._admit_waiting()
 
     async def stop(self, deadline_ms: int = 5_000) -> None:
-        """Accept no more, answer what is pending, close; whoever is left at the deadline is cut off."""
+        """Accept no more connections, answer the pending requests, close. Connections that are open at the deadline
+        are aborted."""
         self._stopping = True
         for listener in self.listeners.values():
             listener.stop_accepting()
@@ -213,18 +221,18 @@ class Server:
             return False
         return True
 
-    # -- coming and going
+    # -- connections that are made and that end
 
     def next_connection_id(self) -> int:
-        """Ids are never used twice in a server's life."""
+        """An id that no other connection of this server had or will have."""
         self._last_id += 1
         return self._last_id
 
     def connected(self, connection: Connection) -> None:
-        """Decide about a newcomer."""
+        """Admit a new connection, let it wait, or refuse it."""
         limit = self._admission.arrive(connection.peer_host)
         if limit is not None:
-            self._refuse(connection, f"its address has the maximum of {limit} connections")
+            self._refuse(connection, f"its address has {limit} connections, the maximum")
             return
         self.connections[connection.id] = connection
         self._empty.clear()
@@ -238,7 +246,7 @@ class Server:
             self._waiting.append(connection)
 
     def disconnected(self, connection: Connection) -> None:
-        """Forget a connection, and let the next one in."""
+        """Remove a connection, and admit the next one that waits."""
         if self.connections.pop(connection.id, None) is None:
             return
         self._admission.leave(connection.peer_host)
@@ -252,8 +260,8 @@ class Server:
         if not self.connections:
             self._empty.set()
 
-    def _refuse(self, connection: Connection, why: str) -> None:
-        self.complaints(self.now_ms(), "refused connection from %s: %s", connection, why)
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        self.complaints(self.now_ms(), "refused connection from %s: %s", connection, reason)
         connection.abort()
 
     def _try_admit(self, connection: Connection) -> bool:
@@ -278,7 +286,12 @@ class Server:
         )
         oldest = min(candidates, key=lambda connection: (connection.active_ms, connection.id), default=None)
         if oldest is not None:
-            self.complaints(self.now_ms(), "closing %s: the inter-broker listener needs its place", oldest)
+            self.complaints(
+                self.now_ms(),
+                "closing %s: max.connections is reached, and another broker connects; this connection is the least "
+                "recently active one",
+                oldest,
+            )
             oldest.close()
 
     def _retry_in(self, wait_ms: int) -> None:
@@ -290,7 +303,7 @@ class Server:
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        """Let in whom the limits allow now. A listener that is full does not block another's newcomers."""
+        """Admit the waiting connections that the limits allow. One whose listener is full does not block others."""
         for _ in range(len(self._waiting)):
             connection = self._waiting.popleft()
             if not connection.closed and not self._try_admit(connection):
@@ -299,22 +312,22 @@ class Server:
     # -- the budget for unanswered requests
 
     def queue(self, frame_bytes: int) -> None:
-        """A request of that size waits for its answer."""
+        """Count an unanswered request of that size."""
         self._queued_bytes += frame_bytes
 
     def unqueue(self, frame_bytes: int) -> None:
-        """It waits no more."""
+        """Undo `queue` when the request was answered or abandoned."""
         self._queued_bytes -= frame_bytes
-        while self._starved and not self.over_budget():
-            self._starved.popleft().budget_is_back()
+        while self._over_budget and not self.over_budget():
+            self._over_budget.popleft().budget_is_back()
 
     def over_budget(self) -> bool:
         """True where `queued.max.request.bytes` is reached."""
         return 0 < self._limits.queued_max_request_bytes <= self._queued_bytes
 
     def wait_for_budget(self, connection: Connection) -> None:
-        """Tell the connection when it is not."""
-        self._starved.append(connection)
+        """Call `budget_is_back` of the connection when there is budget again."""
+        self._over_budget.append(connection)
 
     # -- the sweep
 
@@ -330,13 +343,13 @@ class Server:
     def _sweep(self) -> None:
         now_ms = self.now_ms()
         for connection in list(self.connections.values()):
-            why = connection.sweep(now_ms)
-            if why is None:
+            reason = connection.sweep(now_ms)
+            if reason is None:
                 continue
             if connection.closed:
                 connection.abort()
             else:
-                log.info("closing %s: %s", connection, why)
+                log.info("closing %s: %s", connection, reason)
                 connection.close()
         self._schedule_sweep()
 

@@ -1,29 +1,30 @@
-"""The simulated world: whole clusters and their clients in one thread, in virtual time, out of one seed.
+"""The simulator: whole clusters and their clients in one thread, in virtual time, as a function of one seed.
 
-The world has a network, disks and clocks that fail on a seed's command; in it live the real nodes, and workloads that
-write down what they were promised. Checkers hold the end against the promises. A seed that breaks one breaks it again.
+It has a network, disks and clocks with faults that follow from the seed. The nodes are the real ones. Workloads record
+what was acknowledged to them and what they have read; checkers compare this with the final logs. A seed that violates
+an invariant violates it in each run.
 
-- `process`: a process' life, and what belongs to it
+- `process`: one start of a process, and the callbacks that belong to it
 - `loop`: asyncio in virtual time
 - `network`: connections that are delayed, stalled, cut and reset
 - `disk`: files in memory that lose, tear or corrupt what was not synced
 - `machine`: disk, clock, threads and power of one host
-- `world`: all of it, with the trace and the log
+- `world`: a seed's loop, network and machines, with the trace and the log
 - `cluster`: whole nodes
-- `client`: requests to a cluster through all that befalls it
-- `history`: what clients attempted, were promised and have seen
+- `client`: requests to a cluster, with retries
+- `history`: what clients attempted, what was acknowledged, what they read
 - `workload`: producers and administrators
-- `readers`: consumers, of leaders and of followers
-- `groups`: members of consumer groups, and what groups are promised
+- `readers`: consumers, from leaders and from followers
+- `groups`: members of consumer groups, and the guarantees of groups
 - `admin`: operators of topics, replicas and the quorum
 - `dirs`: several log directories a node, and replicas that are moved between them
-- `deletions`: an operator who deletes records
-- `phoenix`: a topic that is deleted and made again under its name
-- `faults`: what befalls a cluster, and when
-- `losses`: faults that take data from one replica, and what may be demanded then
-- `checks`: what must hold, meanwhile and in the end
-- `scenario`: one seed from its first step to its verdict
-- `ablations`: safeguards switched off one by one, each of which some seed must miss
+- `deletions`: an operator that deletes records
+- `phoenix`: a topic that is deleted and created again under its name
+- `faults`: the faults of a run, and their ends
+- `losses`: faults in which one replica loses data, and what must hold then
+- `checks`: the invariants, checked during a run and at its end
+- `scenario`: one seed from its start to its verdict
+- `ablations`: safeguards that are switched off one by one; some seed must fail without each
 - `quorum`: the quorum's machines alone, without bytes
 - `quorum_storm`: seeds of those
 """

@@ -1,7 +1,7 @@
-"""Safeguards, switched off one by one: with any of them off some seed must break a promise, or the simulator would
-prove nothing about it.
+"""Safeguards, switched off one by one: without each of them some seed must violate an invariant, or the simulator
+would prove nothing about it.
 
-The switches are patches of named functions, made here and undone at once. Nothing in the product knows of them.
+A switch patches named attributes and restores them afterwards. The product has no code for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kalda.sim.scenario import Plan, Verdict, simulate
 
 
 class Switch:
-    """Replaces attributes, and puts them back."""
+    """Replaces attributes, and restores them."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """`owner.name` is `value` until the end. Fails where there is no such attribute."""
+        """Set `owner.name` to `value` until `restore`. Raises `KeyError` where there is no such attribute."""
         self._undo.append((owner, name, vars(owner)[name]))
         setattr(owner, name, value)
 
@@ -36,7 +36,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """A safeguard, how it is switched off, and under which plans its lack must show within `seeds` seeds."""
+    """A safeguard, the function that switches it off, and the plan in which one of `seeds` seeds must then fail."""
 
     name: str
     off: Callable[[Switch], None]
@@ -52,7 +52,7 @@ class Ablation:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Without the safeguard."""
+        """The safeguard is off inside this context."""
         switch = Switch()
         try:
             self.off(switch)
@@ -61,11 +61,11 @@ class Ablation:
             switch.restore()
 
     def find(self, seeds: Iterable[int] | None = None) -> Verdict | None:
-        """The first run in which a promise is broken; None where the lack does not show."""
+        """The first run that violates an invariant without the safeguard; None where none does."""
         with self.applied():
             for seed in range(self.seeds) if seeds is None else seeds:
                 verdict = simulate(self.plan(seed))
-                if not verdict.kept:
+                if not verdict.passed:
                     return verdict
         return None
 
@@ -132,7 +132,8 @@ def _read_all_of_followers(switch: Switch) -> None:
 
 
 def _take_any_copy(switch: Switch) -> None:
-    """As the logs change places, what the copy lacks is given up: the assertion there would stop the move."""
+    """Where the copy lacks records when the logs are swapped, the log is truncated: else an assertion stops the
+    move."""
     from kalda.base.ids import TopicPartition
     from kalda.replication import dir_moves
     from kalda.storage.future_logs import FutureLogs
@@ -153,7 +154,7 @@ def _take_any_copy(switch: Switch) -> None:
 
 
 def _move_unsynced(switch: Switch) -> None:
-    """Neither is the copy synced nor are the log's flushes held up until it is."""
+    """The copy is not synced, and the log's flushes do not wait for that."""
     from kalda.base.ids import TopicPartition
     from kalda.replication.dir_moves import DirMoves
     from kalda.replication.partition import Partition
@@ -197,10 +198,10 @@ def _vote_for_any_log(switch: Switch) -> None:
 
 
 def _append_for_any_leader(switch: Switch) -> None:
-    """Three walls stand between a leader whose epoch is over and the log of a replica that knows of a newer one: it
-    does not take up that leader, that leader does not serve it, and it does not read what that leader answers. Any one
-    is enough: with two of them off, whichever, 60 seeds keep every promise. So all three go; and so does the assertion
-    that would stop a replica before it cuts off what is committed, for the promise itself to be seen broken."""
+    """Three checks keep a leader of a former epoch from changing the log of a replica with a newer epoch: the replica
+    does not follow that leader, that leader refuses its fetch, and the replica ignores that leader's response. Each one
+    is enough: with any two of them off, 60 seeds pass. So all three are switched off. The assertion that stops a
+    replica before it truncates committed records is off too, so that the violation itself is found."""
     _follow_any_leader(switch)
     _serve_any_epoch(switch)
     _read_any_epoch(switch)
@@ -267,7 +268,8 @@ def _truncate_what_is_committed(switch: Switch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QuorumAblation:
-    """A safeguard that the machines alone show soonest, and the weather in which its lack must show."""
+    """A safeguard of the quorum, tested with its machines alone; `weather(seed)` is a run in which one of `seeds` seeds
+    must fail without it."""
 
     name: str
     off: Callable[[Switch], None]
@@ -275,7 +277,7 @@ class QuorumAblation:
     seeds: int = 60
 
     def run(self, seed: int) -> str:
-        """Which promise is broken; empty where all are kept."""
+        """The invariant that the seed violates; empty where it violates none."""
         try:
             recover(self.weather(seed))
         except (AssertionError, IndexError) as error:
@@ -283,15 +285,14 @@ class QuorumAblation:
         return ""
 
     def find(self) -> tuple[int, str] | None:
-        """The first seed in which a promise is broken without the safeguard, and which; None where its lack does not
-        show."""
+        """The first seed that violates an invariant without the safeguard, and which one; None where none does."""
         switch = Switch()
         try:
             self.off(switch)
             for seed in range(self.seeds):
-                why = self.run(seed)
-                if why:
-                    return seed, why
+                violation = self.run(seed)
+                if violation:
+                    return seed, violation
         finally:
             switch.restore()
         return None

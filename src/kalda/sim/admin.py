@@ -1,9 +1,9 @@
-"""Operators: one makes topics, lets them grow, changes their configs and deletes them, one moves replicas about, one
-changes who votes in the quorum.
+"""Operators: one creates, extends, configures and deletes topics, one reassigns replicas, one changes the quorum's
+voters.
 
-Each goes on whatever befalls the cluster, one thing after another. An attempt whose answer does not come may still be
-carried out later, after its repetition and what followed that: so what must be there in the end, is what was asked for
-last, or what was asked for before without an answer.
+Each makes one change after another, through all faults. A request without a response may still be carried out later,
+even after its repetition and later changes. So the final state must be that of the last request, or of an earlier one
+that got no response.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from kalda.sim.client import SimClient
 from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster
 
 _TIMEOUT_MS = 3_000
-_CERTAINLY_UNKNOWN = 30
-"""So many attempts take longer than any controller is believed that is not the active one."""
+_ENOUGH_UNKNOWN_ANSWERS = 30
+"""This many attempts take longer than a former controller can still be taken for the active one."""
 _MAX_TOPICS = 6
 _MAX_PARTITIONS = 5
 _KEY = "retention.ms"
 _NOT_NOW = frozenset((ErrorCode.INVALID_REPLICATION_FACTOR, ErrorCode.INVALID_REPLICA_ASSIGNMENT))
-"""Too few brokers are alive for what is asked."""
+"""Too few brokers are alive for the request."""
 _UNKNOWN = frozenset((ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.BROKER_NOT_AVAILABLE))
-"""No controller was found in time, or what it did was undone, or not."""
+"""No controller was found in time, or it is unknown whether its records were committed."""
 
 
 class Operator(ABC):
-    """Does one thing after another until `finish`."""
+    """Makes one change after another until `finish`."""
 
     def __init__(self, client: SimClient, pause_s: float) -> None:
         self._client = client
@@ -78,39 +78,42 @@ class Operator(ABC):
 
     @abstractmethod
     async def _act(self) -> None:
-        """One thing."""
+        """Make one change."""
 
-    async def _insist(self, request: Request, version: int, code_of: Callable[[Any], int], *done: ErrorCode) -> bool:
-        """Ask until it is done. False: an attempt is left of which nobody knows what becomes."""
-        known = True
+    async def _repeat_until_done(
+        self, request: Request, version: int, code_of: Callable[[Any], int], *done: ErrorCode
+    ) -> bool:
+        """Repeat the request until it succeeds, or fails with one of `done`. False where the outcome of an earlier
+        attempt is unknown, so that it may still be carried out."""
+        outcomes_known = True
         while True:
             try:
                 code = ErrorCode(code_of(await self._client.ask_any(request, version)))
                 if code is ErrorCode.NONE or code in done:
-                    return known
+                    return outcomes_known
                 if not code.retriable and code not in _NOT_NOW | _UNKNOWN:
-                    self._client.world.violated(f"{self._client.name}: {code.name} to {request}")
-                    return known
-                known = known and code in _NOT_NOW
+                    self._client.world.violated(f"{self._client.name}: {code.name} in response to {request}")
+                    return outcomes_known
+                outcomes_known = outcomes_known and code in _NOT_NOW
             except ApiError:
-                known = False
+                outcomes_known = False
             await self._client.pause()
 
 
 @dataclass(slots=True)
 class Topic:
-    """What was asked for."""
+    """A topic as it was requested."""
 
     partitions: int
     deleted: bool = False
     may_come_back: bool = False
-    """An attempt to create it is still under way, for all that is known."""
+    """The outcome of an attempt to create it is unknown, so it may be created after its deletion."""
     may_have: set[str | None] = field(default_factory=lambda: {None})
-    """Values of the config."""
+    """The values that its config may have."""
 
 
 class Churner(Operator):
-    """Topics come and go, get more partitions and other configs."""
+    """Creates and deletes topics, adds partitions and changes configs."""
 
     def __init__(self, client: SimClient, replicas: int, pause_s: float = 3.0) -> None:
         self._replicas = replicas
@@ -118,12 +121,12 @@ class Churner(Operator):
         super().__init__(client, pause_s)
 
     async def _act(self) -> None:
-        there = [name for name, topic in self.topics.items() if not topic.deleted]
-        if not there or (len(there) < _MAX_TOPICS and self._rng.random() < 0.4):
+        existing = [name for name, topic in self.topics.items() if not topic.deleted]
+        if not existing or (len(existing) < _MAX_TOPICS and self._rng.random() < 0.4):
             await self._create(f"churn-{len(self.topics)}")
         else:
             act = self._rng.choice((self._delete, self._grow, self._configure, self._configure))
-            await act(self._rng.choice(there))
+            await act(self._rng.choice(existing))
 
     async def _create(self, name: str) -> None:
         topic = Topic(self._rng.randint(1, 3))
@@ -131,31 +134,33 @@ class Churner(Operator):
             topics=[CreatableTopic(name=name, num_partitions=topic.partitions, replication_factor=self._replicas)],
             timeout_ms=_TIMEOUT_MS,
         )
-        known = await self._insist(request, 7, lambda a: a.topics[0].error_code, ErrorCode.TOPIC_ALREADY_EXISTS)
-        topic.may_come_back = not known
+        outcomes_known = await self._repeat_until_done(
+            request, 7, lambda a: a.topics[0].error_code, ErrorCode.TOPIC_ALREADY_EXISTS
+        )
+        topic.may_come_back = not outcomes_known
         self.topics[name] = topic
-        self._client.world.tell(self._client.name, f"created {name}")
+        self._client.world.trace(self._client.name, f"created {name}")
 
     async def _delete(self, name: str) -> None:
         request = DeleteTopicsRequest(topic_names=[name], timeout_ms=_TIMEOUT_MS)
-        gone, codes = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, []
+        unknown, codes = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, []
         self.topics[name].deleted = True
 
         def code_of(answer: Any) -> int:
             codes.append(answer.responses[0].error_code)
             return int(codes[-1])
 
-        # Unknown is also what those say who have not heard of it yet, be it a node or a controller of before; but not
-        # for long. And those who have deleted it at the first of two attempts, if a node that forwards it makes two.
-        known = await self._insist(request, 5, code_of, gone)
+        # A node or a former controller that does not have the topic yet also answers that it is unknown; but not for
+        # long. The active controller does too, where a forwarding node sent the request twice and the first deleted it.
+        outcomes_known = await self._repeat_until_done(request, 5, code_of, unknown)
         while (
-            (known and 0 not in codes and len(codes) < _CERTAINLY_UNKNOWN)
+            (outcomes_known and 0 not in codes and len(codes) < _ENOUGH_UNKNOWN_ANSWERS)
             or (topics := await self._names()) is None
             or name in topics
         ):
-            known = await self._insist(request, 5, code_of, gone) and known
+            outcomes_known = await self._repeat_until_done(request, 5, code_of, unknown) and outcomes_known
             await self._client.pause()
-        self._client.world.tell(self._client.name, f"deleted {name}")
+        self._client.world.trace(self._client.name, f"deleted {name}")
 
     async def _names(self) -> set[str] | None:
         try:
@@ -171,9 +176,9 @@ class Churner(Operator):
         topic.partitions += 1
         more = CreatePartitionsTopic(name=name, count=topic.partitions, assignments=None)
         request = CreatePartitionsRequest(topics=[more], timeout_ms=_TIMEOUT_MS)
-        # Done before, it is refused.
-        await self._insist(request, 3, lambda a: a.results[0].error_code, ErrorCode.INVALID_PARTITIONS)
-        self._client.world.tell(self._client.name, f"let {name} grow to {topic.partitions}")
+        # A repetition after an attempt that succeeded is refused.
+        await self._repeat_until_done(request, 3, lambda a: a.results[0].error_code, ErrorCode.INVALID_PARTITIONS)
+        self._client.world.trace(self._client.name, f"extended {name} to {topic.partitions} partitions")
 
     async def _configure(self, name: str) -> None:
         value = str(self._rng.randint(10**9, 10**10))
@@ -184,25 +189,25 @@ class Churner(Operator):
             resource_type=ConfigResourceType.TOPIC, resource_name=name, configs=[change]
         )
         request = IncrementalAlterConfigsRequest(resources=[resource])
-        unknown = self.topics[name].may_have
-        known = await self._insist(request, 1, lambda a: a.responses[0].error_code)
-        self.topics[name].may_have = {value} if known else unknown | {value}
-        self._client.world.tell(self._client.name, f"set {_KEY} of {name} to {value}")
+        earlier = self.topics[name].may_have
+        outcomes_known = await self._repeat_until_done(request, 1, lambda a: a.responses[0].error_code)
+        self.topics[name].may_have = {value} if outcomes_known else earlier | {value}
+        self._client.world.trace(self._client.name, f"set {_KEY} of {name} to {value}")
 
     def judge(self, image: MetadataImage) -> None:
-        """Hold the metadata against what was asked for."""
+        """Compare the final metadata with what was requested."""
         world = self._client.world
         for name, topic in self.topics.items():
             found = image.topics.by_name.get(name)
             if topic.deleted:
                 if found is not None and not topic.may_come_back:
-                    world.violated(f"{name} was deleted, and is there")
+                    world.violated(f"{name} was deleted, but exists")
             elif found is None:
-                world.violated(f"{name} was created, and is not there")
+                world.violated(f"{name} was created, but does not exist")
             elif len(found.partitions) != topic.partitions:
-                world.violated(f"{name} has {len(found.partitions)} partitions, and was given {topic.partitions}")
+                world.violated(f"{name} has {len(found.partitions)} partitions instead of {topic.partitions}")
             elif (value := _config_of(image, name)) not in topic.may_have:
-                world.violated(f"{name} has {_KEY}={value}, and was given {topic.may_have}")
+                world.violated(f"{name} has {_KEY}={value} instead of one of {topic.may_have}")
 
 
 def _config_of(image: MetadataImage, topic: str) -> str | None:
@@ -210,7 +215,7 @@ def _config_of(image: MetadataImage, topic: str) -> str | None:
 
 
 class Reassigner(Operator):
-    """Gives partitions other replicas, in another order, sometimes thinks better of it; moves leaderships back."""
+    """Reassigns partitions to other replicas, cancels some of these reassignments, elects preferred leaders."""
 
     def __init__(
         self,
@@ -235,27 +240,27 @@ class Reassigner(Operator):
             await self._reassign(partition, self._rng.sample(self._brokers, self._replicas))
 
     async def _reassign(self, partition: TopicPartition, replicas: list[int] | None) -> None:
-        wanted = ReassignablePartition(partition_index=partition.partition, replicas=replicas)
-        topic = ReassignableTopic(name=partition.topic, partitions=[wanted])
+        entry = ReassignablePartition(partition_index=partition.partition, replicas=replicas)
+        topic = ReassignableTopic(name=partition.topic, partitions=[entry])
         request = AlterPartitionReassignmentsRequest(topics=[topic], timeout_ms=_TIMEOUT_MS)
-        await self._once(request, 1, f"{partition} to {replicas}")
+        await self._once(request, 1, f"reassign {partition} to {replicas}")
 
     async def _prefer(self, partition: TopicPartition) -> None:
-        wanted = ElectLeadersRequestTopicPartitions(topic=partition.topic, partitions=[partition.partition])
-        request = ElectLeadersRequest(topic_partitions=[wanted], timeout_ms=_TIMEOUT_MS)
-        await self._once(request, 2, f"{partition} led by its first replica")
+        entry = ElectLeadersRequestTopicPartitions(topic=partition.topic, partitions=[partition.partition])
+        request = ElectLeadersRequest(topic_partitions=[entry], timeout_ms=_TIMEOUT_MS)
+        await self._once(request, 2, f"elect the first replica of {partition}")
 
-    async def _once(self, request: Request, version: int, what: str) -> None:
-        """It may be refused, or be lost: nothing is promised but that no harm comes of it."""
+    async def _once(self, request: Request, version: int, action: str) -> None:
+        """One attempt, which may be refused or lost; only the general invariants must hold afterwards."""
         try:
             await self._client.ask_any(request, version)
         except ApiError as error:
-            what += f": {error.code.name}"
-        self._client.world.tell(self._client.name, f"wants {what}")
+            action += f": {error.code.name}"
+        self._client.world.trace(self._client.name, f"requests to {action}")
 
 
 class VoterChanger(Operator):
-    """Adds controllers to the quorum and takes others out, one at a time, down to `fewest`."""
+    """Adds voters to the quorum and removes voters, one at a time; at least `fewest` remain."""
 
     def __init__(self, client: SimClient, cluster: SimCluster, fewest: int, pause_s: float = 5.0) -> None:
         self._cluster = cluster
@@ -275,7 +280,7 @@ class VoterChanger(Operator):
             )
 
     def _voters(self) -> set[int]:
-        """As the node with the newest epoch knows them."""
+        """The voters of the node with the newest epoch."""
         machines = [node.node.raft.machine for node in self._cluster if node.node is not None and node.serving]
         newest = max(machines, key=lambda machine: machine.epoch, default=None)
         return set() if newest is None else set(newest.voters.ids)
@@ -296,5 +301,5 @@ class VoterChanger(Operator):
             how = ErrorCode(answer.error_code).name
         except ApiError as error:
             how = error.code.name
-        what = "add" if isinstance(request, AddRaftVoterRequest) else "remove"
-        self._client.world.tell(self._client.name, f"wants to {what} the voter {request.voter_id}: {how}")
+        action = "add" if isinstance(request, AddRaftVoterRequest) else "remove"
+        self._client.world.trace(self._client.name, f"requests to {action} the voter {request.voter_id}: {how}")

@@ -1,12 +1,13 @@
-"""What must hold of a cluster: looked at every little while, and once more in the end.
+"""The invariants of a cluster, checked each `_INTERVAL_S` during a run, and at its end.
 
-Meanwhile: an epoch of the quorum has one leader, and so has a leader epoch of a partition; epochs and high watermarks
-do not go back while a process lives, and a high watermark is within its log; what the quorum has committed at an offset
-is the same wherever it is learned; a partition's in-sync replicas are replicas of it.
+During the run: each epoch of the quorum, and each leader epoch of a partition, has at most one leader; epochs and high
+watermarks never decrease while a process lives, and a high watermark is not above its log's end; the record that the
+quorum committed at an offset is the same on all nodes; the in-sync replicas of a partition are replicas of it.
 
-In the end, when everything works again: all nodes have the same metadata and the same voters, all replicas of a
-partition the same records and the same high watermark, and nobody else has a replica; a replica is in one directory of
-its node, which the metadata names; the clients' history holds, that of the groups and what operators asked for.
+At the end, when all faults are over: all nodes have the same metadata and the same voters; all replicas of a partition
+have the same records and the same high watermark, and no other node has a replica; each replica is in one log directory
+of its node, which the metadata names; the final logs fit the history of the clients, of the groups and of the
+operators.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kalda.sim.groups import Group
 from kalda.sim.groups import judge as groups_judge
 from kalda.sim.history import History
 
-_LOOK_S = 0.1
+_INTERVAL_S = 0.1
 _READ_BYTES = 1 << 20
 
 Log = dict[int, tuple[bytes | None, bytes | None]]
@@ -40,7 +41,7 @@ Log = dict[int, tuple[bytes | None, bytes | None]]
 
 
 class _Committed:
-    """Hears what the quorum commits, at one node."""
+    """Listens to the records that the quorum commits, on one node."""
 
     def __init__(self, observer: Observer, name: str) -> None:
         self._observer = observer
@@ -52,97 +53,105 @@ class _Committed:
             self._observer.committed(self._name, batch.base_offset, (batch.last_offset, batch.epoch, records))
 
     def on_load_snapshot(self, reader: SnapshotReader) -> None:
-        """A snapshot stands for records that others have told."""
+        """The records of a snapshot were checked on the nodes that committed them."""
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
-        """Looked at elsewhere."""
+        """`Observer` checks leaders itself."""
 
 
 class Observer:
-    """Looks at all nodes that live."""
+    """Checks all running nodes."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster = cluster
         self._world = cluster.world
-        self._heard: dict[Node, None] = {}
+        self._registered: dict[Node, None] = {}
+        """Nodes with a `_Committed` listener."""
         self._log: dict[int, object] = {}
+        """The committed batches of the metadata log, by base offset."""
         self._quorum_leaders: dict[int, str] = {}
+        """By epoch."""
         self._leaders: dict[tuple[bytes, int, int], str] = {}
+        """By topic id, partition and leader epoch."""
         self._quorum_epochs: dict[str, int] = {}
+        """The last epoch of each node; it must not decrease over restarts either."""
         self._marks: dict[tuple[Node, object], tuple[int, int]] = {}
+        """The last epoch and high watermark of each log, by process."""
         self._images: dict[str, MetadataImage] = {}
+        """The last image of each node, which is not checked again."""
         self.elections = 0
         self.unsettled = ""
-        """What is missing yet."""
+        """Why `settled` was False."""
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
-            self.look()
-            await asyncio.sleep(_LOOK_S)
+            self.check_now()
+            await asyncio.sleep(_INTERVAL_S)
 
-    def look(self) -> None:
-        """All that can be seen now."""
+    def check_now(self) -> None:
+        """Check the invariants that hold at every moment."""
         for node in self._cluster:
             if node.node is not None and node.serving:
-                self._look_at_quorum(node, node.node)
-                self._look_at_partitions(node, node.node)
-                self._look_at_image(node, node.node.image)
+                self._check_quorum(node, node.node)
+                self._check_partitions(node, node.node)
+                self._check_image(node, node.node.image)
 
     def committed(self, name: str, offset: int, batch: object) -> None:
-        """A node has learned what is committed."""
-        known = self._log.setdefault(offset, batch)
-        if known != batch:
-            self._world.violated(f"{name} learns {batch!r} at {offset} of the metadata log, where {known!r} was")
+        """A node has committed a batch of the metadata log."""
+        earlier = self._log.setdefault(offset, batch)
+        if earlier != batch:
+            self._world.violated(f"{name} commits {batch!r} at {offset} of the metadata log, where {earlier!r} was")
 
-    def _look_at_quorum(self, sim: SimNode, node: Node) -> None:
+    def _check_quorum(self, sim: SimNode, node: Node) -> None:
         raft = node.raft
-        if node not in self._heard:
-            self._heard[node] = None
+        if node not in self._registered:
+            self._registered[node] = None
             sim.run(lambda: raft.listeners.register(_Committed(self, sim.name)))
         epoch = raft.machine.epoch
         if epoch < self._quorum_epochs.get(sim.name, 0):
             self._world.violated(f"{sim.name} is back in epoch {epoch} of the quorum")
         self._quorum_epochs[sim.name] = epoch
         if isinstance(raft.machine.role, LeaderRole):
-            self._one(self._quorum_leaders, epoch, sim.name, f"epoch {epoch} of the quorum")
-        self._forward(sim, node, "the metadata log", epoch, raft.high_watermark)
+            self._check_single_leader(self._quorum_leaders, epoch, sim.name, f"epoch {epoch} of the quorum")
+        self._check_no_decrease(sim, node, "the metadata log", epoch, raft.high_watermark)
 
-    def _one(self, leaders: dict[Any, str], key: Any, name: str, what: str) -> None:
+    def _check_single_leader(self, leaders: dict[Any, str], key: Any, name: str, what: str) -> None:
         if key not in leaders:
             leaders[key] = name
             self.elections += 1
-            self._world.tell(name, f"leads {what}")
+            self._world.trace(name, f"leads {what}")
         elif leaders[key] != name:
             self._world.violated(f"{what} has two leaders, {leaders[key]} and {name}")
 
-    def _forward(self, sim: SimNode, node: Node, what: Partition | str, epoch: int, high_watermark: int) -> None:
-        last_epoch, last_mark = self._marks.get((node, what), (-1, -1))
+    def _check_no_decrease(
+        self, sim: SimNode, node: Node, log: Partition | str, epoch: int, high_watermark: int
+    ) -> None:
+        last_epoch, last_mark = self._marks.get((node, log), (-1, -1))
         if epoch < last_epoch or high_watermark < last_mark:
-            name = what if isinstance(what, str) else what.topic_partition
+            name = log if isinstance(log, str) else log.topic_partition
             self._world.violated(
                 f"{sim.name}: {name} goes from epoch {last_epoch} and high watermark {last_mark} "
                 f"back to {epoch} and {high_watermark}"
             )
-        self._marks[node, what] = (epoch, high_watermark)
+        self._marks[node, log] = (epoch, high_watermark)
 
-    def _look_at_partitions(self, sim: SimNode, node: Node) -> None:
+    def _check_partitions(self, sim: SimNode, node: Node) -> None:
         for partition in node.replicas or ():
             log, topic_id, index = partition.log, partition.topic_id, partition.topic_partition.partition
             if partition.is_leader:
                 key = (topic_id, index, partition.leader_epoch)
-                self._one(
-                    self._leaders, key, sim.name, f"{partition.topic_partition} in epoch {partition.leader_epoch}"
-                )
+                what = f"{partition.topic_partition} in epoch {partition.leader_epoch}"
+                self._check_single_leader(self._leaders, key, sim.name, what)
             if log.high_watermark > log.log_end_offset:
                 self._world.violated(
                     f"{sim.name}: {partition.topic_partition} ends at {log.log_end_offset}, "
                     f"below its high watermark {log.high_watermark}"
                 )
-            # A replica that was moved away and came back is another one.
-            self._forward(sim, node, partition, partition.leader_epoch, log.high_watermark)
+            # The key is the `Partition` object: a replica that was moved away and came back is another one.
+            self._check_no_decrease(sim, node, partition, partition.leader_epoch, log.high_watermark)
 
-    def _look_at_image(self, sim: SimNode, image: MetadataImage) -> None:
+    def _check_image(self, sim: SimNode, image: MetadataImage) -> None:
         if self._images.get(sim.name) is image:
             return
         self._images[sim.name] = image
@@ -153,10 +162,10 @@ class Observer:
                         f"{topic.name}-{index} has the ISR {partition.isr} and the replicas {partition.replicas}"
                     )
 
-    # In the end.
+    # At the end.
 
     def settled(self) -> bool:
-        """Whether everybody knows the same, and every replica is in sync and complete."""
+        """Whether all nodes have the same metadata, and every replica is in sync and complete."""
         self.unsettled = self._unsettled()
         return not self.unsettled
 
@@ -167,18 +176,18 @@ class Observer:
         newest = max(node.image.offset for node in nodes)
         for node in nodes:
             if node.raft.high_watermark <= newest or node.image.offset < newest:
-                return f"node {node.config.node_id} knows the metadata up to {node.image.offset} of {newest}"
+                return f"node {node.config.node_id} has the metadata up to {node.image.offset} of {newest}"
         brokers = nodes[0].image.cluster.brokers
         for broker in self._cluster.nodes:
             if broker not in brokers or brokers[broker].fenced:
                 return f"broker {broker} is fenced"
         voters = {tuple(sorted(node.raft.machine.voters.ids)) for node in nodes}
         if len(voters) > 1:
-            return f"the nodes know different voters, {voters}"
+            return f"the nodes have different voters, {voters}"
         topics = nodes[0].image.topics.by_id.values()
-        late = next((why for topic in topics for why in self._not_in_sync(topic)), "")
+        not_in_sync = next((reason for topic in topics for reason in self._not_in_sync(topic)), "")
         image = nodes[0].image
-        return late or next((why for node in self._cluster for why in dirs.misplaced(node, image)), "")
+        return not_in_sync or next((reason for node in self._cluster for reason in dirs.misplaced(node, image)), "")
 
     def _not_in_sync(self, topic: TopicImage) -> Iterator[str]:
         for index, registration in topic.partitions.items():
@@ -202,20 +211,20 @@ class Observer:
         return found
 
     def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where logs end. `settled` holds."""
+        """The log end offsets. Requires `settled`."""
         return {
             partition: max(each.log.log_end_offset for each in self._replicas(partition).values())
             for partition in partitions
         }
 
     def records(self, partition: TopicPartition) -> tuple[int, list[tuple[int, bytes]]]:
-        """Where a partition begins, and the values of its records. `settled` holds."""
+        """A partition's log start offset, and its records' offsets and values. Requires `settled`."""
         replica = next(iter(self._replicas(partition).values()))
         return replica.log.log_start_offset, [(at, value or b"") for at, (_, value) in _read_all(replica).items()]
 
     def judge(self, history: History, groups: Sequence[Group] = ()) -> None:
-        """Hold the end against the promises. `settled` holds."""
-        self.look()
+        """Check the invariants of the end. Requires `settled`."""
+        self.check_now()
         self._judge_metadata()
         self._judge_dirs()
         topics = next(node.node.image.topics for node in self._cluster if node.node is not None)
@@ -228,20 +237,20 @@ class Observer:
                 compacted = replicas[first].log.config.compacts
                 start = max(replica.log.log_start_offset for replica in replicas.values())
                 for name, log in logs.items():
-                    if why := _difference(logs[first], log, compacted, start):
-                        self._world.violated(f"{partition} on {first} and {name}: {why}")
+                    if difference := _difference(logs[first], log, compacted, start):
+                        self._world.violated(f"{partition} on {first} and {name}: {difference}")
                 if not topic.name.startswith("__") and topic.name not in history.judged_elsewhere:
                     values = {offset: value or b"" for offset, (_, value) in logs[first].items()}
                     history.judge(partition, values, start)
                     for group in groups:
-                        if partition in group.read and (why := groups_judge(group, partition, values)):
-                            self._world.violated(why)
+                        if partition in group.read and (violation := groups_judge(group, partition, values)):
+                            self._world.violated(violation)
 
     def _judge_dirs(self) -> None:
         for node in self._cluster:
             assert node.node is not None
-            for why in dirs.judge(node, node.node.image):
-                self._world.violated(why)
+            for violation in dirs.judge(node, node.node.image):
+                self._world.violated(violation)
 
     def _judge_metadata(self) -> None:
         images = {}
@@ -252,18 +261,21 @@ class Observer:
         first = next(iter(images))
         for name, records_ in images.items():
             if records_ != images[first]:
-                self._world.violated(f"{name} and {first} know different metadata")
+                self._world.violated(f"{name} and {first} have different metadata")
 
 
 def _difference(one: Log, other: Log, compacted: bool, start: int) -> str:
-    """How two replicas differ from `start` on; empty where they do not. Each replica compacts by itself: then their
-    records agree where both have them, and so does what they say in the end of each key."""
+    """How two replicas differ from `start` on; empty where they do not.
+
+    Each replica compacts its log by itself. Then records at an offset that both have must be equal, and so must the
+    last value of each key.
+    """
     for offset in sorted({*one, *other}):
         cleaned = compacted and (offset not in one or offset not in other)
         if offset >= start and one.get(offset) != other.get(offset) and not cleaned:
             return f"at {offset} are {one.get(offset)!r} and {other.get(offset)!r}"
     if compacted and _state(one) != _state(other):
-        return "they have come to differ by compaction"
+        return "after compaction, the last values of their keys differ"
     return ""
 
 

@@ -1,6 +1,6 @@
-"""A client of the simulated cluster: finds leaders, tries again, and says plainly what came of it.
+"""A client of the simulated cluster: finds leaders and coordinators, retries, and returns or raises each outcome.
 
-It speaks through the real RPC client, over the simulated network, from a machine of its own.
+It uses the real RPC client over the simulated network, on a machine of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SimClient:
         self.name = name
         self.rng = world.rng(name)
         self.metadata = Metadata(None, -1, {}, {})
-        self._seen: dict[str, Topic] = {}
-        """What was known last of each topic, also of one whose leaders are to be asked for anew."""
+        self._last_received: dict[str, Topic] = {}
+        """The last metadata of each topic, kept by `forget_leaders`: a stale response must not replace later epochs."""
         self.timeout_ms = _TIMEOUT_MS
         self._bootstrap = bootstrap
         self._clients: dict[tuple[str, int], RpcClient] = {}
@@ -41,7 +41,7 @@ class SimClient:
         self._boot: Boot = world.machine(name).start()[0]
 
     def spawn(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something in this process. A failure of it is a broken promise."""
+        """Run a coroutine in this process. An exception in it is a violation."""
 
         def ended(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -75,16 +75,16 @@ class SimClient:
         return await asyncio.gather(*futures, return_exceptions=True)
 
     async def ask_any(self, request: Request, version: int | None = None) -> Any:
-        """One attempt, at whichever node chance says."""
+        """One attempt, at a random node."""
         return await self.ask(self.rng.choice(self._bootstrap), request, version)
 
     async def ask_leader(self, partition: TopicPartition, request: Request, version: int | None = None) -> Any:
-        """One attempt, at the leader as this client knows it. Raises `ApiError`."""
+        """One attempt, at the leader in this client's metadata. Raises `ApiError`."""
         return await self.ask(await self.find_leader(partition), request, version)
 
     async def ask_leader_all(self, partition: TopicPartition, requests: list[Request], version: int) -> list[Any]:
-        """One attempt of several requests, on one connection, so that they arrive in order or not at all. A request's
-        outcome is its answer, or the `ApiError`."""
+        """One attempt of several requests on one connection, so that they arrive in order or not at all. Each outcome
+        is a response or an `ApiError`."""
         try:
             address = await self.find_leader(partition)
         except ApiError as error:
@@ -92,7 +92,7 @@ class SimClient:
         return await self._ask_all(address, requests, version)
 
     async def ask_coordinator(self, group: str, request: Request, version: int) -> Any:
-        """One attempt, at the group's coordinator as this client knows it. Raises `ApiError`."""
+        """One attempt, at the group's coordinator, which is looked up if it is not cached. Raises `ApiError`."""
         address = self._coordinators.get(group)
         if address is None:
             found = await self.ask_any(FindCoordinatorRequest(key_type=0, coordinator_keys=[group]), 4)
@@ -103,7 +103,7 @@ class SimClient:
         return await self.ask(address, request, version)
 
     async def find_leader(self, partition: TopicPartition) -> tuple[str, int]:
-        """Where the leader is, as far as this client knows or can learn. Raises `ApiError`."""
+        """The leader's address, from the cached metadata or new one. Raises `ApiError`."""
         address = self._leader(partition)
         if address is None:
             await self.refresh()
@@ -113,7 +113,7 @@ class SimClient:
         return address
 
     def forget_leaders(self) -> None:
-        """Ask anew before the next attempt."""
+        """Drop the cached leaders and coordinators, so that the next attempt looks them up."""
         self.metadata = self.metadata._replace(topics={})
         self._coordinators.clear()
 
@@ -125,23 +125,23 @@ class SimClient:
         return None if broker is None else (broker.host, broker.port)
 
     def leader_epoch(self, partition: TopicPartition) -> int:
-        """The epoch of the leader as this client knows it; -1 where it knows none."""
+        """The leader epoch in this client's metadata; -1 where there is none."""
         topic = self.metadata.topics.get(partition.topic)
         index = partition.partition
         epochs = (each.leader_epoch for each in topic.partitions if each.partition == index) if topic else ()
         return next(iter(epochs), -1)
 
     async def refresh(self) -> None:
-        """Learn the metadata from any node, cut off as it may be. Raises `ApiError`."""
-        told = read_metadata(
+        """Request the metadata from a random node, which may be cut off from the controllers. Raises `ApiError`."""
+        received = read_metadata(
             await self.ask_any(MetadataRequest(topics=None, allow_auto_topic_creation=False), _MAX_METADATA)
         )
-        topics = {name: newest(topic, self._seen.get(name)) for name, topic in told.topics.items()}
-        self._seen |= {name: topic for name, topic in topics.items() if not topic.error_code}
-        self.metadata = told._replace(topics=topics)
+        topics = {name: newest(topic, self._last_received.get(name)) for name, topic in received.topics.items()}
+        self._last_received |= {name: topic for name, topic in topics.items() if not topic.error_code}
+        self.metadata = received._replace(topics=topics)
 
     async def until(self, attempt: Callable[[], Coroutine[Any, Any, Any]], give_up_s: float | None = None) -> Any:
-        """`attempt` until it succeeds; it raises `ApiError`s. Those that are not retriable are raised."""
+        """Call `attempt` until it returns, or raises an `ApiError` that is not retriable, or `give_up_s` has passed."""
         until = None if give_up_s is None else self.world.now_s + give_up_s
         while True:
             try:
@@ -155,7 +155,7 @@ class SimClient:
                 await self.pause()
 
     async def pause(self) -> None:
-        """A short while."""
+        """Wait for a random backoff."""
         await asyncio.sleep(self.rng.uniform(*_BACKOFF_S))
 
 

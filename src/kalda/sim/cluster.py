@@ -1,8 +1,8 @@
 """Whole nodes on simulated machines.
 
-The nodes are the real ones: the same code from the frame to the fsync, but for what a host gives to its process. Each
-is a broker and a controller. A node that ends because its disk failed is left down, as an operator would find it; one
-that ends for any other reason breaks a promise.
+The nodes are the real ones: the same code from the frame to the fsync, except for what a host provides to its process.
+Each is a broker and a controller. A node that ends because of a disk fault stays down until the fault's end; a node
+that ends for any other reason is a violation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLUSTER_ID = "S1mClusterAAAAAAAAAAAA"
 
 
 class SimNode:
-    """A node over its lives."""
+    """A node over all its starts."""
 
     def __init__(self, world: World, node_id: int, properties: Mapping[str, str]) -> None:
         self.id = node_id
@@ -39,21 +39,22 @@ class SimNode:
         self.machine: Machine = world.machine(self.name)
         self.machine.on_power_loss = self._on_power_loss
         self.node: Node | None = None
+        """None while no process runs."""
         self.serving = False
         self.disk_failed = False
-        """A fault of the disk was ordered, so that this node may end."""
+        """A disk fault is on, so that this node may end."""
         self.failed_dir = ""
-        """The log directory that was ordered to fail; the node must not end for that."""
+        """The log directory with a fault; the node must not end because of it."""
         self._world = world
         self._boot: Boot | None = None
 
-    # Its life.
+    # Start and end.
 
     def start(self) -> None:
-        """A new process on this machine."""
+        """Start a new process on this machine."""
         world = self._world
         boot, host = self.machine.start()
-        world.tell(self.name, f"starts, life {boot.number}")
+        world.trace(self.name, f"starts, life {boot.number}")
         self._boot, self.serving = boot, False
         boot.context().run(self._launch, host)
 
@@ -70,56 +71,56 @@ class SimNode:
         error = None if done.cancelled() else done.exception()
         if error is None:
             self.serving = True
-            self._world.tell(self.name, "serves")
+            self._world.trace(self.name, "serves")
         elif isinstance(error, StartError) and self.disk_failed:
-            self._world.tell(self.name, f"cannot start: {error}")
-            self._gone()
+            self._world.trace(self.name, f"cannot start: {error}")
+            self._process_ended()
             self.machine.stopped()
         elif isinstance(error, Exception):
             self._world.violated(f"{self.name} cannot start: {error!r}")
 
-    def _on_fatal(self, why: str) -> None:
+    def _on_fatal(self, reason: str) -> None:
         if not self.disk_failed:
-            self._world.violated(f"{self.name} gave up: {why}")
+            self._world.violated(f"{self.name} had a fatal error: {reason}")
             return
-        self._world.tell(self.name, f"gives up: {why}")
+        self._world.trace(self.name, f"has a fatal error: {reason}")
         self._world.loop.call_soon(self._exit)
 
     def _exit(self) -> None:
         if self.node is not None:
-            self._gone()
+            self._process_ended()
             self.machine.stopped()
 
     def _on_power_loss(self) -> None:
-        self._world.tell(self.name, "loses power in the midst of writing")
-        self._gone()
+        self._world.trace(self.name, "loses power during a write")
+        self._process_ended()
 
-    def _gone(self) -> None:
+    def _process_ended(self) -> None:
         self.node, self.serving, self._boot = None, False, None
 
     def run(self, step: Callable[[], object]) -> None:
-        """Take a step as this process."""
+        """Call a function in the context of this node's process."""
         assert self._boot is not None
         self._boot.context().run(step)
 
-    # What befalls it.
+    # Faults.
 
     def kill(self) -> None:
         if self.node is not None:
-            self._world.tell(self.name, "is killed")
-            self._gone()
+            self._world.trace(self.name, "is killed")
+            self._process_ended()
             self.machine.kill()
 
     def lose_power(self) -> None:
         if self.node is not None:
-            self._world.tell(self.name, "loses power")
-            self._gone()
+            self._world.trace(self.name, "loses power")
+            self._process_ended()
             self.machine.lose_power()
 
     def stop(self) -> None:
-        """Ask it to end, as SIGTERM does."""
+        """Stop it as SIGTERM does."""
         if self.node is not None and self.serving and self._boot is not None:
-            self._world.tell(self.name, "is asked to stop")
+            self._world.trace(self.name, "gets SIGTERM")
             self.serving = False
             self._boot.context().run(self._stop, self.node)
 
@@ -131,9 +132,9 @@ class SimNode:
         if self.node is not node:
             return
         if not done.cancelled() and isinstance(done.exception(), Exception):
-            self._world.violated(f"{self.name} does not stop well: {done.exception()!r}")
-        self._world.tell(self.name, "has stopped")
-        self._gone()
+            self._world.violated(f"{self.name} failed to stop: {done.exception()!r}")
+        self._world.trace(self.name, "has stopped")
+        self._process_ended()
         self.machine.stopped()
 
 
@@ -149,8 +150,8 @@ class SimCluster:
         voters: int | None = None,
         racks: int = 0,
     ) -> None:
-        """The first `voters` of them are the quorum in the beginning, the others its observers; all, where it is not
-        said. They stand in so many `racks`, in turn."""
+        """The first `voters` nodes (with None all) are the initial voters of the quorum, the others its observers.
+        Nodes are assigned to `racks` racks in turn; 0: none."""
         self.world = world
         rng = world.rng("identities")
         first = {i: random_uuid(rng.randbytes) for i in range(1, (nodes if voters is None else voters) + 1)}
@@ -159,13 +160,13 @@ class SimCluster:
             for i in range(1, nodes + 1)
         }
         self.directory_ids = {node.id: _format(node, first, rng.randbytes) for node in self.nodes.values()}
-        """Of the directories with the metadata logs."""
+        """Ids of the directories with the metadata logs, by node."""
 
     def __iter__(self) -> Iterator[SimNode]:
         return iter(self.nodes.values())
 
     def image(self) -> MetadataImage | None:
-        """The newest that any node has published; None where none serves."""
+        """The newest image of all nodes that serve; None where none serves."""
         images = [node.node.image for node in self if node.node is not None and node.serving]
         return max(images, key=lambda image: image.offset, default=None)
 
@@ -179,12 +180,13 @@ class SimCluster:
             node.start()
         await self.wait(lambda: all(node.serving for node in self), "all nodes serve", limit_s)
 
-    async def wait(self, holds: Callable[[], bool], what: str | Callable[[], str], limit_s: float) -> None:
-        """Wait for a condition; it is a promise that it comes to hold in time."""
+    async def wait(self, holds: Callable[[], bool], description: str | Callable[[], str], limit_s: float) -> None:
+        """Wait for a condition. It is a violation if it does not hold within `limit_s`."""
         until = self.world.now_s + limit_s
         while not holds():
             if self.world.now_s > until:
-                self.world.violated(f"not within {limit_s:.0f} s: {what if isinstance(what, str) else what()}")
+                text = description if isinstance(description, str) else description()
+                self.world.violated(f"not within {limit_s:.0f} s: {text}")
                 return
             await asyncio.sleep(0.05)
 
@@ -194,7 +196,7 @@ def _rack(node_id: int, racks: int) -> dict[str, str]:
 
 
 def rack_name(number: int) -> str:
-    """A rack's, by its number."""
+    """The name of a rack."""
     return f"rack-{number}"
 
 
@@ -227,7 +229,7 @@ def _properties(node_id: int, nodes: int, overrides: Mapping[str, str]) -> dict[
 
 
 def _format(node: SimNode, directory_ids: Mapping[int, Uuid], entropy: Any) -> Uuid:
-    """The id of the directory with the metadata log."""
+    """Format the node's log directories; returns the id of the one with the metadata log."""
     config, disk = node.config, node.machine.disk
     is_voter = node.id in directory_ids
     request = FormatRequest(

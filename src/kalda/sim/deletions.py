@@ -1,4 +1,5 @@
-"""An operator who deletes records: what was asked for may be gone, what was promised to be gone is."""
+"""An operator that deletes records: those below a requested offset may be deleted, those below an acknowledged one
+are."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _MAX_STEP = 20
 
 
 class Deleter(Operator):
-    """Lets partitions begin later, a little each time."""
+    """Raises the log start offsets of partitions in small steps."""
 
     def __init__(
         self, client: SimClient, history: History, partitions: list[TopicPartition], pause_s: float = 4.0
@@ -30,26 +31,26 @@ class Deleter(Operator):
         partition = self._rng.choice(self._partitions)
         known = self._history.deletions(partition)
         read = len(self._history.seen.get(partition, ()))
-        # Records are read from the first on, so what was read is committed.
-        offset = min(known.promised + self._rng.randint(1, _MAX_STEP), read)
-        if offset > known.promised:
-            known.asked = max(known.asked, offset)
+        # Records are read from the first one on, and only committed ones: so `read` is at most the high watermark.
+        offset = min(known.acknowledged + self._rng.randint(1, _MAX_STEP), read)
+        if offset > known.acknowledged:
+            known.requested = max(known.requested, offset)
             if await delete_records(self._client, partition, offset):
-                known.promised = max(known.promised, offset)
+                known.acknowledged = max(known.acknowledged, offset)
 
 
 async def delete_records(client: SimClient, partition: TopicPartition, offset: int) -> bool:
-    """Whether all below `offset` is said to be deleted; otherwise it may be, also later."""
-    wanted = DeleteRecordsPartition(partition_index=partition.partition, offset=offset)
+    """Delete the records below `offset`. True where this was acknowledged; else they may be deleted, even later."""
+    entry = DeleteRecordsPartition(partition_index=partition.partition, offset=offset)
     request = DeleteRecordsRequest(
-        topics=[DeleteRecordsTopic(name=partition.topic, partitions=[wanted])], timeout_ms=_TIMEOUT_MS
+        topics=[DeleteRecordsTopic(name=partition.topic, partitions=[entry])], timeout_ms=_TIMEOUT_MS
     )
     try:
         answer: Any = await client.ask_leader(partition, request, _VERSION)
         code = ErrorCode(answer.topics[0].partitions[0].error_code)
     except ApiError as error:
         code = error.code
-    client.world.tell(client.name, f"wants {partition} to begin at {offset}: {code.name}")
+    client.world.trace(client.name, f"requests deletion of {partition} below {offset}: {code.name}")
     if code is not ErrorCode.NONE:
         client.forget_leaders()
     return code is ErrorCode.NONE

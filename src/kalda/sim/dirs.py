@@ -1,7 +1,7 @@
-"""Nodes with several log directories: replicas that an operator moves about between them, and what must hold of them.
+"""Nodes with several log directories: an operator that moves replicas between them, and the invariants.
 
-While nothing is asked and nothing fails, each replica is in exactly one directory of its node, whole; no other one has
-a copy; and the metadata names that directory (KIP-113, KIP-858).
+When no move is in progress and nothing fails, each replica is in exactly one log directory of its node, complete and
+without a copy in another one, and the metadata names this directory (KIP-113, KIP-858).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METADATA = "__cluster_metadata"
 
 
 class DirMover(Operator):
-    """Has replicas moved to other directories of their brokers, and sometimes elsewhere before they are there."""
+    """Moves replicas to other directories of their brokers, some of them again before the first move is complete."""
 
     def __init__(
         self, client: SimClient, cluster: SimCluster, partitions: list[TopicPartition], pause_s: float = 2.0
@@ -38,21 +38,21 @@ class DirMover(Operator):
         rng = self._rng
         node = rng.choice(list(self._cluster))
         path = rng.choice(node.config.log_dirs)
-        wanted = rng.sample(self._partitions, rng.randint(1, min(2, len(self._partitions))))
-        topics = [AlterReplicaLogDirTopic(name=topic, partitions=[index]) for topic, index in wanted]
+        chosen = rng.sample(self._partitions, rng.randint(1, min(2, len(self._partitions))))
+        topics = [AlterReplicaLogDirTopic(name=topic, partitions=[index]) for topic, index in chosen]
         request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=path, topics=topics)])
-        told = ", ".join(f"{topic}-{index}" for topic, index in wanted)
+        names = ", ".join(f"{topic}-{index}" for topic, index in chosen)
         try:
             answer = await self._client.ask((node.name, PORT), request, 2)
             codes = {partition.error_code for result in answer.results for partition in result.partitions}
             how = ", ".join(sorted(ErrorCode(code).name for code in codes))
         except ApiError as error:
             how = error.code.name
-        self._client.world.tell(self._client.name, f"wants {told} of {node.name} in {path}: {how}")
+        self._client.world.trace(self._client.name, f"requests to move {names} of {node.name} to {path}: {how}")
 
 
 def misplaced(node: SimNode, image: MetadataImage) -> Iterator[str]:
-    """What is not yet where the metadata has it, or is on its way."""
+    """Directories that are offline, replicas that are being moved, and those not in the directory of the metadata."""
     logs = None if node.node is None else node.node.logs
     if logs is None:
         return
@@ -64,15 +64,15 @@ def misplaced(node: SimNode, image: MetadataImage) -> Iterator[str]:
     for log in logs:
         topic, index = log.topic_partition
         home = logs.dir_of(log.topic_partition)
-        known = image.topics.by_name.get(topic)
-        registration = None if known is None else known.partitions.get(index)
+        in_image = image.topics.by_name.get(topic)
+        registration = None if in_image is None else in_image.partitions.get(index)
         assigned = None if registration is None else registration.directory(node.id)
         if assigned is not None and home is not None and assigned != home.directory_id:
-            yield f"{topic}-{index} of {node.name} is in {home.path}, and the metadata does not know it"
+            yield f"{topic}-{index} of {node.name} is in {home.path}, but the metadata has another directory"
 
 
 def judge(node: SimNode, image: MetadataImage) -> Iterator[str]:
-    """What is wrong on the disk, when nothing is `misplaced`."""
+    """Violations on the disk. Requires that nothing is `misplaced`."""
     assert node.node is not None
     logs = node.node.logs
     assert logs is not None

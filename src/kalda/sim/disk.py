@@ -1,13 +1,13 @@
-"""A disk in memory that keeps what POSIX promises and nothing more.
+"""A disk in memory that keeps after a crash what POSIX guarantees, and nothing more.
 
-What was written is read back until `crash()`. Then only this is sure to be left: the bytes of a file up to its last
-`sync`, and the names of a directory up to its last `sync_dir`. Of what came later the seeded random source keeps
-nothing, a prefix with a torn last write, or any sectors in any order, as real devices do. Names come back as a prefix
-of the operations on their directory, because journaling filesystems keep those in order.
+Written bytes are read back until `crash()`. After it, only these are certain: the bytes of a file at its last `sync`,
+and the names of a directory at its last `sync_dir`. Of later writes the seeded random source keeps none, a prefix with
+a torn last write, or any sectors, as real devices do. Of later changes of names it keeps a prefix for each directory,
+because journaling filesystems keep these in order.
 
-Faults on command: a full disk (`capacity_bytes`), a directory that fails every call (`fail`), a flipped bit
-(`flip_bit`), a write that went elsewhere (`misdirect`), a cold page cache (`cold`, so that `read_nowait` answers None),
-syncs that lie (`lying`, `lie_below`).
+Faults on request: a full disk (`capacity_bytes`), a directory whose calls fail (`fail`), a flipped bit (`flip_bit`), a
+write to a wrong place (`misdirect`), a cold page cache (`cold`, so that `read_nowait` returns None), syncs without
+effect (`lying`, `lie_below`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECTOR_BYTES = 512
 
 
 class _FileNode:
-    """A file's bytes now, as last synced, and the operations between the two."""
+    """A file: its bytes now (`data`), at its last sync (`durable`), and the operations since (`pending`)."""
 
     __slots__ = ("data", "durable", "locked", "modified_ms", "pending")
 
@@ -59,7 +59,7 @@ class _FileNode:
 
 
 class _DirNode:
-    """A directory's names now, as last synced, and the operations between the two."""
+    """A directory: its names now (`entries`), at its last sync (`durable`), and the operations since (`pending`)."""
 
     __slots__ = ("durable", "entries", "pending")
 
@@ -69,7 +69,7 @@ class _DirNode:
         self.pending: list[list[tuple[str, _Node | None]]] = []
 
     def change(self, *changes: tuple[str, _Node | None]) -> None:
-        """One atomic step: each name gets its node, or goes."""
+        """One atomic change: each name gets its node, or is removed where that is None."""
         self.pending.append(list(changes))
         _rename_in(self.entries, changes)
 
@@ -122,7 +122,7 @@ def _apply_sectors(data: bytearray, position: int, piece: bytes, rng: random.Ran
 
 
 class SimFile:
-    """A handle; every handle of before a crash answers `EBADF`."""
+    """A file handle; a handle opened before a crash raises `EBADF`."""
 
     __slots__ = ("_closed", "_disk", "_generation", "_locker", "_node", "path")
 
@@ -152,7 +152,7 @@ class SimFile:
         growth = max(0, position + len(piece) - len(node.data))
         room = self._disk.room()
         if growth > room:
-            # A full disk takes what fits and then fails: the caller finds a torn write.
+            # A full disk writes what fits and then fails: the caller gets a torn write.
             piece = piece[: max(0, len(piece) - (growth - room))]
         _apply(node.data, position, piece)
         node.pending.append((position, piece))
@@ -190,7 +190,7 @@ class SimFile:
 
 
 class SimDisk:
-    """Every file of one simulated machine. `rng` decides what a crash leaves."""
+    """All files of one simulated machine. `rng` decides what a crash leaves."""
 
     def __init__(
         self,
@@ -202,28 +202,31 @@ class SimDisk:
         self._rng = rng
         self._root = _DirNode()
         self._failing: dict[str, tuple[int, frozenset[str] | None]] = {}
+        """The errno and the operations that fail, by path prefix; None: all operations."""
         self.now_ms = now_ms
         self.capacity_bytes = capacity_bytes
         self.cold = False
+        """`read_nowait` finds nothing in the page cache."""
         self.lying = False
+        """Syncs have no effect."""
         self.lie_below = ""
-        """Only syncs of what is below this directory lie, as those of a drive with a volatile cache do."""
+        """Syncs below this directory have no effect, as with a drive that has a volatile cache."""
         self.before: Callable[[str, str], None] = _nothing
-        """Called with the path and the operation before any that may change or show something; what it raises,
-        happens instead."""
+        """Called with the path and the operation before each operation; an exception that it raises replaces it."""
         self.generation = 0
+        """Raised by each crash and end of a process: handles of earlier generations are closed."""
         self.writes = 0
         self.syncs = 0
 
     # Faults
 
     def crash(self) -> None:
-        """The machine stops; what follows is the disk as the next start finds it. Faults stay as they are."""
+        """Lose what a power failure loses: afterwards the disk is as the next start finds it. Faults stay on."""
         self.generation += 1
         self._root.crash(self._rng)
 
     def let_go(self) -> None:
-        """The process is gone: nothing is lost, but its files are closed and its locks are free."""
+        """The process has ended: no data is lost, but its files are closed and its locks are free."""
         self.generation += 1
         for node in _files(self._root):
             node.locked = False
@@ -236,7 +239,7 @@ class SimDisk:
         self._failing.pop(prefix, None)
 
     def flip_bit(self, path: str, bit: int | None = None) -> int:
-        """Turn one bit of the stored file over, silently; the bit's number is returned."""
+        """Flip one bit of the stored file, without an error; returns the bit's number."""
         node = self._file(path)
         assert node.data, f"{path} is empty: there is no bit to flip"
         bit = self._rng.randrange(len(node.data) * 8) if bit is None else bit
@@ -246,26 +249,26 @@ class SimDisk:
         return bit
 
     def misdirect(self, source: str, at: int, size: int, target: str, to: int) -> None:
-        """What was written to `source` has landed in `target`: zeros are where it should be, and where it is, what was
-        there is gone. Silently, as the bit flips."""
-        wrong, right = self._file(target), self._file(source)
-        piece = bytes(right.data[at : at + size])
-        for image in (wrong.data, wrong.durable):
+        """Move `size` bytes of `source` at `at` into `target` at `to`, without an error: zeros take their place, and
+        they overwrite the bytes there."""
+        target_node, source_node = self._file(target), self._file(source)
+        piece = bytes(source_node.data[at : at + size])
+        for image in (target_node.data, target_node.durable):
             image[to : to + size] = piece[: max(0, len(image) - to)]
-        for image in (right.data, right.durable):
+        for image in (source_node.data, source_node.durable):
             image[at : at + size] = bytes(len(image[at : at + size]))
 
     def lies_about(self, path: str) -> bool:
-        """Whether a sync of `path` does nothing."""
+        """Whether a sync of `path` has no effect."""
         return self.lying or (self.lie_below != "" and path.startswith(self.lie_below))
 
     def peek(self, path: str) -> bytes:
-        """A file's bytes, whatever faults there are; none where there is no file."""
+        """A file's bytes, without faults; empty where there is no file."""
         node = self._find(path)
         return bytes(node.data) if isinstance(node, _FileNode) else b""
 
     def names(self, path: str) -> list[str]:
-        """What is in a directory, whatever faults there are."""
+        """The names in a directory, without faults; empty where there is no directory."""
         node = self._find(path)
         return sorted(node.entries) if isinstance(node, _DirNode) else []
 
@@ -274,7 +277,7 @@ class SimDisk:
         return sum(len(node.data) for node in _files(self._root))
 
     def check(self, path: str, operation: str) -> None:
-        """Raise what `fail` ordered for this path."""
+        """Raise the `OSError` that `fail` has set for this path and operation, if any."""
         self.before(path, operation)
         for prefix, (code, operations) in self._failing.items():
             if (operations is None or operation in operations) and (path + "/").startswith(prefix.rstrip("/") + "/"):

@@ -1,18 +1,19 @@
-"""What befalls a cluster: one fault after another, chosen by the seed, each mended after a while.
+"""The faults of a run: one after another, chosen by the seed, each ended after a while.
 
-Faults overlap. Some want a cluster that can bear them: loss of power takes whatever was not synced, so it is for
-clusters whose topics sync before they acknowledge; other losses are for one replica at a time (see `losses`).
+Faults overlap. Some are only for clusters that can lose no acknowledged record by them: a power loss destroys what was
+not synced, so it is for clusters whose topics sync before they acknowledge; the faults of `losses` hit one replica at a
+time.
 
-- *kill*, *stop*, *pause*: a process is killed, asked to end, stopped for a while; *pause-client* is for clients
-- *power*, *fuse*: a machine loses power, at once or in the midst of writing
+- *kill*, *stop*, *pause*: a process is killed, gets SIGTERM, is stopped for a while; *pause-client* is for clients
+- *power*, *fuse*: a machine loses power, at once or during a write
 - *cut*, *cut-one-way*, *slow*, *loss*, *reset*: links pass nothing, in both directions or one, or are slow; segments
   are lost and sent again; connections break. What was sent before a connection broke may arrive after what was sent
   over the next one, so requests come late, out of order and twice
-- *backlog*, *reject*: a node's connections break, and nobody gets in any more, or something in between refuses in the
-  place of a node that lives
-- *skew*, *slow-disk*: a wall clock is wrong, a disk takes its time
-- *disk*, *full*: a disk fails whatever it is asked; or has no more room, and takes half of a write
-- *dir*: one of several log directories fails; the node goes on without it, and is started anew when it is mended
+- *backlog*, *reject*: a node's connections break and no new one is accepted, or something between two hosts refuses
+  connections to a live node
+- *skew*, *slow-disk*: a wall clock is wrong, a disk is slow
+- *disk*, *full*: every write to a disk fails; or it has no more room, and writes a part of the data
+- *dir*: one of several log directories fails; the node continues without it, and is restarted when the fault ends
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ALL = (*KILLS, *POWER, *NETWORK, *MACHINE, *DISK, *CLIENTS, *losses.KINDS)
 """Every kind of fault."""
 _ENDS = frozenset(("kill", "stop", *POWER, *DISK))
 RESTARTS = _ENDS | frozenset(losses.KINDS)
-"""After these a process comes back from its disk."""
+"""After these a process is started again from its disk."""
 
 _SYNCED_BEFORE_ACKNOWLEDGED = frozenset(POWER)
 _NOT_SYNCED = frozenset(("unsynced", "stale"))
@@ -47,7 +48,7 @@ _DIR_FAILURES = (("write", "sync", "name"), ("read", "write", "sync", "name"), (
 
 
 def bearable(kinds: tuple[str, ...], durable: bool, nodes: int, log_dirs: int) -> tuple[str, ...]:
-    """Those of `kinds` that a cluster must bear without losing anything, and that mean something to it."""
+    """Those of `kinds` that the cluster must survive without losing an acknowledged record, and that apply to it."""
     without = set(_NOT_SYNCED if durable else _SYNCED_BEFORE_ACKNOWLEDGED)
     if log_dirs < 2:
         without.add("dir")
@@ -55,7 +56,7 @@ def bearable(kinds: tuple[str, ...], durable: bool, nodes: int, log_dirs: int) -
 
 
 class Faults:
-    """Brings them about, until it is told to stop; then mends everything."""
+    """Causes faults for a time; then ends them all."""
 
     def __init__(self, cluster: SimCluster, kinds: tuple[str, ...], clients: list[str], losses: Losses) -> None:
         self._losses = losses
@@ -65,10 +66,11 @@ class Faults:
         self._clients = clients
         self._rng = self._world.rng("faults")
         self._mends: dict[int, tuple[float, Mend]] = {}
+        """The function that ends each fault that is on, and the virtual time at which it is called."""
         self._count = 0
 
     async def run(self, duration_s: float) -> None:
-        """Faults for so long, then good weather."""
+        """Cause faults for `duration_s`, then end them all."""
         rng, until = self._rng, self._world.now_s + duration_s
         pace = rng.choice((0.5, 1.5, 4.0))
         while self._world.now_s < until:
@@ -79,8 +81,8 @@ class Faults:
         self.heal()
 
     def heal(self) -> None:
-        """Everything works again."""
-        self._world.tell("faults", "all is mended")
+        """End all faults, and start the nodes that are down."""
+        self._world.trace("faults", "all faults are ended")
         for key in list(self._mends):
             self._mends.pop(key)[1]()
         for node in self._cluster:
@@ -91,12 +93,12 @@ class Faults:
     def _one(self, kind: str) -> None:
         node = self._rng.choice(list(self._cluster))
         if kind in losses.KINDS:
-            self._losses.befall(kind, node)
+            self._losses.cause(kind, node)
             return
         if kind in _ENDS and not self._losses.may_end(node):
             return
         if kind in DISK and not self._losses.may_stop(node):
-            return  # it would give up, and stop in good order
+            return  # a node with a failed disk stops with a clean shutdown
         mend: Mend | None = getattr(self, f"_{kind.replace('-', '_')}")(node)
         if mend is not None:
             self._count += 1
@@ -129,7 +131,7 @@ class Faults:
         return self._again(node)
 
     def _fuse(self, node: SimNode) -> Mend | None:
-        """Power is lost in the midst of what the node writes."""
+        """Power is lost at one of the node's next operations on its disk."""
         node.machine.fuse = self._rng.randrange(30)
         return self._again(node)
 
@@ -141,22 +143,22 @@ class Faults:
     def _pause(self, node: SimNode) -> Mend | None:
         if not node.machine.up:
             return None
-        self._world.tell(node.name, "is paused")
+        self._world.trace(node.name, "is paused")
         node.machine.pause()
 
         def resume() -> None:
-            self._world.tell(node.name, "goes on")
+            self._world.trace(node.name, "is resumed")
             node.machine.resume()
 
         return resume
 
     def _pause_client(self, _: SimNode) -> Mend | None:
         machine = self._world.machine(self._rng.choice(self._clients))
-        self._world.tell(machine.name, "is paused")
+        self._world.trace(machine.name, "is paused")
         machine.pause()
 
         def resume() -> None:
-            self._world.tell(machine.name, "goes on")
+            self._world.trace(machine.name, "is resumed")
             machine.resume()
 
         return resume
@@ -164,12 +166,12 @@ class Faults:
     def _skew(self, node: SimNode) -> Mend | None:
         clock = node.machine.clock
         clock.skew_ms = self._rng.choice((-3_600_000, -900, 700, 60_000))
-        self._world.tell(node.name, f"has a clock that is {clock.skew_ms} ms ahead")
+        self._world.trace(node.name, f"has a clock that is {clock.skew_ms} ms ahead")
         return None
 
     def _slow_disk(self, node: SimNode) -> Mend | None:
         node.machine.disk_delay_s = self._rng.choice((0.02, 0.2, 1.0))
-        self._world.tell(node.name, f"has a disk that takes up to {node.machine.disk_delay_s} s")
+        self._world.trace(node.name, f"has a disk that takes up to {node.machine.disk_delay_s} s")
 
         def mend() -> None:
             node.machine.disk_delay_s = 0.002
@@ -177,31 +179,31 @@ class Faults:
         return mend
 
     def _disk(self, node: SimNode) -> Mend | None:
-        """The disk fails; an operator mends it and starts the node anew."""
+        """All writes to the disk fail, until it is repaired and the node started again."""
         code = self._rng.choice((errno.EIO, errno.ENOSPC))
         node.disk_failed = True
         node.machine.disk.fail("/", code, frozenset(("write", "sync", "name")))
-        self._world.tell(node.name, f"has a disk that answers {errno.errorcode[code]}")
+        self._world.trace(node.name, f"has a disk that answers {errno.errorcode[code]}")
 
         return self._repaired(node)
 
     def _full(self, node: SimNode) -> Mend | None:
-        """The disk fills up; an operator makes room and starts the node anew."""
+        """The disk is full, until there is room again and the node is started again."""
         disk = node.machine.disk
         node.disk_failed = True
         disk.capacity_bytes = disk.used_bytes + self._rng.randrange(5_000)
-        self._world.tell(node.name, f"has a disk with {disk.room()} bytes left")
+        self._world.trace(node.name, f"has a disk with {disk.room()} bytes left")
 
         return self._repaired(node)
 
     def _dir(self, node: SimNode) -> Mend | None:
-        """A log directory fails; an operator mends it and starts the node anew."""
+        """A log directory fails, until it is repaired and the node started again."""
         if node.failed_dir:
             return None
         path, operations = self._rng.choice(node.config.log_dirs), self._rng.choice(_DIR_FAILURES)
         node.failed_dir = path
         node.machine.disk.fail(path, errno.EIO, frozenset(operations))
-        self._world.tell(node.name, f"has a directory {path} that fails to {', '.join(operations)}")
+        self._world.trace(node.name, f"has a directory {path} that fails to {', '.join(operations)}")
 
         def mend() -> None:
             node.kill()
@@ -230,14 +232,14 @@ class Faults:
         hosts = self._hosts()
         side = set(self._rng.sample(hosts, self._rng.randint(1, len(hosts) - 1)))
         pairs = {(a, b) for a in hosts for b in hosts if (a in side) != (b in side)}
-        self._world.tell("network", f"is cut around {', '.join(sorted(side))}")
+        self._world.trace("network", f"is cut around {', '.join(sorted(side))}")
         return self._without(pairs)
 
     def _cut_one_way(self, node: SimNode) -> Mend | None:
         peers = [host for host in self._hosts() if host != node.name]
         others = self._rng.sample(peers, self._rng.randint(1, len(peers)))
         away = self._rng.random() < 0.5
-        self._world.tell("network", f"{'from' if away else 'to'} {node.name} nothing passes ({', '.join(others)})")
+        self._world.trace("network", f"{'from' if away else 'to'} {node.name} nothing passes ({', '.join(others)})")
         return self._without({(node.name, other) if away else (other, node.name) for other in others})
 
     def _without(self, pairs: set[tuple[str, str]]) -> Mend:
@@ -245,7 +247,7 @@ class Faults:
         network.cut |= pairs
 
         def mend() -> None:
-            self._world.tell("network", "a cut is mended")
+            self._world.trace("network", "a cut has ended")
             network.cut -= pairs
 
         return mend
@@ -254,7 +256,7 @@ class Faults:
         network, seconds = self._world.network, self._rng.choice((0.05, 0.5, 2.0))
         pairs = [(node.name, other) for other in self._hosts()]
         network.slow.update(dict.fromkeys(pairs, seconds))
-        self._world.tell("network", f"from {node.name} takes up to {seconds} s")
+        self._world.trace("network", f"from {node.name} takes up to {seconds} s")
 
         def mend() -> None:
             for pair in pairs:
@@ -263,28 +265,28 @@ class Faults:
         return mend
 
     def _loss(self, node: SimNode) -> Mend | None:
-        weather = self._world.network.weather
-        weather.loss = self._rng.choice((0.01, 0.1, 0.3))
-        self._world.tell("network", f"loses {weather.loss:.0%}")
+        quality = self._world.network.link_quality
+        quality.loss = self._rng.choice((0.01, 0.1, 0.3))
+        self._world.trace("network", f"loses {quality.loss:.0%}")
 
         def mend() -> None:
-            weather.loss = 0.0
+            quality.loss = 0.0
 
         return mend
 
     def _reset(self, node: SimNode) -> Mend | None:
         broken = self._world.network.reset_one()
         if broken is not None:
-            self._world.tell("network", f"breaks the connection of {broken}")
+            self._world.trace("network", f"breaks the connection of {broken}")
         return None
 
     def _backlog(self, node: SimNode) -> Mend | None:
-        """Nobody gets in any more, and who was in is thrown out."""
+        """All connections of the node break, and its listeners accept no more."""
         listeners = [each for each in self._world.network.listeners.values() if each.address.host == node.name]
         for listener in listeners:
             listener.backlog = -1
         self._world.network.reset_all(node.name)
-        self._world.tell("network", f"breaks the connections of {node.name}, whose backlogs are full")
+        self._world.trace("network", f"breaks the connections of {node.name}, whose backlogs are full")
 
         def mend() -> None:
             for listener in listeners:
@@ -293,10 +295,12 @@ class Faults:
         return mend
 
     def _reject(self, node: SimNode) -> Mend | None:
-        """As a firewall that rejects, or a load balancer with nothing behind it: the node is taken for dead."""
+        """Connections to the node are refused, as by a firewall or by a load balancer without a backend: a probe takes
+        the node for dead."""
         peers = [host for host in self._hosts() if host != node.name]
         pairs = {(other, node.name) for other in self._rng.sample(peers, self._rng.randint(1, len(peers)))}
-        self._world.tell("network", f"refuses in the place of {node.name}: {', '.join(sorted(a for a, _ in pairs))}")
+        sources = ", ".join(sorted(source for source, _ in pairs))
+        self._world.trace("network", f"refuses connections to {node.name} from {sources}")
         self._world.network.reject(pairs)
 
         def mend() -> None:

@@ -1,13 +1,12 @@
-"""Members of consumer groups: they share partitions, read on from what is committed, commit what they have read, and
-come and go.
+"""Members of consumer groups: they share partitions, read from the committed offsets on, commit, leave and join again.
 
-A group is promised this: what is committed does not go back, whoever asks for it; so a member that is not of the
-group's generation any more changes nothing. And no record is passed over: whatever is below the committed offset was
-read by some member.
+The guarantees of a group: a committed offset never decreases, for any member that fetches it; so a commit of a member
+of an earlier generation changes nothing. And no record is skipped: every record below the committed offset was read by
+some member.
 
-A commit whose answer does not come may still be under way, and be carried out after later ones of the same generation,
-for nothing in it says in which order they were made. A member that does not know what became of a commit therefore
-makes no more of them before it has a new generation, for which it says that its subscription has changed.
+A commit without a response may still be carried out, even after later ones of the same generation, since commits have
+no sequence number. So after a commit whose outcome is unknown, a member makes no other before it is in a new
+generation; it joins again with a changed subscription to cause one.
 """
 
 from __future__ import annotations
@@ -59,21 +58,21 @@ class Group:
         self.counts = {name: sum(topic == name for topic, _ in partitions) for name in self.topics}
         self.read: dict[TopicPartition, set[int]] = {partition: set() for partition in partitions}
         self.committed = dict.fromkeys(partitions, 0)
-        """The highest offset whose commit was acknowledged, or was answered to a member who asked."""
+        """The highest offset whose commit was acknowledged, or that a member has fetched."""
         self.attempted = dict.fromkeys(partitions, 0)
         """The highest offset of which a commit was attempted."""
         self.generations = 0
         self.ends: dict[TopicPartition, int] | None = None
-        """Where the logs end, once nothing is written any more: then the members read up to there, and are done."""
+        """The log end offsets, set when nothing is written any more: the members read up to these, and end."""
 
     @property
     def done(self) -> bool:
-        """All that there is, is read and committed."""
+        """Every record was read, and the ends of all logs are committed."""
         return self.ends is not None and all(self.committed[each] >= end for each, end in self.ends.items())
 
 
 class Member:
-    """One member's process; now and then it leaves, or forgets who it was and joins as somebody new."""
+    """One member's process. At times it leaves, or drops its member id, and joins as a new member."""
 
     def __init__(self, client: SimClient, history: History, group: Group, rack: str = "") -> None:
         self._client = client
@@ -104,10 +103,10 @@ class Member:
                     return
                 client.forget_leaders()
                 await client.pause()
-        with contextlib.suppress(ApiError):  # its session will end by itself
+        with contextlib.suppress(ApiError):  # then its session times out
             await self._leave()
 
-    # Its part in rebalances.
+    # Rebalances.
 
     async def _join(self) -> None:
         self._joins += 1
@@ -133,8 +132,8 @@ class Member:
         self._assigned = [TopicPartition(each.topic, each.partition) for each in read_assignment(synced.assignment)]
         self._uncommitted.clear()
         self._next_heartbeat_s = self._world.now_s + _HEARTBEAT_S
-        told = ", ".join(map(str, self._assigned))
-        self._world.tell(self._client.name, f"has {told or 'nothing'} in generation {self._generation}")
+        assigned = ", ".join(map(str, self._assigned))
+        self._world.trace(self._client.name, f"has {assigned or 'no partition'} in generation {self._generation}")
 
     def _join_request(self) -> JoinGroupRequest:
         subscription = write_subscription(self._group.topics, b"%d" % self._joins)
@@ -162,13 +161,13 @@ class Member:
     async def _ask(self, request: Request, version: int) -> Any:
         return await self._client.ask_coordinator(self._group.name, request, version)
 
-    # Its work.
+    # Reading and committing.
 
     async def _serve(self) -> None:
-        """Read and commit until the group rebalances; now and then go away."""
+        """Read and commit until the group rebalances, or until a random time at which the member ends."""
         rng = self._client.rng
         await self._fetch_committed()
-        weary_s = self._world.now_s + rng.choice((1, 5, 20)) * rng.random()
+        leave_at_s = self._world.now_s + rng.choice((1, 5, 20)) * rng.random()
         while not self._group.done:
             for partition in self._assigned:
                 await self._read(partition)
@@ -178,7 +177,7 @@ class Member:
                 await self._heartbeat()
             if rng.random() < 0.3 or self._group.ends is not None:
                 await self._commit()
-            if self._world.now_s > weary_s and self._group.ends is None:
+            if self._world.now_s > leave_at_s and self._group.ends is None:
                 if rng.random() < 0.5:
                     await self._commit()
                     await self._leave()
@@ -187,7 +186,7 @@ class Member:
                 return
 
     async def _fetch_committed(self) -> None:
-        """Where to read on. What was acknowledged before it is asked for, must be in the answer."""
+        """Fetch the committed offsets. They must include every commit that was acknowledged before the request."""
         if not self._assigned:
             return
         group = self._group
@@ -205,10 +204,10 @@ class Member:
                 offset = max(0, found.committed_offset)
                 if offset < floor[partition]:
                     self._world.violated(
-                        f"{group.name} had committed {floor[partition]} of {partition}, and is back at {offset}"
+                        f"{group.name} had committed {floor[partition]} of {partition}, and now has {offset}"
                     )
                 if offset > group.attempted[partition]:
-                    self._world.violated(f"nobody in {group.name} committed {offset} of {partition}")
+                    self._world.violated(f"no member of {group.name} committed {offset} of {partition}")
                 self._positions[partition] = offset
                 group.committed[partition] = max(group.committed[partition], offset)
 
@@ -225,7 +224,7 @@ class Member:
         if records:
             self._group.read[partition].update(offset for offset, _ in records)
         if position != self._positions[partition]:
-            if not records:  # deleted, and another leader may have it still
+            if not records:  # these offsets were deleted; a later leader may still have their records
                 self._group.read[partition].update(range(self._positions[partition], position))
             self._positions[partition] = position
             self._uncommitted.add(partition)
@@ -241,7 +240,7 @@ class Member:
         self._next_heartbeat_s = self._world.now_s + _HEARTBEAT_S
 
     async def _commit(self) -> None:
-        """Commit what was read. Raises `ApiError` where it is not known to be done, and then has to join anew."""
+        """Commit what was read. Raises `ApiError` where the outcome is unknown; then the member has to join again."""
         if not self._uncommitted:
             return
         group = self._group
@@ -275,13 +274,13 @@ class Member:
         for partition, offset in offsets.items():
             group.committed[partition] = max(group.committed[partition], offset)
         self._uncommitted.clear()
-        self._world.tell(self._client.name, f"committed {', '.join(f'{t}-{i} {o}' for (t, i), o in offsets.items())}")
+        self._world.trace(self._client.name, f"committed {', '.join(f'{t}-{i} {o}' for (t, i), o in offsets.items())}")
 
 
 def judge(group: Group, partition: TopicPartition, log: dict[int, bytes]) -> str:
-    """What is wrong with a group's work on a partition, whose final records these are; empty where nothing is."""
-    passed = [offset for offset in log if offset < group.committed[partition] and offset not in group.read[partition]]
-    return f"{group.name} never read {sorted(passed)[:5]} of {partition}, and committed more" if passed else ""
+    """How the group has violated its guarantees for a partition with these final records; empty where it has not."""
+    skipped = [offset for offset in log if offset < group.committed[partition] and offset not in group.read[partition]]
+    return f"{group.name} never read {sorted(skipped)[:5]} of {partition}, but committed beyond" if skipped else ""
 
 
 def _check(code: int) -> None:

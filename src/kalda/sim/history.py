@@ -1,7 +1,7 @@
-"""What clients attempted, what they were promised, and what they have seen.
+"""What clients attempted, what was acknowledged, and what they have read.
 
-Every record has a value of its own, `producer:partition:number`, so that whatever comes out of a log names who wrote
-it, and in which order. A promise once written down is never taken back.
+Every record has a unique value, `producer:partition:number`, so that each record of a log shows its producer and its
+place in the producer's order. An acknowledgement that was recorded is never removed.
 """
 
 from __future__ import annotations
@@ -21,49 +21,51 @@ class Written:
     attempted: int = 0
     """How many numbers were used."""
     acked: dict[int, int] = field(default_factory=dict)
-    """Offset by number; -1 where the answer could not say it."""
+    """Offset by number; -1 where the response had no offset, as for a duplicate."""
 
 
 @dataclass(slots=True)
 class Deleted:
-    """What may, and what must, be gone from the beginning of a partition."""
+    """The offsets below which the records of a partition may, and must, be deleted."""
 
-    asked: int = 0
-    """Below that, records may be deleted; somebody has asked for it."""
-    promised: int = 0
-    """Below that, they are, as long as no broker comes back: where a log begins is written down every so often only."""
+    requested: int = 0
+    """Records below this may be deleted: the deletion was requested."""
+    acknowledged: int = 0
+    """Records below this are deleted, as long as no broker restarts: the log start offset is checkpointed only at
+    intervals."""
 
 
 class History:
-    """Of one run."""
+    """The history of one run."""
 
     def __init__(self, world: World) -> None:
         self.written: dict[tuple[str, TopicPartition], Written] = {}
         self.seen: dict[TopicPartition, dict[int, bytes]] = {}
         """Committed records by offset, as consumers have read them."""
         self.damaged: set[TopicPartition] = set()
-        """Where a replica's file was damaged: reading may fail until somebody has repaired it, but not deceive."""
+        """Partitions with a damaged file of a replica: reading may fail until it is repaired, but must not return wrong
+        records."""
         self.deleted: dict[TopicPartition, Deleted] = {}
         self.retires = False
-        """Whether retention deletes whatever is committed, sooner or later."""
+        """Retention deletes committed records."""
         self.forgets_beginnings = False
-        """Whether brokers come back, from disks that do not know yet what was deleted."""
+        """Brokers restart, and may have a log start offset that was not checkpointed."""
         self.judged_elsewhere: set[str] = set()
-        """Topics whose writers keep a history of their own."""
+        """Topics whose writers have a history of their own."""
         self.from_followers = 0
-        """How many records consumers had from replicas that do not lead."""
+        """How many records consumers got from followers."""
         self._world = world
 
     def may_begin_at(self, partition: TopicPartition, offset: int) -> bool:
-        """Whether records below `offset` may be gone."""
-        return self.retires or offset <= self.deletions(partition).asked
+        """Whether the records below `offset` may have been deleted."""
+        return self.retires or offset <= self.deletions(partition).requested
 
     def deletions(self, partition: TopicPartition) -> Deleted:
-        """What was asked for and promised."""
+        """The requested and acknowledged deletions of a partition."""
         return self.deleted.setdefault(partition, Deleted())
 
     def of(self, producer: str, partition: TopicPartition, idempotent: bool) -> Written:
-        """One producer's records."""
+        """One producer's records in one partition."""
         return self.written.setdefault((producer, partition), Written(idempotent))
 
     @property
@@ -72,39 +74,39 @@ class History:
         return sum(len(written.acked) for written in self.written.values())
 
     def read(self, reader: str, partition: TopicPartition, records: Iterable[tuple[int, bytes]]) -> None:
-        """A consumer has read records: what is committed does not change."""
+        """A consumer has read these records. A record that was read before at an offset must be the same."""
         seen = self.seen.setdefault(partition, {})
         for offset, value in records:
-            known = seen.setdefault(offset, value)
-            if known != value:
+            earlier = seen.setdefault(offset, value)
+            if earlier != value:
                 self._world.violated(
-                    f"{reader} reads {_short(value)} at {offset} of {partition}, where {_short(known)} was committed"
+                    f"{reader} reads {_short(value)} at {offset} of {partition}, where {_short(earlier)} was committed"
                 )
 
     def judge(self, partition: TopicPartition, log: dict[int, bytes], start: int = 0) -> None:
-        """Hold a partition's final records, by offset from `start` on, against all that was promised."""
+        """Compare a partition's final records, by offset from `start` on, with the history."""
         if start and not self.may_begin_at(partition, start):
-            self._world.violated(f"{partition} begins at {start}, and nobody asked for that")
-        if start < (promised := self.deletions(partition).promised) and not self.forgets_beginnings:
-            self._world.violated(f"{partition} begins at {start}, and was said to begin at {promised}")
+            self._world.violated(f"{partition} begins at {start}, and no deletion up to there was requested")
+        if start < (deleted := self.deletions(partition).acknowledged) and not self.forgets_beginnings:
+            self._world.violated(f"{partition} begins at {start}, but deletion up to {deleted} was acknowledged")
         places: dict[bytes, list[int]] = {}
         for offset in sorted(log):
             places.setdefault(log[offset], []).append(offset)
         for offset, value in self.seen.get(partition, {}).items():
             if offset >= start and log.get(offset) != value:
                 self._world.violated(
-                    f"{_short(value)} was read at {offset} of {partition}, and now there is {_short(log.get(offset))}"
+                    f"{_short(value)} was read at {offset} of {partition}, and now {_short(log.get(offset))} is there"
                 )
-        known: set[bytes] = set()
+        attempted: set[bytes] = set()
         for (producer, where), written in self.written.items():
             if where == partition:
-                known.update(value_of(producer, partition, number) for number in range(written.attempted))
-                self._judge_one(producer, partition, written, places, start)
+                attempted.update(value_of(producer, partition, number) for number in range(written.attempted))
+                self._judge_producer(producer, partition, written, places, start)
         for value in places:
-            if value not in known:
-                self._world.violated(f"nobody wrote {_short(value)}, which is in {partition}")
+            if value not in attempted:
+                self._world.violated(f"no producer wrote {_short(value)}, which is in {partition}")
 
-    def _judge_one(
+    def _judge_producer(
         self, producer: str, partition: TopicPartition, written: Written, places: dict[bytes, list[int]], start: int
     ) -> None:
         last = -1
@@ -112,26 +114,26 @@ class History:
             found = places.get(value_of(producer, partition, number), [])
             what = f"{producer}'s record {number} of {partition}"
             if number in written.acked:
-                promised = written.acked[number]
-                if promised < start and (promised >= 0 or start):
-                    pass  # deleted since, or perhaps deleted
+                offset = written.acked[number]
+                if offset < start and (offset >= 0 or start):
+                    pass  # it was deleted or, without an offset, may have been
                 elif not found:
-                    self._world.violated(f"{what} was acknowledged at {promised} and is lost")
+                    self._world.violated(f"{what} was acknowledged at {offset} and is lost")
                     continue
-                elif promised >= 0 and promised not in found:
-                    self._world.violated(f"{what} was acknowledged at {promised} and is at {found}")
+                elif offset >= 0 and offset not in found:
+                    self._world.violated(f"{what} was acknowledged at {offset} and is at {found}")
             if not written.idempotent:
                 continue
             if len(found) > 1:
-                self._world.violated(f"{what} is there {len(found)} times, at {found}")
+                self._world.violated(f"{what} was written {len(found)} times, at {found}")
             if found:
                 if found[0] <= last:
-                    self._world.violated(f"{what} is at {found[0]}, before an earlier one")
+                    self._world.violated(f"{what} is at {found[0]}, before a record with a smaller number")
                 last = found[0]
 
 
 def value_of(producer: str, partition: TopicPartition, number: int) -> bytes:
-    """A record's value. Some span several sectors of a disk."""
+    """A record's value; every fifth is longer than a disk's sector."""
     name = f"{producer}:{partition}:{number}".encode()
     return name if number % 5 else name + b"." * 1_500
 

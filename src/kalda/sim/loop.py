@@ -1,10 +1,10 @@
-"""An asyncio loop in virtual time, and the processes that live on it.
+"""An asyncio loop in virtual time, for all simulated processes.
 
-When nothing is ready the clock jumps to the next timer: an hour of waiting costs nothing, and two runs with the same
-calls in the same order are the same to the last step. There are no sockets, threads or signals here; what opens
-connections asks the simulated network.
+When no callback is ready, the clock jumps to the next timer: an hour of waiting costs nothing, and two runs with the
+same calls in the same order are equal. There are no sockets, threads or signals; connections are made by the simulated
+network.
 
-Each step is taken for the process that it belongs to, where that still lives (see `process`).
+Each callback belongs to a process, and is run only while that process lives (see `process`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _MIN_CANCELLED = 100
 
 
 class Stuck(Exception):
-    """The run cannot go on: everybody waits for nothing, or time stands still."""
+    """The run cannot continue: no callback is ready and no timer is set, or time does not advance."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The loop. `network` is set before anything connects."""
+    """The loop. `network` must be set before the first connection."""
 
     network: SimNetwork
 
@@ -37,19 +37,23 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = start_s
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
-        """By time, then in the order in which they were set. The numbers spare comparing handles, which is slow."""
+        """Sorted by time, then by the order in which they were set: comparing the numbers spares the slow comparison of
+        handles."""
         self._set = 0
+        """Number of timers set so far."""
         self._cancelled = 0
+        """Number of cancelled timers in `_timers`."""
         self._turns = 0
+        """Turns since the clock last advanced."""
         self._over = False
         self._step: asyncio.Handle | None = None
-        """That which is being taken."""
+        """The callback that is being run."""
         self.set_task_factory(_make_task)
 
-    # What the base class does otherwise, with a selector and a pipe.
+    # Replacements of the base class's methods, which use a selector and a pipe.
 
     def _run_once(self) -> None:
-        """One turn. Nothing comes from outside; where nothing is ready, it is the time of the next timer."""
+        """One turn. Where no callback is ready, the time becomes that of the next timer."""
         ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
         timers = self._timers
         while timers and timers[0][2].cancelled():
@@ -57,7 +61,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._cancelled -= 1
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             if not timers:
-                raise Stuck("everybody waits, and no timer is set")
+                raise Stuck("no callback is ready, and no timer is set")
             if timers[0][0] > self._now:
                 self._now = timers[0][0]
                 self._turns = 0
@@ -86,14 +90,14 @@ class SimLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         return
 
-    # Time and steps.
+    # Time and callbacks.
 
     def time(self) -> float:
         return self._now
 
     def finish(self) -> None:
-        """From now on nobody fails who schedules something: what is left half done is cleared away, and its last words
-        are nothing to anybody."""
+        """The run is over. Coroutines that are closed now may still schedule callbacks, which must not fail although
+        the loop is closed; their exceptions are ignored."""
         self._over = True
         self.set_exception_handler(lambda *_: None)
 
@@ -138,13 +142,13 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def resume(self, boot: Boot) -> None:
-        """Let a paused process go on with what it has missed."""
+        """Resume a paused process: the callbacks that came due meanwhile are run in order."""
         boot.paused = False
         held, boot.held = boot.held, []
         self._ready += held  # type: ignore[attr-defined]
 
     def _take(self, boot: Boot, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """One step of a process, where it may be taken now."""
+        """Run a callback of a process, unless it has ended; keep it for later where it is paused."""
         if not boot.alive:
             return
         if boot.paused:
@@ -176,8 +180,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """A task that its boot keeps: what a killed process left half done must not be collected, and so woken, while the
-    run goes on."""
+    """A task that its boot references: the unfinished task of a killed process must not be garbage collected during the
+    run, since that would run its `finally` blocks."""
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
     boot = BOOT.get()
     if boot is not None:

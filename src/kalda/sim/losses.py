@@ -1,29 +1,30 @@
-"""Faults that take data from one replica, which has to get it back from the others.
+"""Faults in which one replica loses data, which it has to copy again from the others.
 
-- *unsynced*: power is lost where topics do not sync before they acknowledge
-- *lie*: a drive whose syncs do nothing, and then loses power. Only that of the data: who forgets a vote or a record of
-  the metadata log after it has promised to keep it, breaks what Raft rests on, and no quorum of 2f+1 can bear it. The
-  checkpoint of what is synced may be the one thing that it kept: an operator who knows the drive takes that away, so
-  that the logs are recovered from their beginnings. And the logs that were compacted: a segment that it lost cannot be
-  told from one of which nothing was left
+- *unsynced*: a power loss where topics do not sync before they acknowledge
+- *lie*: a drive whose syncs have no effect, and then a power loss. Only the drive of the data: a node that loses a vote
+  or a record of the metadata log that it had acknowledged violates an assumption of Raft, and no quorum of 2f+1
+  tolerates that. The drive may have kept the checkpoint of the recovery point: the operator removes it, so that the
+  logs are recovered from their beginnings. Compacted logs are removed too: there, a lost segment cannot be
+  distinguished from one of which no record was left
 - *rot*: a bit of a segment flips
-- *misdirect*: a piece of a batch lands within another one, perhaps of another partition
-- *stale*: power is lost while the news that the replica has caught up is under way to the controller (KIP-903)
-- *alone*: a leader that its followers cannot reach, though clients and the controller can, is alone in sync, and then
-  loses power: what was written to it meanwhile was not acknowledged, and who was in sync before leads (KIP-966)
+- *misdirect*: a piece of a batch is written into another batch, perhaps of another partition
+- *stale*: a power loss while the request that adds the replica to the ISR is on its way to the controller (KIP-903)
+- *alone*: the followers cannot reach their leader, but clients and the controller can; it is alone in the ISR, and then
+  loses power. What was written to it meanwhile was not acknowledged; a replica that was in sync before becomes leader
+  (KIP-966)
 
-A record that is acknowledged is on every replica in sync, and `min.insync.replicas` of them. So it must survive where
-one replica loses what it had, as long as no other replica of the partition ends before the first has it again. This is
-what the checkers may demand, and so a loss falls only upon a node whose partitions all have another replica in sync,
-and until all replicas are in sync again, no other node ends (whoever is killed is, to the controller, as good as who
-has lost power: both stopped uncleanly, and neither is eligible, KIP-966). Nodes may be paused and cut off meanwhile.
+An acknowledged record is on every replica in the ISR, and on at least `min.insync.replicas`. So it must survive the
+loss of one replica's data, as long as no other replica of the partition ends before the first has the record again. The
+checkers rely on this: a loss hits only a node whose partitions all have another replica in sync, and until all replicas
+are in sync again, no other node ends. (For the controller a killed node equals one that lost power: both stopped
+uncleanly, and neither is eligible, KIP-966.) Nodes may be paused and cut off meanwhile.
 
-Damage to what is at rest can be demanded to be *noticed*, by the checksum: readers and followers are never given
-records that differ from what was written, but may be given none until an operator, who has looked at the disk, takes
-the replica's directory away and lets it be filled anew. No more than that: the format has no checksum over the first 17
-bytes of a batch (its offset, length and leader's epoch), and nothing in it names the partition, so that a whole batch
-on the boundary of another is as good as right, and so is all of one from its checksum on. Damage is therefore done
-within what a batch's checksum covers, and not to the checksum.
+Damage of data on disk must be *detected*, by the checksum: readers and followers never get records that differ from
+those that were written. They may get none until an operator removes the replica's directory and the replica is copied
+again. More is not possible: the format has no checksum over the first 17 bytes of a batch (offset, length and leader
+epoch), and nothing in a batch names its partition. So a whole batch on the boundary of another passes all checks, and
+so does one that is replaced from its checksum on. Damage is therefore done only to bytes that a batch's checksum
+covers, and not to the checksum.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from kalda.storage.checkpoints import RECOVERY_POINT_FILE
 from kalda.storage.naming import FUTURE_DIR_SUFFIX
 
 DATA_DIR = "/data"
-"""Where all log directories are."""
+"""The directory that has all log directories."""
 KINDS = ("unsynced", "lie", "rot", "misdirect", "stale", "alone")
 _COMPACTED = "__consumer_offsets-"
 _POLL_S = 0.05
 _SESSION_S = 3.0
-"""So long does a broker live for the controller, without a heartbeat."""
+"""The time after the last heartbeat at which the controller fences a broker."""
 _MAX_PIECE = 512
 
 
@@ -63,13 +64,13 @@ class Covered(NamedTuple):
 
 
 class Losses:
-    """One after another, each in a task of its own."""
+    """Causes one loss at a time, each in a task of its own."""
 
     def __init__(
         self, cluster: SimCluster, partitions: list[TopicPartition], damaged: set[TopicPartition], limit_s: float
     ) -> None:
-        """Damage is done to `partitions`, and told in `damaged`. A replica must have got back what it lost `limit_s`
-        after the weather is good again."""
+        """Damage is done to `partitions`, which are then added to `damaged`. A replica must be complete again `limit_s`
+        after the end of all faults."""
         self._cluster = cluster
         self._world = cluster.world
         self._partitions = partitions
@@ -79,18 +80,19 @@ class Losses:
         self._healing = False
         self._task: asyncio.Task[None] | None = None
         self.victim: SimNode | None = None
-        """Who has lost something, and may not have it back."""
+        """The node that has lost data, until all replicas are in sync again."""
 
     def may_end(self, node: SimNode) -> bool:
-        """Whether the others can do without this node now."""
+        """Whether this node may end now: no other node is recovering from a loss."""
         return self.victim is None or self.victim is node
 
     def may_stop(self, node: SimNode) -> bool:
-        """Whether it may stop in good order. Not on a lying disk: the clean stop would be on it, and the data not."""
+        """Whether it may stop cleanly. Not with a lying disk, which may keep the mark of the clean stop, but not the
+        data."""
         return self.may_end(node) and not node.machine.disk.lie_below
 
-    def befall(self, kind: str, node: SimNode) -> bool:
-        """Let it happen, where the cluster can bear it."""
+    def cause(self, kind: str, node: SimNode) -> bool:
+        """Cause a loss, if the invariants allow it now; returns whether it was caused."""
         if self.victim is not None or self._healing or not self._spares(node):
             return False
         if kind == "stale" and self._follower(node) is None:
@@ -99,26 +101,27 @@ class Losses:
             return False
         case: Callable[[SimNode], Coroutine[Any, Any, None]] = getattr(self, f"_{kind}")
         self.victim = node
-        self._task = self._world.loop.create_task(self._whole_again(case(node)))
+        self._task = self._world.loop.create_task(self._run_case(case(node)))
         return True
 
     async def finish(self) -> None:
-        """Wait until everybody has everything."""
+        """Wait until all replicas are complete."""
         self._healing = True
         if self._task is not None:
-            await self._cluster.wait(self._task.done, "who has lost something has it again", self._limit_s)
+            await self._cluster.wait(self._task.done, "the node that has lost data has it again", self._limit_s)
             if self._task.done():
                 self._task.result()
 
-    async def _whole_again(self, case: Coroutine[Any, Any, None]) -> None:
+    async def _run_case(self, case: Coroutine[Any, Any, None]) -> None:
         await case
         await self._until(self._is_whole)
-        self._world.tell("losses", "all replicas are whole")
+        self._world.trace("losses", "all replicas are complete")
         self.victim = None
 
-    # What the cluster can bear.
+    # Whether a loss is allowed.
 
-    def _all_well(self) -> bool:
+    def _all_serve(self) -> bool:
+        """All nodes serve without a fault of their disk, and are unfenced."""
         nodes = list(self._cluster)
         if not all(node.serving and node.machine.fuse is None for node in nodes):
             return False
@@ -134,13 +137,14 @@ class Losses:
         return [partition for topic in topics for partition in topic.partitions.values()]
 
     def _spares(self, node: SimNode) -> bool:
-        """Nobody else is missing, and what is here is elsewhere too."""
-        return self._all_well() and all(
+        """All nodes serve, and each partition on this node has another replica in sync."""
+        return self._all_serve() and all(
             set(partition.isr) - {node.id} for partition in self._registrations() if node.id in partition.replicas
         )
 
     def _is_whole(self) -> bool:
-        return self._all_well() and all(
+        """All nodes serve, and all replicas are in sync."""
+        return self._all_serve() and all(
             set(partition.isr) == set(partition.replicas) for partition in self._registrations()
         )
 
@@ -166,7 +170,7 @@ class Losses:
     async def _lie(self, node: SimNode) -> None:
         disk = node.machine.disk
         disk.lie_below = DATA_DIR
-        self._world.tell(node.name, "has a disk that lies about what it has synced")
+        self._world.trace(node.name, "has a disk whose syncs have no effect")
         await asyncio.sleep(self._rng.uniform(0.2, 6))
         if node.machine.up:
             node.lose_power()
@@ -189,7 +193,7 @@ class Losses:
             return
         place = self._rng.choice(covered)
         bit = node.machine.disk.flip_bit(place.path, self._rng.randrange(place.start * 8, place.end * 8))
-        self._world.tell(node.name, f"has the bit {bit} of {place.path} turned over")
+        self._world.trace(node.name, f"has bit {bit} of {place.path} flipped")
         await self._repair(node, {place.partition})
 
     async def _misdirect(self, node: SimNode) -> None:
@@ -201,7 +205,7 @@ class Losses:
         at = self._rng.randint(source.start, source.end - size)
         to = self._rng.randint(target.start, target.end - size)
         node.machine.disk.misdirect(source.path, at, size, target.path, to)
-        self._world.tell(node.name, f"has {size} bytes of {source.path} at {at} in {target.path} at {to}")
+        self._world.trace(node.name, f"has {size} bytes of {source.path} at {at} in {target.path} at {to}")
         await self._repair(node, {source.partition, target.partition})
 
     def _covered(self, node: SimNode) -> list[Covered]:
@@ -215,87 +219,90 @@ class Losses:
         return found
 
     async def _repair(self, node: SimNode, partitions: set[TopicPartition]) -> None:
-        """Somebody has seen it: the node is stopped, the replicas are taken away and copied anew from the others. Not
-        before the others have all there is."""
+        """Repair the damage as an operator would: stop the node, remove the replicas, and start it, so that they are
+        copied from the others. This waits until the others have all records."""
         self._damaged |= partitions
         until = self._world.now_s + self._rng.uniform(0.5, 8)
         await self._until(lambda: self._spares(node) and (self._healing or self._world.now_s >= until))
         node.kill()
         disk = node.machine.disk
         for topic, index in sorted(partitions):
-            self._world.tell(node.name, f"its damaged {topic}-{index} is taken away")
+            self._world.trace(node.name, f"has its damaged {topic}-{index} removed")
             for log_dir in node.config.log_dirs:
-                _take_away(disk, log_dir, f"{topic}-{index}")
+                _remove_replica(disk, log_dir, f"{topic}-{index}")
         await self._restart(node)
 
-    # Nobody follows.
+    # A leader without followers.
 
     async def _alone(self, node: SimNode) -> None:
         led, blocked = self._led(node), self._world.network.blocked
-        deaf = {(other.name, Address(node.name, PORT)) for other in self._cluster if other is not node}
-        self._world.tell("network", f"lets no other node reach the broker of {node.name}")
-        blocked |= deaf
+        to_broker = {(other.name, Address(node.name, PORT)) for other in self._cluster if other is not node}
+        self._world.trace("network", f"blocks all other nodes from the broker of {node.name}")
+        blocked |= to_broker
         try:
             if await self._until(lambda: all(self._is_alone(partition, node) for partition in led), 3 * _SESSION_S):
                 await asyncio.sleep(self._rng.uniform(0, 2))
                 node.lose_power()
                 await self._until(lambda: not any(self._leads(partition, node) for partition in led), 2 * _SESSION_S)
         finally:
-            blocked -= deaf
+            blocked -= to_broker
         await self._restart(node)
 
     def _led(self, node: SimNode) -> list[TopicPartition]:
-        """What it leads."""
+        """The partitions that the node leads."""
         return [partition for partition in self._partitions if self._leads(partition, node)]
 
     def _is_alone(self, partition: TopicPartition, node: SimNode) -> bool:
         registration = self._registration(partition)
         return registration is not None and set(registration.isr) == {node.id}
 
-    # Old news.
+    # A late change of the ISR.
 
     async def _stale(self, node: SimNode) -> None:
-        """It falls behind, catches up, and loses power when its leader has told the controller so; and the controller
-        hears of it when the replica, back again without what it had, is not yet able to fetch it. Who leads then, ends.
+        """The replica leaves the ISR, catches up, and loses power after its leader has sent the request that adds it to
+        the ISR. This request reaches the controller when the replica is running again without its data, and cannot
+        fetch it yet. Then the leader is killed.
 
-        It is not heard of by the controller from when it is paused, so that its session has ended when it is back, and
-        the leader's has not when its news arrive. Replicas must be out of sync sooner than sessions end.
+        From the pause on, no message of the replica reaches the controller, so that its session has ended when it is
+        back. The leader's session must not have ended when its request arrives. `replica.lag.time.max.ms` must be
+        shorter than the session timeout.
         """
         found = self._follower(node)
         assert found is not None
         partition, leader, controller = found
         cut = self._world.network.cut
-        told = {(leader.name, controller.name)}
-        alive = {(node.name, controller.name)}
-        apart = {(leader.name, node.name), (node.name, leader.name)}
+        from_leader = {(leader.name, controller.name)}
+        from_replica = {(node.name, controller.name)}
+        between_replicas = {(leader.name, node.name), (node.name, leader.name)}
         try:
-            self._world.tell(node.name, "is paused until it is not in sync")
+            self._world.trace(node.name, "is paused until it has left the ISR")
             node.machine.pause()
             if not await self._until(lambda: not self._in_sync(partition, node), _SESSION_S):
                 return
-            self._world.tell("network", f"what {leader.name} and {node.name} tell {controller.name} is held up")
-            cut |= told | alive
+            self._world.trace("network", f"delays the messages of {leader.name} and {node.name} to {controller.name}")
+            cut |= from_leader | from_replica
             node.machine.resume()
             if not await self._until(lambda: self._caught_up(partition, node, leader), 0.5):
                 return
             await asyncio.sleep(0.2)
-            cut |= apart
+            cut |= between_replicas
             node.lose_power()
-            cut -= alive
+            cut -= from_replica
             node.start()
             if not await self._until(lambda: node.serving, _SESSION_S):
                 return
-            cut -= told
+            cut -= from_leader
             if await self._until(lambda: self._in_sync(partition, node), 1) and self._leads(partition, leader):
                 leader.kill()
                 await self._until(lambda: self._leads(partition, node), 8)
         finally:
             node.machine.resume()
-            cut -= told | alive | apart
+            cut -= from_leader | from_replica | between_replicas
         await self._restart(leader)
 
     def _follower(self, node: SimNode) -> tuple[TopicPartition, SimNode, SimNode] | None:
-        """A partition that the node follows and would lead after its leader, who is not where the controller is."""
+        """A partition that the node follows and would lead next, its leader, and the active controller, which is on
+        neither of the two nodes; None where there is none."""
         controller = next(
             (each for each in self._cluster if each.node is not None and each.node.raft.machine.is_leader), None
         )
@@ -332,8 +339,8 @@ class Losses:
         return ends[0] >= ends[1]
 
 
-def _take_away(disk: SimDisk, log_dir: str, name: str) -> None:
-    """The replica, and a copy that may have been made of it."""
+def _remove_replica(disk: SimDisk, log_dir: str, name: str) -> None:
+    """Remove the replica's directory, and the copy of an unfinished move."""
     for found in disk.names(log_dir):
         if found == name or (found.startswith(f"{name}.") and found.endswith(FUTURE_DIR_SUFFIX)):
             disk.remove_tree(f"{log_dir}/{found}")
@@ -341,11 +348,11 @@ def _take_away(disk: SimDisk, log_dir: str, name: str) -> None:
 
 
 def _spans(data: bytes) -> list[tuple[int, int]]:
-    """What checksums cover in a segment."""
+    """The positions in a segment that checksums cover, without the checksums, a pair for each batch."""
     spans = []
     try:
         for position, header in iter_batches(memoryview(data)):
             spans.append((position + ATTRIBUTES_POSITION, position + header.size_bytes))
     except ApiError:
-        pass  # as far as it can be read
+        pass  # only the batches before the damage
     return [span for span in spans if span[1] <= len(data)]

@@ -1,8 +1,8 @@
-"""A simulated machine: a disk that stays, a clock, and one process at a time.
+"""A simulated machine: a disk that outlives processes, a clock, and one process at a time.
 
-A process may be killed (its kernel closes what it had open, and the disk has all that it wrote), paused, or lose its
-machine's power, now or within the next operations on the disk: then the disk keeps what was synced, and of the rest
-whatever its seed says.
+A process may be killed (its connections are closed, and the disk has all that it wrote), paused, or ended by a power
+loss, at once or at one of its next operations on the disk. After a power loss the disk has what was synced, and a
+random part of the rest.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kalda.sim.process import BOOT, Boot, PowerLoss
 
 T = TypeVar("T")
 EPOCH_MS = 1_760_000_000_000
-"""What the wall clocks show, more or less, when a simulation begins."""
+"""The time of the wall clocks at the beginning of a simulation, except for `skew_ms`."""
 
 
 class SimClock:
-    """One machine's clocks. The wall clock may be wrong, by `skew_ms`; the other one only goes forward."""
+    """One machine's clocks. The wall clock is wrong by `skew_ms`; the monotonic one is not affected."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -39,7 +39,7 @@ class SimClock:
 
 
 class SimJobs:
-    """Jobs without threads: a job runs whole, some time after it was given, and finishes some time later."""
+    """Jobs without threads: a job runs in one step some time after `run`; its `finish` is called some time later."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random, machine: Machine) -> None:
         self._loop = loop
@@ -68,11 +68,11 @@ class SimJobs:
         self._paused_s += duration_ms / 1000
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """There is nothing to close."""
 
 
 class SimHost(Host):
-    """What one boot of a machine gives to its process."""
+    """What a machine provides to one boot's process: disk, clock, timers, jobs, random numbers."""
 
     def __init__(self, machine: Machine, seed: str) -> None:
         self.disk = machine.disk
@@ -109,29 +109,29 @@ class Machine:
         self.disk = SimDisk(random.Random(f"{seed}/{name}/disk"), now_ms=self.clock.wall_ms)
         self.disk.before = self._before_disk
         self.disk_delay_s = 0.002
-        """A job waits at most so long before it runs, and again before it finishes."""
+        """The longest time before a job runs, and again before it finishes."""
         self.boot: Boot | None = None
-        self.lives: list[Boot] = []
-        """Every boot so far, kept: what a dead one left half done must not be woken by being collected."""
+        self.boots: list[Boot] = []
+        """Every boot so far: garbage collection of an ended one's tasks would run their `finally` blocks."""
         self.fuse: int | None = None
-        """So many operations on the disk from now, the power fails."""
+        """The number of operations on the disk after which power is lost; None: no such fault."""
         self.on_power_loss: Callable[[], None] = _nothing
-        """Told when the fuse has blown."""
+        """Called when `fuse` has caused a power loss."""
         self._seed = seed
         self._loop = loop
         self.network = network
 
     @property
     def up(self) -> bool:
-        """A process runs here, though it may be paused."""
+        """Whether a process runs here, paused or not."""
         return self.boot is not None
 
     def start(self) -> tuple[Boot, SimHost]:
-        """A new process."""
-        assert self.boot is None, f"{self.name} runs already"
+        """Start a new process."""
+        assert self.boot is None, f"{self.name} already has a process"
         self.network.off.discard(self.name)
-        self.boot = Boot(self.name, len(self.lives) + 1)
-        self.lives.append(self.boot)
+        self.boot = Boot(self.name, len(self.boots) + 1)
+        self.boots.append(self.boot)
         return self.boot, SimHost(self, f"{self._seed}/{self.name}/{self.boot.number}")
 
     def stopped(self) -> None:
@@ -141,24 +141,24 @@ class Machine:
         self.disk.let_go()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """End the process as SIGKILL does."""
         if self.boot is not None:
             self.stopped()
 
     def lose_power(self) -> None:
-        """All at once."""
+        """End the process, its connections without a reset, and lose what the disk has not synced."""
         if self.boot is not None:
             self._end()
             self.network.power_off(self.name)
             self.disk.crash()
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Stop the process as SIGSTOP does."""
         if self.boot is not None:
             self.boot.paused = True
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue the process as SIGCONT does."""
         if self.boot is not None and self.boot.paused:
             self._loop.resume(self.boot)
 

@@ -1,16 +1,16 @@
 """A network in memory, between machines on one virtual-time loop.
 
-A connection is two pipes, one a direction, and each keeps its order, as TCP does; between connections nothing is
-ordered. Loss is what it is above TCP: a pause until the retransmission. A cut link swallows everything in one or both
-directions until it is mended, and what was sent meanwhile arrives then. A process that is killed has its connections
-reset by its kernel; a machine that loses power says nothing, until it is up again and knows nothing of them.
+A connection is two pipes, one a direction; each keeps its order, as TCP does, and there is no order between
+connections. A lost segment is, above TCP, a pause until its retransmission. A cut link passes nothing in one or both
+directions; what was sent meanwhile arrives after the cut. The connections of a killed process are reset by its kernel.
+A machine without power sends nothing; when it is up again, it answers segments of former connections with a reset.
 
-Who connects is refused where no process listens, and accepted by the kernel where one does, running or paused, until
-the backlog is full of those that the process has not taken yet: then there is silence, as on a link that is cut in
-either direction. A process that dies does not close everything at once: its listener may outlive its connections for
-some milliseconds, and whoever connects meanwhile is accepted, and reset.
+A new connection is refused where no process listens. Where one does, running or paused, the kernel accepts connections
+until the backlog is full of those that the process has not accepted; then there is no answer, as on a link that is cut
+in either direction. A process that dies does not close everything at once: its listener may stay for some
+milliseconds longer than its connections, and a connection that is made meanwhile is accepted, then reset.
 
-All of it is decided by one seeded random source.
+One seeded random source decides everything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PROBE_S = PROBE_TIMEOUT_MS / 1000
 
 
 class Signal(Enum):
-    """What goes through a pipe besides bytes."""
+    """What a pipe carries besides bytes."""
 
     END = "end"
     RESET = "reset"
@@ -53,8 +53,8 @@ class Address(NamedTuple):
 
 
 @dataclass(slots=True)
-class Weather:
-    """How good the links are. Delays are in seconds."""
+class LinkQuality:
+    """The quality of all links. Delays are in seconds; `loss` is the probability that a segment is lost."""
 
     delay_min: float = 0.0001
     delay_max: float = 0.001
@@ -62,7 +62,7 @@ class Weather:
 
 
 class SimSocket:
-    """As much of a listening socket as a server asks for."""
+    """The part of a listening socket that a server uses."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -71,11 +71,11 @@ class SimSocket:
         return self._address
 
     def setsockopt(self, *_: object) -> None:
-        """There are no options here."""
+        """Options have no effect."""
 
 
 class SimServer:
-    """A listener, in the place of `asyncio.Server`."""
+    """A listener, with the interface of `asyncio.Server`."""
 
     def __init__(
         self, network: SimNetwork, factory: Callable[[], asyncio.BaseProtocol], address: Address, backlog: int
@@ -84,7 +84,7 @@ class SimServer:
         self.address = address
         self.backlog = backlog
         self.queued = 0
-        """Connections that the kernel has accepted, and the process has not."""
+        """Connections that the kernel has accepted and the process has not."""
         self.context = contextvars.copy_context()
         self.sockets = (SimSocket(address),)
         self._network = network
@@ -94,14 +94,14 @@ class SimServer:
         self._network.unlisten(self)
 
     async def start_serving(self) -> None:
-        """Accept: until then connections are refused."""
+        """Start to accept connections; before, they are refused."""
         self._network.serve(self)
 
     def is_serving(self) -> bool:
         return self._network.listeners.get(self.address) is self
 
     async def wait_closed(self) -> None:
-        """Connections are not waited for."""
+        """Returns at once: connections may still be open."""
 
 
 class _Pipe:
@@ -131,7 +131,7 @@ class _Pipe:
         self._network.loop.call_at(when, self._pump, context=self._network.kernel)
 
     def _pump(self) -> None:
-        """What is due arrives, or is sent again where the link is cut or nobody is at home."""
+        """Deliver what is due; or retry later where the link is cut, or a host has no power."""
         network, now = self._network, self._network.loop.time()
         if self.waiting and not network.passes(self.source.local.host, self.target.local):
             self._at(now + self._retransmit)
@@ -165,7 +165,7 @@ class SimTransport(asyncio.Transport):
         self._unread = 0
         self._paused = False
 
-    # What protocols do.
+    # Called by protocols.
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": tuple(self.remote), "sockname": tuple(self.local)}.get(name, default)
@@ -223,17 +223,17 @@ class SimTransport(asyncio.Transport):
         self._reading = True
         self._schedule_read()
 
-    # What the network does.
+    # Called by the network.
 
     def reset(self) -> None:
-        """Tell the other end that it is over. What is under way may be lost."""
+        """Send a reset to the other end. Data that has not arrived may be lost."""
         assert self.out is not None
         if self._network.rng.random() < 0.5:
             self.out.waiting.clear()
         self.out.send(Signal.RESET)
 
     def arrive(self, item: Item) -> None:
-        """Something has come over the network."""
+        """Bytes or a signal have arrived over the network."""
         if self.closed:
             if item is not Signal.RESET and self.out is not None:
                 self.out.send(Signal.RESET)
@@ -246,7 +246,7 @@ class SimTransport(asyncio.Transport):
         self._schedule_read()
 
     def vanish(self) -> None:
-        """The process is gone."""
+        """The process has ended: close without a callback and without a signal to the other end."""
         self.closed = True
         self._inbox.clear()
         self._network.forget(self)
@@ -259,7 +259,7 @@ class SimTransport(asyncio.Transport):
             self._network.loop.call_soon(self.protocol.connection_lost, error, context=self.context)
 
     def taken(self, size: int) -> None:
-        """The other end has read so much."""
+        """The other end has read `size` bytes."""
         self._unread -= size
         if self._paused and self._unread <= self._low and not self.closed and self.protocol is not None:
             self._paused = False
@@ -295,27 +295,27 @@ class SimNetwork:
         self.loop = loop
         self.rng = rng
         self.kernel = contextvars.copy_context()
-        self.weather = Weather()
+        self.link_quality = LinkQuality()
         self.listeners: dict[Address, SimServer] = {}
         self.connections: dict[SimTransport, None] = {}
         self.cut: set[tuple[str, str]] = set()
         """Directed pairs of hosts between which nothing passes."""
         self.blocked: set[tuple[str, Address]] = set()
-        """Hosts, and listeners that nothing of theirs comes to, as behind a firewall."""
+        """Pairs of a host and a listener that nothing from this host reaches, as behind a firewall that drops."""
         self.rejected: set[tuple[str, str]] = set()
-        """Directed pairs of hosts between which something refuses connections in the other's place."""
+        """Directed pairs of hosts between which connections are refused, as by a firewall that rejects."""
         self.slow: dict[tuple[str, str], float] = {}
-        """Directed pairs of hosts with the seconds that are added at most."""
+        """The greatest additional delay in seconds, by directed pair of hosts."""
         self.off: set[str] = set()
         """Hosts without power."""
         self._dying: dict[Address, float] = {}
-        """Until when the listeners of processes that died are still there."""
+        """The time up to which the listeners of ended processes accept connections, and reset them."""
         self._last_port = _EPHEMERAL
 
     # Links.
 
     def passes(self, source: str, target: Address) -> bool:
-        """Whether anything sent now arrives."""
+        """Whether a segment sent now arrives."""
         host, off = target.host, self.off
         return (
             (source, host) not in self.cut
@@ -325,11 +325,11 @@ class SimNetwork:
         )
 
     def delay(self, source: str, target: str) -> float:
-        """How long what is sent now is under way, with its retransmissions."""
-        weather, rng = self.weather, self.rng
-        delay = rng.uniform(weather.delay_min, weather.delay_max)
+        """The delay of a segment that is sent now, with its retransmissions."""
+        quality, rng = self.link_quality, self.rng
+        delay = rng.uniform(quality.delay_min, quality.delay_max)
         retransmit = _RETRANSMIT_S
-        while weather.loss and retransmit <= _MAX_RETRANSMIT_S and rng.random() < weather.loss:
+        while quality.loss and retransmit <= _MAX_RETRANSMIT_S and rng.random() < quality.loss:
             delay += retransmit
             retransmit *= 2
         extra = self.slow.get((source, target))
@@ -346,7 +346,7 @@ class SimNetwork:
         return SimServer(self, factory, address, backlog)
 
     def serve(self, server: SimServer) -> None:
-        """Have a listener accept."""
+        """Let a listener accept connections. Raises `OSError` where another one has the address."""
         address = server.address
         if self.listeners.setdefault(address, server) is not server:
             raise OSError(errno.EADDRINUSE, "the address is in use", f"{address.host}:{address.port}")
@@ -359,13 +359,13 @@ class SimNetwork:
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Waits as long as the link is cut or the backlog is full. Raises `ConnectionRefusedError` where nobody
-        listens."""
+        """Connect; waits as long as the link is cut or the backlog is full. Raises `ConnectionRefusedError` where there
+        is no listener."""
         source, far, retransmit = self._here(), Address(host, port), _RETRANSMIT_S
         while True:
             await asyncio.sleep(self.delay(source, host))
             if (source, host) in self.rejected:
-                raise ConnectionRefusedError(errno.ECONNREFUSED, "something in between refuses", f"{host}:{port}")
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "a firewall refuses", f"{host}:{port}")
             server = self.listeners.get(far)
             if (
                 self.passes(source, far)
@@ -379,7 +379,7 @@ class SimNetwork:
             await asyncio.sleep(self.delay(host, source))
             if self._dying.get(far, 0.0) > self.loop.time():
                 raise ConnectionResetError(errno.ECONNRESET, "the listener is being closed", f"{host}:{port}")
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens", f"{host}:{port}")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "there is no listener", f"{host}:{port}")
         self._last_port += 1
         near = Address(source, self._last_port)
         client = SimTransport(self, near, far, contextvars.copy_context())
@@ -401,7 +401,7 @@ class SimNetwork:
         return client, protocol
 
     async def is_refused(self, host: str, port: int) -> bool:
-        """What `kalda.network.probe` is in the real world."""
+        """The counterpart of `kalda.network.probe` over this network."""
         try:
             async with asyncio.timeout(_PROBE_S):
                 transport, _ = await self.connect(asyncio.BufferedProtocol, host, port)
@@ -415,10 +415,10 @@ class SimNetwork:
     def forget(self, transport: SimTransport) -> None:
         self.connections.pop(transport, None)
 
-    # What befalls machines.
+    # Faults.
 
     def kill(self, host: str) -> None:
-        """The kernel closes what the process had open."""
+        """The process of a host has ended: its kernel resets its connections and closes its listeners."""
         for address in [each for each in self.listeners if each.host == host]:
             self._dying[address] = self.loop.time() + self.rng.uniform(0, _DYING_S)
         for transport in self._of(host):
@@ -426,7 +426,7 @@ class SimNetwork:
             transport.vanish()
 
     def power_off(self, host: str) -> None:
-        """Nobody is told."""
+        """A host loses power: its connections end without a signal to the other ends."""
         self.off.add(host)
         for transport in self._of(host):
             assert transport.out is not None
@@ -434,12 +434,12 @@ class SimNetwork:
             transport.vanish()
 
     def reset_all(self, host: str) -> None:
-        """Something in between ends every connection to and from a host."""
+        """Break every connection to and from a host, for both ends."""
         for transport in [each for each in self.connections if host in (each.local.host, each.remote.host)]:
             transport.abort()
 
     def reject(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Something in between refuses connections from the one to the other host, and ends all between the two."""
+        """Refuse connections between these directed pairs of hosts, and break all that exist between the two hosts."""
         self.rejected.update(pairs)
         for transport in list(self.connections):
             near, far = transport.local.host, transport.remote.host
@@ -447,7 +447,7 @@ class SimNetwork:
                 transport.abort()
 
     def reset_one(self) -> str | None:
-        """A connection breaks, for both ends; which one, in words."""
+        """Break a random connection for both ends; returns its description, or None where there is none."""
         alive = [transport for transport in self.connections if transport.protocol is not None]
         if not alive:
             return None

@@ -1,7 +1,7 @@
-"""A topic that is deleted and made again under its name, over and over, while it is written and read by its id.
+"""A topic that is deleted and created again under its name, again and again, while it is written and read by its id.
 
-Each life of it is a topic of its own: nothing of the life before is ever seen in it, neither records nor offsets nor
-the beginning that somebody deleted records up to, whatever its replicas found on their disks when they came back.
+Each of these topics (called a life here) is independent: no record, no offset and no log start offset of an earlier
+life is ever seen in it, whatever the disks of its replicas had when their brokers restarted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TIMEOUT_MS = 3_000
 
 @dataclass(slots=True)
 class Written:
-    """One partition in one life."""
+    """The history of one partition in one life."""
 
     attempted: int = 0
     acked: dict[int, int] = field(default_factory=dict)
@@ -48,16 +48,20 @@ class Written:
 
 
 class Phoenix(Operator):
-    """Makes it, writes to it, reads it, deletes from it, deletes it."""
+    """Creates the topic, writes to it, reads from it, deletes records, deletes the topic."""
 
     def __init__(self, client: SimClient, replicas: int, configs: dict[str, str], pause_s: float = 0.8) -> None:
         self._replicas = replicas
         self._configs = configs
         self._lives: dict[Uuid, list[Written]] = {}
+        """The history of each life, by topic id and partition."""
         self._ended: set[Uuid] = set()
+        """Lives whose deletion was requested."""
         self._now: Uuid | None = None
+        """The current life's topic id."""
         self._late = 0
-        """DeleteRecords names topics: one whose answer did not come may befall a later life, up to here."""
+        """The highest offset of a DeleteRecords without a response. It has the topic's name and no id, so it may be
+        carried out in a later life."""
         super().__init__(client, pause_s)
 
     async def _act(self) -> None:
@@ -78,9 +82,9 @@ class Phoenix(Operator):
         except ApiError as error:
             self._client.forget_leaders()
             if error.code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-                await self._learn()
+                await self._find_life()
 
-    # Its lives.
+    # Creation and deletion.
 
     async def _create(self) -> None:
         configs = [CreatableTopicConfig(name=key, value=value) for key, value in self._configs.items()]
@@ -88,11 +92,11 @@ class Phoenix(Operator):
             name=NAME, num_partitions=_PARTITIONS, replication_factor=self._replicas, configs=configs
         )
         request = CreateTopicsRequest(topics=[topic], timeout_ms=_TIMEOUT_MS)
-        await self._insist(request, 7, lambda a: a.topics[0].error_code, ErrorCode.TOPIC_ALREADY_EXISTS)
-        await self._learn()
+        await self._repeat_until_done(request, 7, lambda a: a.topics[0].error_code, ErrorCode.TOPIC_ALREADY_EXISTS)
+        await self._find_life()
 
-    async def _learn(self) -> None:
-        """Which life it is in, as some node knows."""
+    async def _find_life(self) -> None:
+        """Set `_now` from the metadata of a random node."""
         try:
             await self._client.refresh()
         except ApiError:
@@ -101,20 +105,19 @@ class Phoenix(Operator):
         self._now = None if topic is None or topic.error_code or topic.topic_id in self._ended else topic.topic_id
         if self._now is not None and self._now not in self._lives:
             self._lives[self._now] = [Written() for _ in range(_PARTITIONS)]
-            self._client.world.tell(self._client.name, f"has life {len(self._lives)}, {uuid_to_text(self._now)}")
+            self._client.world.trace(self._client.name, f"has life {len(self._lives)}, {uuid_to_text(self._now)}")
 
     async def _delete(self, life: Uuid) -> None:
         request = DeleteTopicsRequest(topics=[DeleteTopicState(topic_id=life)], timeout_ms=_TIMEOUT_MS)
-        gone = ErrorCode.UNKNOWN_TOPIC_ID
         self._ended.add(life)
-        await self._insist(request, 6, lambda a: a.responses[0].error_code, gone)
-        self._client.world.tell(self._client.name, f"ends the life {uuid_to_text(life)}")
+        await self._repeat_until_done(request, 6, lambda a: a.responses[0].error_code, ErrorCode.UNKNOWN_TOPIC_ID)
+        self._client.world.trace(self._client.name, f"ends the life {uuid_to_text(life)}")
         self._now = None
 
-    # Its records.
+    # Records.
 
     async def _write(self, life: Uuid, index: int, written: Written) -> None:
-        """Once: each record is there one time or none."""
+        """Send records without retries, so that each is written at most once."""
         numbers = range(written.attempted, written.attempted + self._rng.randint(1, 5))
         written.attempted = numbers.stop
         records = [(EPOCH_MS + number, None, _value(life, index, number), ()) for number in numbers]
@@ -129,64 +132,64 @@ class Phoenix(Operator):
         written.acked.update((number, result.base_offset + at) for at, number in enumerate(numbers))
 
     async def _read(self, life: Uuid, index: int, written: Written) -> None:
-        position = written.deleted.promised
-        wanted = FetchRequestFetchPartition(partition=index, fetch_offset=position, partition_max_bytes=1 << 16)
+        position = written.deleted.acknowledged
+        entry = FetchRequestFetchPartition(partition=index, fetch_offset=position, partition_max_bytes=1 << 16)
         request = FetchRequest(
             max_wait_ms=100,
             min_bytes=1,
             max_bytes=1 << 20,
             session_epoch=-1,
-            topics=[FetchRequestFetchTopic(topic_id=life, partitions=[wanted])],
+            topics=[FetchRequestFetchTopic(topic_id=life, partitions=[entry])],
         )
         answer = await self._client.ask_leader(TopicPartition(NAME, index), request, _BY_ID)
         if answer.error_code:
             raise ApiError(ErrorCode(answer.error_code))
         data = answer.responses[0].partitions[0]
         if data.error_code:
-            if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and not max(written.deleted.asked, self._late):
+            if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and not max(written.deleted.requested, self._late):
                 self._client.world.violated(f"{NAME}-{index} of {uuid_to_text(life)} does not begin at 0")
             raise ApiError(ErrorCode(data.error_code))
         for offset, value in records_of(data.records, position):
-            known = written.seen.setdefault(offset, value)
-            if known != value or not value.startswith(uuid_to_text(life).encode()):
+            earlier = written.seen.setdefault(offset, value)
+            if earlier != value or not value.startswith(uuid_to_text(life).encode()):
                 self._client.world.violated(f"{value!r} is read at {offset} of {NAME}-{index}, {uuid_to_text(life)}")
 
     async def _shorten(self, index: int, written: Written) -> None:
         offset = self._rng.choice(list(written.acked.values())) + 1
-        if offset > written.deleted.promised:
-            written.deleted.asked = max(written.deleted.asked, offset)
+        if offset > written.deleted.acknowledged:
+            written.deleted.requested = max(written.deleted.requested, offset)
             if await delete_records(self._client, TopicPartition(NAME, index), offset):
-                written.deleted.promised = max(written.deleted.promised, offset)
+                written.deleted.acknowledged = max(written.deleted.acknowledged, offset)
             else:
                 self._late = max(self._late, offset)
 
-    # In the end.
+    # At the end.
 
     def judge(self, image: MetadataImage, read: Callable[[TopicPartition], tuple[int, Records]]) -> None:
-        """Hold its last life against what was promised in that."""
+        """Compare the records of the last life with its history."""
         topic = image.topics.by_name.get(NAME)
         if topic is not None and topic.id in self._lives:
             for index, written in enumerate(self._lives[topic.id]):
-                written.deleted.asked = max(written.deleted.asked, self._late)
-                for why in _faults(written, index, topic.id, *read(TopicPartition(NAME, index))):
-                    self._client.world.violated(f"{NAME}-{index} of {uuid_to_text(topic.id)}: {why}")
+                written.deleted.requested = max(written.deleted.requested, self._late)
+                for violation in _violations(written, index, topic.id, *read(TopicPartition(NAME, index))):
+                    self._client.world.violated(f"{NAME}-{index} of {uuid_to_text(topic.id)}: {violation}")
 
 
-def _faults(written: Written, index: int, life: Uuid, start: int, records: Records) -> Iterator[str]:
+def _violations(written: Written, index: int, life: Uuid, start: int, records: Records) -> Iterator[str]:
     log = dict(records)
     places = {value: offset for offset, value in records}
     if len(places) < len(log):
-        yield "a record is there twice"
-    if start > written.deleted.asked:
-        yield f"it begins at {start}, and was asked to begin at {written.deleted}"
+        yield "a record was written twice"
+    if start > written.deleted.requested:
+        yield f"it begins at {start}, but deletions were requested up to {written.deleted.requested}"
     for offset, value in written.seen.items():
         if offset >= start and log.get(offset) != value:
-            yield f"{value!r} was read at {offset}, and there is {log.get(offset)!r}"
+            yield f"{value!r} was read at {offset}, and now {log.get(offset)!r} is there"
     for number, offset in written.acked.items():
         if offset >= start and log.get(offset) != _value(life, index, number):
-            yield f"record {number} was acknowledged at {offset}, and there is {log.get(offset)!r}"
+            yield f"record {number} was acknowledged at {offset}, and now {log.get(offset)!r} is there"
     for value in set(places) - {_value(life, index, number) for number in range(written.attempted)}:
-        yield f"nobody wrote {value!r}"
+        yield f"{value!r} was not written in this life"
 
 
 def _value(life: Uuid, index: int, number: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Processes of the simulation, and what they schedule.
+"""Simulated processes, and the callbacks that they schedule.
 
-Everything that a process schedules (a callback, a timer, a task and all that the task schedules) carries in its context
-the *boot* that it belongs to. So a process can be killed between two of its steps, for nothing of a dead boot ever runs
-again, or be stopped for a while, when its steps wait in order.
+Everything that a process schedules (a callback, a timer, a task and all that the task schedules) has in its context the
+*boot* that it belongs to. So a process can be killed between two callbacks, as no callback of an ended boot is run; or
+be paused, while its callbacks wait in order.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 
 class PowerLoss(BaseException):
-    """Ends the step of a process in which its machine stopped. Not an `Exception`: nothing must survive it."""
+    """Ends the callback in which the process's machine lost power. A `BaseException`, so that no handler of `Exception`
+    continues after it."""
 
 
 class Boot:
-    """One life of one process."""
+    """One process, from its start to its end."""
 
     __slots__ = ("alive", "held", "machine", "number", "paused", "tasks")
 
@@ -28,11 +29,11 @@ class Boot:
         self.alive = True
         self.paused = False
         self.held: list[asyncio.Handle] = []
-        """Steps that wait until it is no longer paused; one that is cancelled meanwhile is not taken."""
+        """Callbacks that came due while it is paused; one that is cancelled meanwhile is not run."""
         self.tasks: list[asyncio.Task[Any]] = []
 
     def clear(self) -> None:
-        """End what is left half done, of a process that is gone or a world that is over."""
+        """Close the unfinished coroutines of an ended process, or at the end of a simulation."""
         self.alive = False
         self.held.clear()
         tasks, self.tasks = self.tasks, []
@@ -43,11 +44,11 @@ class Boot:
                     task.get_coro().close()
 
     def context(self) -> contextvars.Context:
-        """A context whose steps belong to this boot."""
+        """A context whose callbacks belong to this boot."""
         context = contextvars.copy_context()
         context.run(BOOT.set, self)
         return context
 
 
 BOOT: contextvars.ContextVar[Boot | None] = contextvars.ContextVar("kalda_boot", default=None)
-"""Whose step is being taken; None for the simulation's own."""
+"""The boot of the callback that is being run; None for the simulator's own callbacks."""

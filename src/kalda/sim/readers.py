@@ -1,10 +1,10 @@
-"""Consumers, who read what is committed from the beginning on, each record of it once.
+"""Consumers: they read all committed records from the beginning on, each once.
 
-A consumer may name its rack; then leaders send it on to a replica there (KIP-392), which it asks until that fails, or
-for a while. Where a replica that follows does not have what is wanted, the leader is asked instead, as by Kafka's
-clients. Whoever answers, no record is at or above the high watermark in the same answer.
+A consumer may send its rack; then the leader names a preferred replica there (KIP-392), from which the consumer fetches
+for a time, or until a failure. Where a follower fails, the leader is used instead, as by Kafka's clients. No response
+has a record at or above its own high watermark, whichever replica it is from.
 
-Records at the beginning may have been deleted since: then it is gone on with what there is.
+Where records at the beginning were deleted, reading continues at the log start offset.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kalda.sim.history import History
 
 _FETCH_VERSION = 12
 _LIST_VERSION = 7
-_LOYALTY_S = (0.2, 5)
-"""How long a reader stays with a replica; Kafka's clients until their metadata is old."""
+_PREFERRED_S = (0.2, 5)
+"""How long a reader uses a preferred replica; Kafka's clients until their metadata expires."""
 
 Records = list[tuple[int, bytes]]
-"""Values by offset."""
+"""Offsets and values."""
 
 
 class Reader:
@@ -44,24 +44,24 @@ class Reader:
         self._history = history
         self._rack = rack
         self._preferred: dict[TopicPartition, tuple[int, float]] = {}
-        """A replica that the leader has named, and until when it is asked."""
+        """The preferred replica that the leader has named, and the time until which it is used."""
 
     async def read(self, partition: TopicPartition, position: int, max_wait_ms: int) -> tuple[Records, int]:
-        """Committed records from `position` on, and where to read on. Raises `ApiError`."""
+        """Committed records from `position` on, and the next position. Raises `ApiError`."""
         try:
             records = await self._fetch(partition, position, max_wait_ms)
         except ApiError as error:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
-            # What was deleted is passed over. Another leader may not have deleted so much yet.
-            beginning = await self._beginning(partition)
-            if not self._history.may_begin_at(partition, max(beginning, 1)):
+            # Skip deleted records. A later leader may have a lower log start offset.
+            start_offset = await self._log_start_offset(partition)
+            if not self._history.may_begin_at(partition, max(start_offset, 1)):
                 raise
-            return [], max(position, beginning)
+            return [], max(position, start_offset)
         return records, records[-1][0] + 1 if records else position
 
     async def _fetch(self, partition: TopicPartition, position: int, max_wait_ms: int) -> Records:
-        """One attempt, or two."""
+        """One attempt; with a preferred replica that fails, a second one at the leader."""
         preferred = self._replica(partition)
         if preferred is not None:
             try:
@@ -72,9 +72,9 @@ class Reader:
                 self._preferred.pop(partition, None)
         return await self._fetch_from(None, partition, position, max_wait_ms)
 
-    async def _beginning(self, partition: TopicPartition) -> int:
-        wanted = ListOffsetsPartition(partition_index=partition.partition, timestamp=OffsetSpec.EARLIEST)
-        request = ListOffsetsRequest(topics=[ListOffsetsTopic(name=partition.topic, partitions=[wanted])])
+    async def _log_start_offset(self, partition: TopicPartition) -> int:
+        entry = ListOffsetsPartition(partition_index=partition.partition, timestamp=OffsetSpec.EARLIEST)
+        request = ListOffsetsRequest(topics=[ListOffsetsTopic(name=partition.topic, partitions=[entry])])
         answer = await self._client.ask_leader(partition, request, _LIST_VERSION)
         found = answer.topics[0].partitions[0]
         if found.error_code:
@@ -83,7 +83,7 @@ class Reader:
         return offset
 
     def may_fail(self, partition: TopicPartition, error: ApiError) -> bool:
-        """Whether reading on may be refused so for a while."""
+        """Whether a read may fail with this error for a time."""
         return error.code.retriable and (not isinstance(error, CorruptRecord) or partition in self._history.damaged)
 
     def _replica(self, partition: TopicPartition) -> tuple[str, int] | None:
@@ -92,7 +92,7 @@ class Reader:
             return None
         broker = self._client.metadata.brokers.get(found[0])
         if broker is None:
-            self._client.forget_leaders()  # and so learn of it: the leader would name it for ever
+            self._client.forget_leaders()  # new metadata has the broker; else the leader would name it again and again
         elif found[1] >= self._client.world.now_s:
             return broker.host, broker.port
         del self._preferred[partition]
@@ -101,8 +101,8 @@ class Reader:
     async def _fetch_from(
         self, address: tuple[str, int] | None, partition: TopicPartition, position: int, max_wait_ms: int
     ) -> Records:
-        """With the leader's epoch: a broker that leads no more, and may have lost what it had, must not say where the
-        log ends."""
+        """Fetch with the leader epoch, so that a former leader, which may have lost records, refuses instead of
+        answering with its own end of the log."""
         client = self._client
         leader = await client.find_leader(partition)
         request = _fetch(partition, position, max_wait_ms, client.leader_epoch(partition), self._rack)
@@ -115,14 +115,14 @@ class Reader:
         if data.error_code:
             raise ApiError(ErrorCode(data.error_code), f"at {position}")
         if data.preferred_read_replica >= 0:
-            until_s = client.world.now_s + client.rng.uniform(*_LOYALTY_S)
+            until_s = client.world.now_s + client.rng.uniform(*_PREFERRED_S)
             self._preferred[partition] = data.preferred_read_replica, until_s
-            client.world.tell(client.name, f"is to read {partition} from node-{data.preferred_read_replica}")
+            client.world.trace(client.name, f"reads {partition} from node-{data.preferred_read_replica} from now on")
         records = records_of(data.records, position)
         if records and records[-1][0] >= data.high_watermark:
-            who = (leader if address is None else address)[0]
+            broker = (leader if address is None else address)[0]
             client.world.violated(
-                f"{client.name} is given {records[-1][0]} of {partition} by {who}, "
+                f"{client.name} gets offset {records[-1][0]} of {partition} from {broker}, "
                 f"whose high watermark is {data.high_watermark}"
             )
         if address is not None and records:
@@ -131,7 +131,7 @@ class Reader:
 
 
 class Consumer:
-    """Reads some partitions from the beginning on until `finish`."""
+    """Reads some partitions from the beginning on, until `finish`."""
 
     def __init__(self, client: SimClient, history: History, partitions: list[TopicPartition], rack: str = "") -> None:
         self._client = client
@@ -158,14 +158,14 @@ class Consumer:
                     await self._client.pause()
 
     async def _read(self, partition: TopicPartition, max_wait_ms: int = 300) -> None:
-        """Read on. Raises `ApiError`."""
+        """Read the next records of a partition. Raises `ApiError`."""
         records, position = await self._reader.read(partition, self._positions[partition], max_wait_ms)
         self._history.read(self._client.name, partition, records)
         self._positions[partition] = position
 
 
 def _fetch(partition: TopicPartition, position: int, max_wait_ms: int, epoch: int, rack: str) -> FetchRequest:
-    wanted = FetchRequestFetchPartition(
+    entry = FetchRequestFetchPartition(
         partition=partition.partition, fetch_offset=position, partition_max_bytes=1 << 16, current_leader_epoch=epoch
     )
     return FetchRequest(
@@ -175,12 +175,12 @@ def _fetch(partition: TopicPartition, position: int, max_wait_ms: int, epoch: in
         session_id=0,
         session_epoch=-1,
         rack_id=rack,
-        topics=[FetchRequestFetchTopic(topic=partition.topic, partitions=[wanted])],
+        topics=[FetchRequestFetchTopic(topic=partition.topic, partitions=[entry])],
     )
 
 
 def records_of(buffer: Any, start: int = 0) -> Records:
-    """Those from `start` on, every batch's checksum checked. Raises `CorruptRecord`."""
+    """The records from `start` on; the checksum of every batch is checked. Raises `CorruptRecord`."""
     found: Records = []
     for position, header in iter_batches(memoryview(buffer or b"")):
         check_crc(memoryview(buffer), position, header)

@@ -1,8 +1,8 @@
-"""One seed, from its first step to its verdict.
+"""One seed, from its start to its verdict.
 
-The seed chooses the cluster's temper (whether topics sync before they acknowledge, segment sizes), who writes and
-reads, and what befalls them. After the faults there is good weather, in which all that is promised has to come true:
-producers finish, replicas come into sync, and the history is held against the logs.
+The seed chooses the cluster's configuration (for example whether topics sync before they acknowledge, and the size of
+segments), the clients, and the faults. After the end of all faults everything must complete in time: producers finish,
+replicas come into sync, and the logs must fit the history.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHORT_METADATA_LOG = {
     "internal.metadata.log.segment.bytes": "4000",
     "metadata.max.retention.bytes": "2000",
 }
-"""Many snapshots, and little of the log before them: who was away is sent a snapshot."""
+"""Many snapshots, and little of the log before them: a node that was down for a time fetches a snapshot."""
 
 
 _BUSY_CLEANER = {
@@ -50,14 +50,14 @@ _BUSY_CLEANER = {
 }
 
 LOADS = ("groups", "churn", "moves", "voters", "dirs", "racks", "deletes", "phoenix", "compaction")
-"""Who works besides producers and readers: consumer groups; operators of topics, replicas and the quorum; one who moves
-replicas between log directories; readers who say where they are; one who deletes records, and retention; a topic that
-is deleted and made again; a cleaner that hurries, for what groups commit."""
+"""Additional load besides producers and readers: consumer groups; operators of topics, replicas and the quorum; an
+operator that moves replicas between log directories; readers that send their rack; deletion of records, and retention;
+a topic that is deleted and created again; a cleaner with short intervals, for the offsets that groups commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to simulate. `kinds` are faults by name. Of more than three nodes, three are voters in the beginning."""
+    """What to simulate. `kinds` are the names of faults. At most three nodes are initial voters."""
 
     seed: int
     nodes: int = 1
@@ -68,23 +68,23 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How it went; `why` is empty where every promise was kept."""
+    """The result of a run. `violation` describes the invariants that were violated; empty where all held."""
 
     plan: Plan
-    why: str
+    violation: str
     virtual_s: float
     acked: int
     seen: int
     elections: int
 
     @property
-    def kept(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.why
+    def passed(self) -> bool:
+        """Whether all invariants held."""
+        return not self.violation
 
 
 def _group_configs(plan: Plan, durable: bool) -> dict[str, str]:
-    """So that what groups commit is as safe as what producers write."""
+    """Configs that make the offsets that groups commit as durable as the records of producers."""
     configs = {"group.min.session.timeout.ms": "1000"}
     if plan.nodes > 2:
         configs["min.insync.replicas"] = "2"
@@ -93,8 +93,9 @@ def _group_configs(plan: Plan, durable: bool) -> dict[str, str]:
     return configs
 
 
-class _Temper:
-    """What of the loads there is in one seed. Each is asked of a source of its own, so that none changes another."""
+class _LoadChoices:
+    """The random choices of one seed about its loads. Each load has a random source of its own, so that the choices of
+    one do not depend on whether another is on."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         def rng(load: str) -> Random | None:
@@ -111,7 +112,7 @@ class _Temper:
         self.phoenix = again is not None and again.random() < 0.6
 
     def overrides(self, apart: bool) -> dict[str, str]:
-        """Properties of every node. `apart`: the metadata log is in a directory of its own."""
+        """Properties of all nodes. `apart`: the metadata log is in a directory of its own."""
         found = {"log.dirs": losses.DATA_DIR, "metadata.log.dir": "/metadata"} if apart or self.log_dirs > 1 else {}
         if self.log_dirs > 1:
             found["log.dirs"] = ",".join(f"{losses.DATA_DIR}/{number}" for number in range(self.log_dirs))
@@ -140,18 +141,18 @@ class _Run:
             "log.roll.ms": str(rng.choice((2_000, 600_000))),
             **(_SHORT_METADATA_LOG if rng.random() < 0.5 else {}),
         }
-        temper = self.temper = _Temper(world, plan)
-        overrides |= temper.overrides(bool(set(plan.kinds) & set(losses.KINDS)))
+        choices = self.choices = _LoadChoices(world, plan)
+        overrides |= choices.overrides(bool(set(plan.kinds) & set(losses.KINDS)))
         if plan.nodes == 1:
-            # A broker that comes back waits for the end of its old session; alone it has better things to do.
+            # A broker that restarts waits for the end of its old session; a single broker could do nothing meanwhile.
             overrides |= {"broker.session.timeout.ms": "500", "broker.heartbeat.interval.ms": "100"}
         if "stale" in plan.kinds:
             overrides["replica.lag.time.max.ms"] = "1500"
         if plan.loads:
             overrides |= _group_configs(plan, self.durable)
-        self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes), racks=temper.racks)
+        self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes), racks=choices.racks)
         self.history = History(world)
-        self.history.retires = temper.retires
+        self.history.retires = choices.retires
         self.history.forgets_beginnings = bool(faults.RESTARTS & set(plan.kinds))
         self.observer = Observer(self.cluster)
         self.topics = {"alpha": rng.randint(1, 3), "beta": 1}
@@ -179,16 +180,16 @@ class _Run:
         if self.durable:
             configs["flush.messages"] = "1"
         configs["internal.segment.bytes"] = str(self.world.rng("segments").choice((2_000, 20_000, 1 << 20)))
-        configs |= self.temper.topic_configs
+        configs |= self.choices.topic_configs
         for name, count in self.topics.items():
             await founder.spawn(admin.create(name, count, configs, keep=True))
         self._start_clients()
         self._start_loads(replicas, configs)
-        kinds = faults.bearable(plan.kinds, self.durable, plan.nodes, self.temper.log_dirs)
+        kinds = faults.bearable(plan.kinds, self.durable, plan.nodes, self.choices.log_dirs)
         clients = [name for name in self.world.machines if not name.startswith("node")]
         storm = faults.Faults(cluster, kinds, clients, self.losses)
         await storm.run(plan.duration_s)
-        await self._calm()
+        await self._finish()
         watching.cancel()
 
     def _start_clients(self) -> None:
@@ -214,12 +215,12 @@ class _Run:
                     self.members.append(Member(client, self.history, group, self._rack()))
         if "churn" in plan.loads:
             self.operators.append(Churner(self._client("churner"), replicas))
-        if self.temper.log_dirs > 1:
+        if self.choices.log_dirs > 1:
             everything = [*self.partitions, TopicPartition(OFFSETS_TOPIC, 0)]
             self.operators.append(DirMover(self._client("dir-mover"), self.cluster, everything))
-        if self.temper.deletes:
+        if self.choices.deletes:
             self.operators.append(Deleter(self._client("deleter"), self.history, self.partitions))
-        if self.temper.phoenix:
+        if self.choices.phoenix:
             self.history.judged_elsewhere.add(phoenix.NAME)
             self.operators.append(Phoenix(self._client("phoenix"), replicas, configs))
         if plan.nodes < 3:
@@ -231,25 +232,25 @@ class _Run:
             self.operators.append(VoterChanger(self._client("elector"), self.cluster, rng.choice((2, 3))))
 
     def _rack(self) -> str:
-        """Of one more reader."""
-        racks = self.temper.racks
+        """The rack of one more reader; empty: none."""
+        racks = self.choices.racks
         return rack_name(self._racks.randrange(racks)) if racks and self._racks.random() < 0.8 else ""
 
-    async def _calm(self) -> None:
-        """In good weather all comes true, and soon."""
+    async def _finish(self) -> None:
+        """Without faults, everything must complete within `_HEALED_S`; then check the end."""
         world, cluster = self.world, self.cluster
         await cluster.wait(self._all_serve, "all nodes serve again", _HEALED_S)
         if self.plan.loads:
             operating = asyncio.gather(*(operator.finish() for operator in self.operators))
-            await cluster.wait(operating.done, "all that was asked for is done", _HEALED_S)
+            await cluster.wait(operating.done, "all operators are done", _HEALED_S)
             await self.losses.finish()
         writing = asyncio.gather(*(producer.finish() for producer in self.producers))
-        await cluster.wait(writing.done, "all that was sent is acknowledged", _HEALED_S)
+        await cluster.wait(writing.done, "all records sent are acknowledged", _HEALED_S)
         await self._settle()
         for group in self.groups:
             group.ends = self.observer.ends(self.partitions)
         reading = asyncio.gather(*(member.task for member in self.members))
-        await cluster.wait(reading.done, "all that was written is read and committed", _HEALED_S)
+        await cluster.wait(reading.done, "all groups have read and committed all records", _HEALED_S)
         others = () if self.plan.loads else (operator.finish() for operator in self.operators)
         await asyncio.gather(*others, *(consumer.finish() for consumer in self.consumers))
         await self._settle()
@@ -267,31 +268,31 @@ class _Run:
                 operator.judge(image, self.observer.records)
 
     async def _settle(self) -> None:
-        """All replicas are in sync, and all nodes know the same."""
+        """Wait until all replicas are in sync, and all nodes have the same metadata."""
         await self.cluster.wait(self.observer.settled, lambda: self.observer.unsettled, _HEALED_S)
 
     def _all_serve(self) -> bool:
         for node in self.cluster:
             if not node.machine.up:
-                node.start()  # it was on its way down when the faults ended
+                node.start()  # it was stopping when the faults ended
         return all(node.serving for node in self.cluster)
 
 
 def simulate(plan: Plan, trace: Callable[[str], None] | None = None, *, verbose: bool = False) -> Verdict:
-    """Run one seed. The same plan gives the same verdict, by the same steps."""
-    why = ""
+    """Run one seed. The same plan gives the same trace and the same verdict."""
+    violation = ""
     with World(plan.seed, trace, verbose=verbose) as world:
         run = _Run(world, plan)
         main = run.main()
         try:
             world.run(main, _LIMIT_S)
         except (Violation, Stuck) as error:
-            why = str(error)
+            violation = str(error)
         except ApiError as error:
-            why = f"the end cannot be read: {error}"
+            violation = f"a final log cannot be read: {error}"
         if world.violations:
-            why = "; ".join(dict.fromkeys(world.violations))
+            violation = "; ".join(dict.fromkeys(world.violations))
         with contextlib.suppress(RuntimeError):
             main.close()
         seen = sum(len(records) for records in run.history.seen.values())
-        return Verdict(plan, why, world.now_s, run.history.acked, seen, run.observer.elections)
+        return Verdict(plan, violation, world.now_s, run.history.acked, seen, run.observer.elections)

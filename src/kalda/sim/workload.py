@@ -1,11 +1,11 @@
-"""Producers and administrators, who go on whatever befalls the cluster until they are told to finish.
+"""Producers and administrators, which work through all faults until `finish`.
 
-A producer has a round of batches under way in one partition, and sends again what of it was not acknowledged, first
-things first, until all is. So an idempotent producer's records must be there once and in order; of one that is not,
-every record that was acknowledged must be there.
+A producer sends a round of batches to one partition, and repeats those that were not acknowledged, in order, until all
+are. So the log must have an idempotent producer's records once and in order; of another producer, it must have every
+acknowledged record.
 
-A producer snapshot, which is Kafka's to the byte, remembers only the last batch of each producer. A broker that comes
-back from one does not know earlier batches again, so where brokers come back, one batch at a time is under way.
+A producer snapshot, whose format is Kafka's, has only the last batch of each producer. A broker that restarts from one
+does not recognize earlier batches, so where brokers restart, a producer has one batch in flight.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Producer:
     def __init__(
         self, client: SimClient, history: History, partitions: list[TopicPartition], *, idempotent: bool, in_flight: int
     ) -> None:
-        """At most `in_flight` batches are under way at once, where the producer is idempotent."""
+        """`in_flight` is the most batches in flight of an idempotent producer; others have one."""
         self._client = client
         self._history = history
         self._partitions = partitions
@@ -52,7 +52,7 @@ class Producer:
         self.task = client.spawn(self._run())
 
     async def finish(self) -> None:
-        """Write no more, and wait until what is under way is acknowledged."""
+        """Write no more records, and wait until those written are acknowledged."""
         self._finishing = True
         await self.task
 
@@ -85,17 +85,17 @@ class Producer:
             sent = waiting[: self._in_flight]
             answers = await self._send_all(partition, [batch for _, batch in sent])
             left: list[tuple[list[int], bytes]] = []
-            for (numbers, batch), (code, offset, why) in zip(sent, answers, strict=True):
+            for (numbers, batch), (code, offset, message) in zip(sent, answers, strict=True):
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     base = -1 if code or offset < 0 else offset
-                    client.world.tell(client.name, f"acked {numbers[0]}..{numbers[-1]} in {partition} at {offset}")
+                    client.world.trace(client.name, f"acked {numbers[0]}..{numbers[-1]} in {partition} at {offset}")
                     written.acked.update((n, base + at if base >= 0 else -1) for at, n in enumerate(numbers))
                     continue
                 if not code.retriable and code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-                    client.world.violated(f"{client.name} is refused {numbers} of {partition}: {code.name} {why}")
+                    client.world.violated(f"{client.name} is refused {numbers} of {partition}: {code.name} {message}")
                     return
-                # Out of order is what follows from an earlier batch's failure, or what a leader says that leads no more
-                # and does not know it yet. Where records are lost, it is said for ever.
+                # OUT_OF_ORDER_SEQUENCE_NUMBER follows from the failure of an earlier batch, or comes from a former
+                # leader that is not fenced yet. If it never ends, records were lost, and `finish` does not complete.
                 left.append((numbers, batch))
             waiting = left + waiting[len(sent) :]
             if left:
@@ -117,7 +117,7 @@ class Producer:
         )
 
     async def _send_all(self, partition: TopicPartition, batches: list[bytes]) -> list[tuple[ErrorCode, int, str]]:
-        """All under way at once, in order; one after another where order is not kept by numbers."""
+        """Send the batches: of an idempotent producer all at once and in order, of others one after another."""
         requests = [self._request(partition, batch) for batch in batches]
         if self._idempotent:
             outcomes = await self._client.ask_leader_all(partition, requests, _PRODUCE_VERSION)
@@ -143,14 +143,14 @@ def _outcome(outcome: Any) -> tuple[ErrorCode, int, str]:
 
 
 class Administrator:
-    """Creates topics; `churning`, also such as nobody uses, and deletes some of them again."""
+    """Creates topics; with `churning` also some without clients, of which it deletes some again."""
 
     def __init__(self, client: SimClient, replicas: int, *, churning: bool = True) -> None:
         self._client = client
         self._replicas = replicas
         self._finishing = False
         self.topics: dict[str, bool] = {}
-        """Whether each is to be there in the end."""
+        """Whether each topic must exist at the end."""
         self._churning = churning
         self.task = client.spawn(self._run())
 
@@ -164,9 +164,9 @@ class Administrator:
         rng = self._client.rng
         while not self._finishing:
             await asyncio.sleep(rng.uniform(0.5, 4))
-            there = [name for name, wanted in self.topics.items() if wanted]
-            if there and rng.random() < 0.4:
-                name = rng.choice(there)
+            existing = [name for name, exists in self.topics.items() if exists]
+            if existing and rng.random() < 0.4:
+                name = rng.choice(existing)
                 await self.delete(name)
             else:
                 await self.create(f"churn-{len(self.topics)}", rng.randint(1, 3))
@@ -174,7 +174,7 @@ class Administrator:
     async def create(
         self, name: str, partitions: int, configs: dict[str, str] | None = None, *, keep: bool = False
     ) -> None:
-        """Create a topic, however often that takes; `keep` is for those that are never deleted."""
+        """Create a topic, with as many attempts as it takes; with `keep` it is never deleted."""
         topic = CreatableTopic(
             name=name,
             num_partitions=partitions,
@@ -189,10 +189,10 @@ class Administrator:
         await self._client.until(attempt)
         if not keep:
             self.topics[name] = True
-        self._client.world.tell(self._client.name, f"created {name}")
+        self._client.world.trace(self._client.name, f"created {name}")
 
     async def delete(self, name: str) -> None:
-        """Delete a topic, however often that takes."""
+        """Delete a topic, with as many attempts as it takes."""
 
         async def attempt() -> None:
             answer = await self._client.ask_any(DeleteTopicsRequest(topic_names=[name], timeout_ms=3_000), 5)
@@ -202,11 +202,11 @@ class Administrator:
 
         await self._client.until(attempt)
         self.topics[name] = False
-        self._client.world.tell(self._client.name, f"deleted {name}")
+        self._client.world.trace(self._client.name, f"deleted {name}")
 
 
 _NOT_NOW = frozenset((ErrorCode.INVALID_REPLICATION_FACTOR,))
-"""Too few brokers are alive for what is asked."""
+"""Too few brokers are alive for the request."""
 
 
 def _check(result: Any, done_before: ErrorCode) -> None:

@@ -1,7 +1,7 @@
-"""One simulated world: a loop, a network, machines, and what came to pass, all out of one seed.
+"""One simulated world: a loop, a network, machines, the trace and the violations, all as a function of one seed.
 
-Everybody who needs chance has a random source of their own, named in the seed, so that one more question asked by one
-does not change what the others get.
+Each part that needs random numbers has a source of its own, seeded with its name, so that one more draw in one part
+does not change the numbers of another.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 
 _REAL_TIME = re.compile(r"serves after \d+ ms")
-"""Nothing in a trace may differ between two runs."""
+"""Real durations in log lines, which are removed: the traces of two runs of a seed must be equal."""
 
 
 class Violation(AssertionError):
-    """A promise was broken."""
+    """An invariant was violated."""
 
 
 class World:
-    """A context manager: one at a time in a process, for it listens to the process's log."""
+    """A context manager; only one at a time in a process, since it handles the records of the logger `kalda`."""
 
     def __init__(self, seed: object, trace: Callable[[str], None] | None = None, *, verbose: bool = False) -> None:
-        """`trace` gets a line for all that happens; with `verbose` also what the nodes log."""
+        """`trace` is called with a line for each event; with `verbose` also for each log line of the nodes."""
         self.seed = seed
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.rng("network"))
@@ -59,7 +59,7 @@ class World:
         self._trace = None
         self.loop.finish()
         for machine in self.machines.values():
-            for boot in machine.lives:
+            for boot in machine.boots:
                 boot.clear()
         self.loop.close()
         self._logger.removeHandler(self._listener)
@@ -67,11 +67,11 @@ class World:
         self._logger.setLevel(level)
 
     def rng(self, name: str) -> random.Random:
-        """A random source of that name."""
+        """A new random source, seeded with the seed and the name."""
         return random.Random(f"{self.seed}/{name}")
 
     def machine(self, name: str) -> Machine:
-        """A machine, new where there is none of the name."""
+        """The machine of this name, made on first use."""
         if name not in self.machines:
             self.machines[name] = Machine(name, self.seed, self.loop, self.network)
         return self.machines[name]
@@ -80,23 +80,23 @@ class World:
     def now_s(self) -> float:
         return self.loop.time()
 
-    def tell(self, who: str, what: str) -> None:
-        """A line of the trace."""
+    def trace(self, source: str, event: str) -> None:
+        """Add a line to the trace."""
         if self._trace is not None:
-            self._trace(f"{self.loop.time():10.4f} {who:<9} {what}")
+            self._trace(f"{self.loop.time():10.4f} {source:<9} {event}")
 
     @property
-    def is_told(self) -> bool:
-        """Whether anybody reads the trace."""
+    def is_traced(self) -> bool:
+        """Whether there is a trace."""
         return self._trace is not None
 
-    def violated(self, what: str) -> None:
-        """A promise was broken; the run ends soon."""
-        self.tell("!!!", what)
-        self.violations.append(what)
+    def violated(self, description: str) -> None:
+        """An invariant was violated; the run ends within 0.25 s of virtual time."""
+        self.trace("!!!", description)
+        self.violations.append(description)
 
     def run(self, main: Coroutine[Any, Any, T], limit_s: float) -> T:
-        """Run to the end. Raises `Violation` where a promise was broken on the way, or it does not come to an end."""
+        """Run `main` to its end. Raises `Violation` after a violation, or where it has not ended after `limit_s`."""
         task = self.loop.create_task(self._watched(main, limit_s))
         try:
             return self.loop.run_until_complete(task)
@@ -107,7 +107,7 @@ class World:
         work = self.loop.create_task(main)
         while not work.done() and not self.violations:
             if self.loop.time() > limit_s:
-                self.violated(f"not at an end after {limit_s:.0f} s")
+                self.violated(f"the run has not ended after {limit_s:.0f} s")
                 break
             await asyncio.wait((work,), timeout=0.25)
         if self.violations:
@@ -120,9 +120,9 @@ class World:
         if isinstance(error, PowerLoss | asyncio.CancelledError):
             return
         boot = BOOT.get()
-        who = boot.machine if boot is not None else "?"
+        source = boot.machine if boot is not None else "?"
         if error is not None:
-            self.violated(f"{who}: {context.get('message')}: {error!r}{_place_of(error)}")
+            self.violated(f"{source}: {context.get('message')}: {error!r}{_place_of(error)}")
 
 
 def _place_of(error: BaseException) -> str:
@@ -133,7 +133,8 @@ def _place_of(error: BaseException) -> str:
 
 
 class _LogListener(logging.Handler):
-    """Takes what nodes log into the trace. An error with a traceback is a bug, whoever has caught it."""
+    """Adds log lines of nodes to the trace. A log line with a traceback is a violation, even where the exception was
+    caught; an `OSError` is not."""
 
     def __init__(self, world: World, verbose: bool) -> None:
         super().__init__(logging.DEBUG if verbose else logging.WARNING)
@@ -144,9 +145,9 @@ class _LogListener(logging.Handler):
         if boot is None or not boot.alive:
             return
         world = self._world
-        if world.is_told:
+        if world.is_traced:
             message = _REAL_TIME.sub("serves", record.getMessage())
-            world.tell(boot.machine, f"{record.levelname.lower()}: {message}")
+            world.trace(boot.machine, f"{record.levelname.lower()}: {message}")
         if record.exc_info and record.exc_info[1] is not None and not isinstance(record.exc_info[1], OSError):
             error = record.exc_info[1]
             world.violated(f"{boot.machine}: {record.getMessage()}: {error!r}{_place_of(error)}")

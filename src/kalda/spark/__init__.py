@@ -1,20 +1,20 @@
-"""Spark reads topics: `spark.read.format("kalda")`, a Python data source that stays in columns, without a jar.
+"""Reading topics in Spark: `spark.read.format("kalda")`, a columnar Python data source that needs no jar.
 
-Options, columns and their types are those of Spark's own Kafka source, so a query changes its format and nothing else.
-Planning turns options into ranges of offsets, one or more for each partition; a task fetches its range from the
-partition's leader, decodes batches straight into Arrow columns, and hands them to the JVM as they are. A task that
-fails starts its range again, and reads the same records: a range is fixed when the query is planned.
+Options, columns and their types are those of Spark's own Kafka source, so a query changes only its format. Planning
+turns options into ranges of offsets, one or more for each partition. A task fetches its range from the partition's
+leader, decodes batches directly into Arrow columns, and passes these to the JVM. A range is fixed when the query is
+planned, so a task that is run again reads the same records.
 
-It knows one client, offsets and columns; nothing of what a record's bytes mean, and nothing of streaming queries.
+Keys and values are columns of bytes, which queries decode. Streaming queries are not supported.
 
     from kalda.spark import register
     register(spark)
     spark.read.format("kalda").option("kafka.bootstrap.servers", "localhost:9092").option("subscribe", "logs").load()
 
-- `options`: what the user asked for, checked
-- `filters`: conditions of a query that narrow what is read
+- `options`: parsing and checking of the user's options
+- `filters`: conditions of a query that reduce what is read
 - `planning`: options and filters to ranges of offsets, and ranges to tasks
-- `columns`: Spark's columns out of decoded batches
+- `columns`: Spark's columns from decoded batches
 - `source`: the classes that Spark calls
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to this session, and let Spark hand it the conditions of queries."""
+    """Register the format in this session, and allow Spark to pass the conditions of queries to it."""
     from kalda.spark.source import register_in
 
     register_in(spark)

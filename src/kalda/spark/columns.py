@@ -1,10 +1,10 @@
-"""Spark's columns out of fetched batches, as record batches that Spark takes without a look at the rows.
+"""Spark's columns from fetched batches, as Arrow record batches, which Spark uses without a conversion by row.
 
 The types are exactly those that PySpark derives from the schema of Spark's own Kafka source: timestamps in
-microseconds of UTC, headers null where a record has none. Only the columns that the schema asks for are made.
+microseconds of UTC, headers null where a record has none. Only the columns in the schema are made.
 
-A task's first rows wait for what is imported here, and every worker holds it. So arrays are made of buffers: Arrow's
-`scalar`, `repeat`, `array` and `cast` import pandas or `pyarrow.compute`, which only headers are worth.
+Imports here delay a task's first rows, and use memory in every worker. So arrays are made from buffers: Arrow's
+`scalar`, `repeat`, `array` and `cast` import pandas or `pyarrow.compute`, which is done for headers only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kalda.records.arrow import iter_record_batches
 from kalda.records.batch import Buffer, TimestampType, iter_batches
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Decompressed bytes in a record batch, or one of Kafka's batches where that is larger."""
+"""The decompressed size of an Arrow record batch; larger where one of Kafka's batches is larger."""
 
 HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 TYPES: Final[dict[str, pa.DataType]] = {
@@ -44,11 +44,12 @@ class SparkColumns:
         self._schema = schema
         self._makers = [_MAKERS[field.name] for field in schema]
         self._constants: dict[str | int, pa.Array] = {}
+        """Columns of one value that were made already, by the value."""
 
     def of(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-        """The records that are asked for, as record batches, none empty.
+        """The requested records as record batches, none of them empty.
 
-        Raises `CorruptRecord`, and `ValueError` for what Spark's types cannot hold.
+        Raises `CorruptRecord`, and `ValueError` for a value outside Spark's types.
         """
         for timestamp_type, buffer in _runs(fetched.buffer):
             for batch in iter_record_batches(
@@ -64,17 +65,17 @@ class SparkColumns:
 
 
 def _runs(buffer: memoryview) -> Iterator[tuple[TimestampType, Buffer]]:
-    """The buffer in pieces whose batches have one timestamp type: mostly it is one piece."""
-    begun, current = 0, None
+    """The buffer in pieces whose batches have the same timestamp type; usually it is one piece."""
+    start, current = 0, None
     end = 0
     for pos, header in iter_batches(buffer):
         if header.timestamp_type is not current:
             if current is not None:
-                yield current, buffer[begun:pos]
-            begun, current = pos, header.timestamp_type
+                yield current, buffer[start:pos]
+            start, current = pos, header.timestamp_type
         end = pos + header.size_bytes
     if current is not None:
-        yield current, buffer[begun:end]
+        yield current, buffer[start:end]
 
 
 def _rows_before(batch: pa.RecordBatch, end: int | None) -> int:
@@ -86,7 +87,7 @@ def _rows_before(batch: pa.RecordBatch, end: int | None) -> int:
 
 
 class _Source:
-    """Decoded records, and what they have in common."""
+    """Decoded records of one partition, with the values of the constant columns."""
 
     __slots__ = ("batch", "constants", "partition", "timestamp_type", "topic")
 
@@ -105,7 +106,7 @@ class _Source:
         self.constants = constants
 
     def same(self, value: str | int) -> pa.Array:
-        """A column of one value: part of one that was made before, where that is long enough."""
+        """A column of one value: a slice of one that was made before, if that is long enough."""
         rows = self.batch.num_rows
         made = self.constants.get(value)
         if made is None or len(made) < rows:
@@ -130,14 +131,14 @@ def _timestamps(source: _Source) -> pa.Array:
     micros = pa.allocate_buffer(8 * rows)
     if not codec.to_micros(millis, memoryview(micros).cast("B").cast("q")):
         raise ValueError(
-            f"{source.topic}-{source.partition}: a timestamp is too far from 1970 for Spark's microseconds. Leave the "
-            f"column out by giving a schema without it"
+            f"{source.topic}-{source.partition}: a timestamp is too far from 1970 for Spark's microseconds; give a "
+            f"schema without the column timestamp"
         )
     return pa.Array.from_buffers(TYPES["timestamp"], rows, [None, micros])
 
 
 def _headers(source: _Source) -> pa.Array:
-    """Null where there are none, as Spark's own source has it."""
+    """The headers; null where a record has none, as in Spark's own source."""
     column = source.batch.column("headers")
     rows = len(column)
     if len(column.values) == 0:

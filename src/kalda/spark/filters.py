@@ -1,8 +1,8 @@
-"""Conditions of a query that narrow what is read: on topic, partition, offset and timestamp.
+"""Conditions of a query that reduce what is read: on topic, partition, offset and timestamp.
 
-Those on topic, partition and offset are met exactly, and Spark need not look again. A lower bound on the timestamp
-only moves the start: what stands before the first record of that time is older, but what follows may be older too.
-An upper bound on it says nothing about offsets.
+Those on topic, partition and offset are applied exactly here, and Spark does not apply them again. A lower bound on the
+timestamp only moves the start: the records before the first one of that time are older, but records after it may be
+older too, so Spark applies it again. An upper bound on the timestamp gives no bound of offsets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _MAX_OFFSET = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """What remains to be read; None and the widest bounds where nothing is said. `end_offset` is not included."""
+    """What remains to be read after the conditions; None and the widest bounds where there is none. `end_offset` is
+    exclusive."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -39,14 +40,14 @@ class Narrowing:
     end_offset: int = _MAX_OFFSET
     start_timestamp_ms: int | None = None
 
-    def wants(self, topic: str, partition: int) -> bool:
+    def includes(self, topic: str, partition: int) -> bool:
         return (self.topics is None or topic in self.topics) and (
             self.partitions is None or partition in self.partitions
         )
 
 
 def narrow(filters: Sequence[Filter]) -> tuple[Narrowing, list[Filter]]:
-    """All of `filters` taken together, and those that Spark must still apply."""
+    """The conjunction of `filters`, and those of them that Spark must still apply."""
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
     start, end = 0, _MAX_OFFSET
@@ -68,7 +69,7 @@ def narrow(filters: Sequence[Filter]) -> tuple[Narrowing, list[Filter]]:
 
 
 def _column_and_values(one: Filter) -> tuple[str | None, tuple[object, ...] | None]:
-    """The column of a condition on one column, and the values where it lists them."""
+    """The column of a condition on a single column, and its values where it is = or IN; else None."""
     match one:
         case EqualTo((column,), value):
             return column, (value,)
@@ -80,7 +81,7 @@ def _column_and_values(one: Filter) -> tuple[str | None, tuple[object, ...] | No
 
 
 def _all(kind: type[T], values: tuple[object, ...] | None) -> frozenset[T] | None:
-    """The values, where there are some and each is of this kind: a comparison with null is left to Spark."""
+    """The values if all are of this kind, else None. So Spark applies a comparison with null."""
     if values is None:
         return None
     found = frozenset(value for value in values if isinstance(value, kind))

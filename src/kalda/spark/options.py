@@ -1,7 +1,7 @@
-"""What the user asked for, checked: the options of `spark.read.format("kalda")`, named as in Spark's Kafka source.
+"""The options of `spark.read.format("kalda")`, parsed and checked; their names are those of Spark's Kafka source.
 
-An option that is not known is refused, since a misspelt one would silently read something else. Those of Spark's
-source which steer its consumers, and have nothing to steer here, are taken and have no effect.
+An unknown option is refused, since a misspelt one would silently read something else. Options that configure the
+consumers of Spark's source, and have no counterpart here, are accepted without effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LATEST_OFFSET: Final = -1
 
 
 class OptionError(ValueError):
-    """An option is wrong: which one, its value, and what to do."""
+    """An option is wrong; the message has its name, its value and the remedy."""
 
     def __init__(self, name: str, value: object, advice: str) -> None:
         super().__init__(f"option {name} = {value!r}: {advice}")
@@ -43,14 +43,14 @@ class AtOffsets:
 
 @dataclass(frozen=True, slots=True)
 class AtTimestamp:
-    """The first record that is not older, in each partition."""
+    """In each partition, the first record that is not older than one time."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtTimestamps:
-    """The first record that is not older, for each partition its own time."""
+    """In each partition, the first record that is not older than the partition's time."""
 
     timestamps_ms: Mapping[TopicPartition, int]
 
@@ -60,7 +60,7 @@ Bound = Edge | AtOffsets | AtTimestamp | AtTimestamps
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions: exactly one of the three is set."""
+    """The partitions to read; exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -69,7 +69,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """How a task fetches, and how anybody connects."""
+    """How to connect to the cluster, and how a task fetches."""
 
     bootstrap: str
     client_id: str = "kalda-spark"
@@ -89,7 +89,7 @@ class ReadOptions:
     start: Bound = Edge.EARLIEST
     end: Bound = Edge.LATEST
     start_latest_where_none: bool = False
-    """Where no record is as young as the wanted start: begin at the end (else fail)."""
+    """Where all records are older than the starting time, begin at the end of the log; else fail."""
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
@@ -134,7 +134,7 @@ _WITHOUT_EFFECT: Final = (
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Names are matched without regard to case, as Spark does. Raises `OptionError`."""
+    """Parse the options; upper and lower case of names are equal, as in Spark. Raises `OptionError`."""
     values = {name.lower(): value for name, value in given.items()}
     known = {name.lower(): name for name in (*_KNOWN, *_WITHOUT_EFFECT)}
     for name, value in values.items():
@@ -188,14 +188,16 @@ def _fetch_settings(options: _Options) -> FetchSettings:
     name = "kafka.bootstrap.servers"
     bootstrap = options.text(name)
     if not bootstrap:
-        raise OptionError(name, bootstrap, "HOST:PORT of a broker is needed, several with commas between")
+        raise OptionError(name, bootstrap, "HOST:PORT of a broker is expected, or several with commas between")
     try:
         parse_bootstrap(bootstrap)
     except ValueError as error:
         raise OptionError(name, bootstrap, str(error)) from None
     protocol = options.text("kafka.security.protocol")
     if protocol is not None and protocol.upper() != "PLAINTEXT":
-        raise OptionError("kafka.security.protocol", protocol, "only PLAINTEXT is known; name such a listener")
+        raise OptionError(
+            "kafka.security.protocol", protocol, "only PLAINTEXT is supported; give the address of a PLAINTEXT listener"
+        )
     isolation = {"read_uncommitted": False, "read_committed": True}
     defaults = FetchSettings(bootstrap)
     return FetchSettings(
@@ -215,7 +217,9 @@ def _subscription(options: _Options) -> Subscription:
     given = [(name, text) for name in _SUBSCRIPTIONS if (text := options.text(name)) is not None]
     if len(given) != 1:
         found = " and ".join(name for name, _ in given) or "none"
-        raise OptionError("subscribe", options.text("subscribe"), f"one of {', '.join(_SUBSCRIPTIONS)}, not {found}")
+        raise OptionError(
+            "subscribe", options.text("subscribe"), f"give one of {', '.join(_SUBSCRIPTIONS)}, not {found}"
+        )
     name, text = given[0]
     if name == "subscribe":
         topics = tuple(dict.fromkeys(topic.strip() for topic in text.split(",") if topic.strip()))
@@ -246,7 +250,7 @@ def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:
 
 
 def _bound(options: _Options, prefix: str, default: Edge) -> Bound:
-    """One time for all goes before times, and times before offsets, as in Spark's source."""
+    """One time for all partitions overrides times by partition, and these override offsets, as in Spark's source."""
     name = f"{prefix}Timestamp"
     if options.text(name) is not None:
         return AtTimestamp(options.number(name, None, 0))

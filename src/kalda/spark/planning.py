@@ -1,15 +1,15 @@
 """Options and filters to ranges of offsets, and ranges to tasks.
 
-A range's ends are offsets when the query is planned, whatever they were written as, so a task that is run again reads
-the same. What a range asks for and the log does not have any more, or not yet, is lost data: refused, or with
-`failOnDataLoss` false left out.
+Starts and ends given as times or as earliest and latest become offsets when the query is planned, so a task that is run
+again reads the same records. Offsets of a range that the log does not have are data loss: the query fails or, with
+`failOnDataLoss` false, reads without them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.offsets import list_offsets
@@ -30,7 +30,7 @@ from kalda.spark.options import (
 
 
 class OffsetRange(NamedTuple):
-    """Offsets from `start` up to but not including `end`. Not every one of them need hold a record."""
+    """Offsets from `start` up to but not including `end`; some of them may have no record."""
 
     topic: str
     partition: int
@@ -43,12 +43,12 @@ class OffsetRange(NamedTuple):
 
 
 class DataLoss(RuntimeError):
-    """What is asked for is not in the log any more, or not yet."""
+    """Requested offsets are not in the log."""
 
-    def __init__(self, partition: TopicPartition, what: str) -> None:
+    def __init__(self, partition: TopicPartition, problem: str) -> None:
         super().__init__(
-            f"{partition}: {what}. If that may be left out, set option failOnDataLoss to false; else choose "
-            f"startingOffsets and endingOffsets within the log"
+            f"{partition}: {problem}. Choose startingOffsets and endingOffsets within the log, or set option "
+            f"failOnDataLoss to false to read only what the log has"
         )
 
 
@@ -59,11 +59,11 @@ def plan(cluster: ClusterClient, options: ReadOptions, narrowing: Narrowing) -> 
 
 
 def offset_ranges(cluster: ClusterClient, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
-    """One range for each partition that has something to read."""
+    """One range for each partition with offsets to read."""
     subscribed = find_partitions(cluster, options.subscription)
     for name, bound in (("starting", options.start), ("ending", options.end)):
         _check_partitions(name, bound, subscribed)
-    partitions = [partition for partition in subscribed if narrowing.wants(*partition)]
+    partitions = [partition for partition in subscribed if narrowing.includes(*partition)]
     resolve = _Resolver(cluster, partitions, options)
     since: Mapping[TopicPartition, int] = {}
     if narrowing.start_timestamp_ms is not None:
@@ -79,14 +79,15 @@ def offset_ranges(cluster: ClusterClient, options: ReadOptions, narrowing: Narro
 
 
 def find_partitions(cluster: ClusterClient, subscription: Subscription) -> list[TopicPartition]:
-    """In order. Raises `ApiError` for a topic that is not there, `ValueError` for a partition."""
+    """The partitions of the subscription, sorted. Raises `ApiError` for an unknown topic, `ValueError` for an unknown
+    partition."""
     if subscription.assigned:
-        known = {topic: set(cluster.partitions(topic)) for topic in {one.topic for one in subscription.assigned}}
+        existing = {topic: set(cluster.partitions(topic)) for topic in {one.topic for one in subscription.assigned}}
         for partition in subscription.assigned:
-            if partition not in known[partition.topic]:
+            if partition not in existing[partition.topic]:
                 raise ValueError(
                     f"option assign: topic {partition.topic} has no partition {partition.partition}; it has "
-                    f"{len(known[partition.topic])}, numbered from 0"
+                    f"{len(existing[partition.topic])}, numbered from 0"
                 )
         return sorted(subscription.assigned)
     topics: Iterable[str] = subscription.topics
@@ -97,7 +98,7 @@ def find_partitions(cluster: ClusterClient, subscription: Subscription) -> list[
 
 
 def _check_partitions(prefix: str, bound: Bound, partitions: Sequence[TopicPartition]) -> None:
-    """Where each partition has its own value, each must have one, and no others."""
+    """A bound with a value for each partition must have exactly the subscribed partitions. Raises `ValueError`."""
     match bound:
         case AtOffsets(given):
             name = f"{prefix}Offsets"
@@ -108,8 +109,8 @@ def _check_partitions(prefix: str, bound: Bound, partitions: Sequence[TopicParti
     missing = [partition for partition in partitions if partition not in given]
     surplus = [partition for partition in given if partition not in set(partitions)]
     if missing or surplus:
-        wrong = "says nothing of " + _listed(missing) if missing else "names what is not read: " + _listed(surplus)
-        raise ValueError(f"option {name} {wrong}. Give each partition that is read, and no other")
+        problem = f"lacks {_listed(missing)}" if missing else f"has partitions that are not read: {_listed(surplus)}"
+        raise ValueError(f"option {name} {problem}. Give each partition that is read, and no other")
 
 
 def _listed(partitions: Sequence[TopicPartition]) -> str:
@@ -118,7 +119,7 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 
 
 class _Resolver:
-    """Bounds to offsets that the logs have, for all partitions of a query with one look at each log's ends."""
+    """Turns bounds into offsets within the logs. The ends of all logs are requested once."""
 
     def __init__(self, cluster: ClusterClient, partitions: Sequence[TopicPartition], options: ReadOptions) -> None:
         self._cluster = cluster
@@ -134,14 +135,15 @@ class _Resolver:
         return self._resolve(self._options.end, is_start=False)
 
     def at_times(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The first record not older; the log's end where there is none."""
+        """The offset of the first record that is not older; the log's end where there is none."""
         found = self._list(timestamps_ms)
         return {one: found[one] if found[one] >= 0 else self.latest[one] for one in timestamps_ms}
 
-    def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        if not wanted:
+    def _list(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """`list_offsets` of timestamps or of `OffsetSpec`; -1 where every record is older."""
+        if not timestamps_ms:
             return {}
-        found = list_offsets(self._cluster, wanted, read_committed=self._options.fetch.read_committed)
+        found = list_offsets(self._cluster, timestamps_ms, read_committed=self._options.fetch.read_committed)
         return {partition: at.offset for partition, at in found.items()}
 
     def _resolve(self, bound: Bound, *, is_start: bool) -> dict[TopicPartition, int]:
@@ -164,7 +166,7 @@ class _Resolver:
         if offset == LATEST_OFFSET:
             return latest
         if not earliest <= offset <= latest and self._options.fail_on_data_loss:
-            _lost(partition, offset, earliest, latest)
+            raise DataLoss(partition, f"offset {offset} was requested, but the log has {earliest} to {latest}")
         return min(max(offset, earliest), latest)
 
     def _at(self, timestamps_ms: Mapping[TopicPartition, int], is_start: bool) -> dict[TopicPartition, int]:
@@ -173,23 +175,20 @@ class _Resolver:
             if offset < 0:
                 if is_start and not self._options.start_latest_where_none:
                     raise ValueError(
-                        f"{partition}: no record is as young as {timestamps_ms[partition]} ms since 1970. Choose an "
+                        f"{partition}: all records are older than {timestamps_ms[partition]} ms since 1970. Choose an "
                         f"earlier start, or set option startingOffsetsByTimestampStrategy to latest to begin at the end"
                     )
                 offsets[partition] = self.latest[partition]
         return offsets
 
 
-def _lost(partition: TopicPartition, offset: int, earliest: int, latest: int) -> NoReturn:
-    raise DataLoss(partition, f"offset {offset} is wanted, but the log has {earliest} to {latest}")
-
-
 def split(
     ranges: Sequence[OffsetRange], min_partitions: int | None, max_records: int | None = None
 ) -> list[OffsetRange]:
-    """Ranges of at most `max_records` offsets, and at least `min_partitions` of them where there are offsets enough.
+    """Cut into ranges of at most `max_records` offsets, and into at least `min_partitions` ranges if there are as many
+    offsets.
 
-    Whichever range's pieces are the largest is cut into one more, until there are enough.
+    The range with the largest pieces is cut into one piece more, until there are enough.
     """
     pieces = [1 if max_records is None else -(-one.size // max_records) for one in ranges]
     missing = (min_partitions or 0) - sum(pieces)

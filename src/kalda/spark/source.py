@@ -1,10 +1,10 @@
-"""The classes that Spark calls: the data source, its readers, and what a task is given.
+"""The classes that Spark calls: the data source, its readers, and the input of a task.
 
-Spark makes the source in a Python process of its own, plans there with `partitions`, and pickles the reader to the
-tasks. A task imports what it needs when it reads, so that a worker which only unpickles stays small.
+Spark makes the source in a separate Python process, calls `partitions` there, and pickles the reader for the tasks.
+`read` imports what a task needs, so that a worker that only unpickles a reader stays small.
 
-PySpark refuses a reader with `pushFilters` where the session has not allowed it, so there are two sources: `register`
-allows it and brings the one with filters; the one that Spark discovers by itself (`pyspark_kalda`) goes without.
+PySpark refuses a reader with `pushFilters` where the session does not allow it, so there are two sources. `register`
+allows it and registers the one with filters; the one that Spark discovers (`pyspark_kalda`) has none.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def register_in(spark: SparkSession) -> None:
 
 
 class KaldaSource(DataSource):
-    """Topics as a table. The schema may be given, to read fewer columns: nothing is spent on those left out."""
+    """Topics as a table. A schema with fewer columns may be given; the others are not made."""
 
     @classmethod
     def name(cls) -> str:
@@ -74,21 +74,21 @@ class KaldaSource(DataSource):
 
 
 class FilteringSource(KaldaSource):
-    """The same, for sessions that let Spark push filters."""
+    """The source for sessions that allow filter pushdown."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return FilteringReader(read_options(self.options), check_schema(schema))
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range of offsets that one task reads."""
 
     def __init__(self, offsets: OffsetRange) -> None:
         super().__init__(tuple(offsets))
 
 
 class TopicReader(DataSourceReader):
-    """Plans once, in one process; reads in the tasks."""
+    """`partitions` plans, once in one process; `read` is called in the tasks."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
@@ -102,7 +102,7 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from kalda.spark.columns import SparkColumns
 
-        if partition.value is None:  # Spark's own stand-in where nothing was planned
+        if partition.value is None:  # where no range was planned, Spark runs one task with None
             return
         offsets = OffsetRange(*partition.value)
         columns = SparkColumns(arrow_schema(self.columns))
@@ -111,7 +111,7 @@ class TopicReader(DataSourceReader):
 
 
 class FilteringReader(TopicReader):
-    """Leaves out what the query's conditions rule out."""
+    """Reads only what the query's conditions allow."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self.narrowing, left = narrow(filters)
@@ -119,7 +119,7 @@ class FilteringReader(TopicReader):
 
 
 def check_schema(schema: StructType) -> StructType:
-    """Raises `ValueError` for a column that there is not, or of another type."""
+    """The schema itself. Raises `ValueError` for an unknown column, or one with another type."""
     for one in schema:
         known = next((field for field in ALL_COLUMNS if field.name == one.name), None)
         if known is None:
@@ -133,7 +133,7 @@ def check_schema(schema: StructType) -> StructType:
 
 
 def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
-    """As PySpark derives it from the schema of these columns (name, nullable)."""
+    """The Arrow schema that PySpark derives from these columns (name, nullable)."""
     import pyarrow as pa
 
     from kalda.spark.columns import TYPES
@@ -148,7 +148,7 @@ def connect(settings: FetchSettings) -> ClusterClient:
 
 
 def fetch(options: ReadOptions, offsets: OffsetRange) -> Iterator[Any]:
-    """What the range's leader has of it, batches as bytes."""
+    """The batches of the range, as `Fetched`, from the partition's leader."""
     from kalda.client.consumer_fetcher import ConsumerFetcher, OutOfRange, Slice
 
     settings = options.fetch

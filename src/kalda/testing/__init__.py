@@ -7,7 +7,7 @@
         producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap_servers})
         ...
 
-Three brokers, one of which dies and comes back:
+Three brokers, one of which is killed and started again:
 
     with Cluster(brokers=3) as cluster:
         cluster.create_topic("orders", configs={"min.insync.replicas": 2})
@@ -15,7 +15,7 @@ Three brokers, one of which dies and comes back:
         ...
         cluster.start_node(2)
 
-In a test of pytest, the installed plugin gives one cluster for the session, and as many others as a test wants:
+The installed pytest plugin provides one cluster for the session, and makes others for a test:
 
     def test_orders(kalda_cluster):
         kalda_cluster.create_topic("orders")

@@ -1,8 +1,8 @@
-"""Nodes of one cluster, on one thread with a loop of its own, so that blocking and asyncio clients alike can talk to
-them from the thread of the test.
+"""The nodes of one cluster, on one thread with a loop of its own, so that blocking and asyncio clients can use them
+from the thread of the test.
 
-Every method blocks until it is done; in a coroutine, which may hold up its loop for that long or not, `async with` and
-`asyncio.to_thread` do not.
+Every method blocks until it is done. A coroutine uses `async with` and `asyncio.to_thread`, which do not block its
+loop.
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ class Cluster:
         node_configs: Mapping[int, Mapping[str, object]] | None = None,
         directory: str | Path | None = None,
     ) -> None:
-        """`config` overrides properties of all nodes, `node_configs` those of one. A `directory` that is given is
-        kept; without one, everything is gone in the end."""
+        """`config` overrides properties of all nodes, `node_configs` those of one. A given `directory` is kept; without
+        one, the data is deleted by `stop`."""
         if brokers < 1:
             raise ValueError(f"a cluster has at least one broker, not {brokers}")
         self.brokers = brokers
         self.cluster_id = uuid_to_text(layout.new_id())
         self.nodes: dict[int, Node] = {}
-        """Those that run."""
+        """The running nodes."""
         self._config = dict(config or {})
         self._node_configs = {node_id: dict(each) for node_id, each in (node_configs or {}).items()}
-        self._given = Path(directory) if directory is not None else None
-        self._own: str | None = None
+        self._given_directory = Path(directory) if directory is not None else None
+        self._temporary_directory: str | None = None
+        """Made by `start` and deleted by `stop`, where no directory was given."""
         self._places: list[layout.Place] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    # -- life
+    # -- start and stop
 
     def start(self) -> Cluster:
-        """Format, start, and wait until every broker knows of every other. Raises `StartError`."""
-        assert self._thread is None, "the cluster runs already"
-        if self._given is None:
-            self._own = tempfile.mkdtemp(prefix="kalda-")
-        home = self._given or Path(str(self._own))
+        """Format, start, and wait until every broker has all brokers unfenced in its metadata. Raises `StartError`."""
+        assert self._thread is None, "the cluster is already running"
+        if self._given_directory is None:
+            self._temporary_directory = tempfile.mkdtemp(prefix="kalda-")
+        home = self._given_directory or Path(str(self._temporary_directory))
         self._places = layout.lay_out(self.brokers, home)
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kalda-cluster", daemon=True)
@@ -80,7 +81,7 @@ class Cluster:
         return self
 
     def stop(self) -> None:
-        """Stop all nodes that run. Safe to call twice."""
+        """Stop all running nodes. Safe to call twice."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -91,9 +92,9 @@ class Cluster:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
-            if self._own is not None:
-                shutil.rmtree(self._own, ignore_errors=True)
-                self._own = None
+            if self._temporary_directory is not None:
+                shutil.rmtree(self._temporary_directory, ignore_errors=True)
+                self._temporary_directory = None
 
     def __enter__(self) -> Cluster:
         return self.start()
@@ -114,23 +115,23 @@ class Cluster:
     # -- nodes
 
     def stop_node(self, node_id: int) -> None:
-        """Stop a node as an operator would: it hands its partitions over and closes its logs."""
+        """Stop a node with a controlled shutdown: its leaderships move to other brokers, and its logs are closed."""
         self._run(self._end(node_id, clean=True))
 
     def kill_node(self, node_id: int) -> None:
-        """End a node as SIGKILL would: nothing is handed over, flushed or marked."""
+        """End a node as SIGKILL would: without a controlled shutdown, a flush or a mark of a clean stop."""
         self._run(self._end(node_id, clean=False))
 
     def start_node(self, node_id: int) -> None:
-        """Start a node that was stopped or killed, and wait until it serves and all that run know of it. Raises
-        `StartError`."""
+        """Start a node that was stopped or killed, and wait until it serves and all running nodes have it unfenced in
+        their metadata. Raises `StartError`."""
         self._run(self._start_again(node_id))
 
     # -- clients
 
     @property
     def bootstrap_servers(self) -> str:
-        """Every node's address, those that are down too."""
+        """The addresses of all nodes, running or not."""
         return ",".join(f"{layout.HOST}:{place.port}" for place in self._places)
 
     def address(self, node_id: int) -> str:
@@ -149,8 +150,8 @@ class Cluster:
         configs: Mapping[str, object] | None = None,
         assignment: Sequence[Sequence[int]] = (),
     ) -> Uuid:
-        """Create a topic and wait until every node that runs knows it, and leads what it is to lead; by default with a
-        replica on each of up to three brokers. Raises `ApiError`."""
+        """Create a topic, and wait until every running node has it in its metadata and leads its partitions. By default
+        it has a replica on each of up to three brokers. Raises `ApiError`."""
         texts = {key: str(value) for key, value in (configs or {}).items()}
         if assignment:
             topic = NewTopic(name, configs=texts, assignment=assignment)
@@ -167,7 +168,7 @@ class Cluster:
         loop = self._loop
         if loop is None:
             work.close()
-            raise RuntimeError("the cluster does not run")
+            raise RuntimeError("the cluster is not running")
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     async def _start_all(self) -> None:
@@ -176,7 +177,7 @@ class Cluster:
             config = self._config_of(place)
             layout.format_place(place, self._places, config, self.cluster_id, disk)
         await asyncio.gather(*(self._start(place) for place in self._places))
-        await self._all_known()
+        await self._wait_until_all_unfenced()
 
     async def _start(self, place: layout.Place) -> None:
         node = Node(self._config_of(place))
@@ -189,36 +190,38 @@ class Cluster:
 
     async def _start_again(self, node_id: int) -> None:
         if node_id in self.nodes:
-            raise StartError(f"node {node_id} runs already")
+            raise StartError(f"node {node_id} is already running")
         await self._start(self._place(node_id))
-        await self._all_known()
+        await self._wait_until_all_unfenced()
 
     async def _end(self, node_id: int, clean: bool) -> None:
         if node_id not in self.nodes:
-            raise ValueError(f"node {node_id} does not run")
+            raise ValueError(f"node {node_id} is not running")
         await self.nodes.pop(node_id).stop(clean=clean)
 
     async def _stop_all(self) -> None:
-        """The quorum loses its majority on the way, so nobody waits for leave that cannot be given."""
-        alone = len(self.nodes) == 1
-        await asyncio.gather(*(self._end(node_id, clean=alone) for node_id in list(self.nodes)))
+        """Stop all nodes at once. Without a majority of the quorum no controlled shutdown succeeds, so only a single
+        node is stopped cleanly."""
+        is_single = len(self.nodes) == 1
+        await asyncio.gather(*(self._end(node_id, clean=is_single) for node_id in list(self.nodes)))
 
-    async def _all_known(self) -> None:
-        """A node that serves knows itself; clients shall see all from each."""
+    async def _wait_until_all_unfenced(self) -> None:
+        """Each node has all running nodes unfenced in its metadata, so that clients get all of them from each."""
 
-        def knows(node: Node) -> bool:
+        def has_all(node: Node) -> bool:
             brokers = node.image.cluster.brokers
             return all(other in brokers and not brokers[other].fenced for other in self.nodes)
 
-        await self._until(knows, "every node knows of every other")
+        await self._until(has_all, "every node has all brokers unfenced")
 
-    async def _until(self, holds: Any, what: str) -> None:
+    async def _until(self, holds: Any, condition: str) -> None:
+        """Wait until `holds(node)` is true for all running nodes. `condition` is named in the `StartError`."""
         try:
             async with asyncio.timeout(_READY_S):
-                while not all(holds(node) for node in self.nodes.values()):  # noqa: ASYNC110 - nodes tell nobody
+                while not all(holds(node) for node in self.nodes.values()):  # noqa: ASYNC110 - nodes have no such event
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise StartError(f"not within {_READY_S:.0f} s: {what}") from None
+            raise StartError(f"not within {_READY_S:.0f} s: {condition}") from None
 
     def _config_of(self, place: layout.Place) -> Any:
         overrides = {**self._config, **self._node_configs.get(place.node_id, {})}
@@ -240,7 +243,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _has(node: Node, topic_id: Uuid) -> bool:
-    """Whether it knows the topic, and has made the logs of the partitions that it leads."""
+    """Whether the node has the topic in its metadata, and leads the partitions that it has to lead."""
     topic = node.image.topics.by_id.get(topic_id)
     if topic is None:
         return False

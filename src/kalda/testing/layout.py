@@ -1,4 +1,4 @@
-"""Where the nodes of a test cluster live: ports on loopback, properties, formatted log directories."""
+"""The nodes of a test cluster: ports on loopback, properties, formatted log directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REPLICAS = 3
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One node's address and directory."""
+    """One node's ports and log directory."""
 
     node_id: int
     port: int
@@ -31,12 +31,12 @@ class Place:
 
 
 def new_id() -> Uuid:
-    """A fresh id."""
+    """A random id."""
     return random_uuid(os.urandom)
 
 
 def lay_out(brokers: int, directory: Path) -> list[Place]:
-    """Places for that many nodes, which are numbered from 1."""
+    """Ports and directories for `brokers` nodes, which are numbered from 1."""
     ports = free_ports(2 * brokers)
     return [
         Place(index + 1, ports[2 * index], ports[2 * index + 1], str(directory / f"node-{index + 1}"), new_id())
@@ -45,7 +45,7 @@ def lay_out(brokers: int, directory: Path) -> list[Place]:
 
 
 def config_of(place: Place, places: list[Place], overrides: Mapping[str, object]) -> ServerConfig:
-    """A combined broker and controller that wastes no time: one partition of internal topics, short waits."""
+    """A combined broker and controller that starts fast: internal topics of one partition, short timeouts."""
     replicas = min(_REPLICAS, len(places))
     listeners = f"{CLIENTS}://{HOST}:{place.port},{CONTROLLER}://{HOST}:{place.controller_port}"
     properties: dict[str, object] = {
@@ -77,7 +77,7 @@ def config_of(place: Place, places: list[Place], overrides: Mapping[str, object]
 
 
 def format_place(place: Place, places: list[Place], config: ServerConfig, cluster_id: str, disk: Disk) -> None:
-    """Make storage for one node of a quorum of all."""
+    """Format the log directory of one node; all nodes are voters of the quorum."""
     request = FormatRequest(
         cluster_id=cluster_id,
         node_id=place.node_id,

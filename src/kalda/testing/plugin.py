@@ -1,7 +1,7 @@
-"""pytest fixtures: `kalda_cluster`, one node for the whole session, and `kalda_cluster_factory` for a test's own.
+"""pytest fixtures: `kalda_cluster`, one node for the whole session, and `kalda_cluster_factory`, which makes others.
 
-Loaded by the entry point `pytest11`, so whoever has Kalda installed has them. Nothing of a cluster is imported before
-a test asks for one.
+The entry point `pytest11` loads them wherever Kalda is installed. The modules of a cluster are imported only when a
+test uses one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kalda_cluster() -> Iterator[Cluster]:
-    """A cluster of one node that all tests of the session share: give topics names of their own."""
+    """A cluster of one node that all tests of the session share: use topic names that no other test uses."""
     from kalda.testing.cluster import Cluster
 
     with Cluster() as cluster:
@@ -27,7 +27,7 @@ def kalda_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def kalda_cluster_factory() -> Iterator[Callable[..., Cluster]]:
-    """Makes clusters, with the arguments of `Cluster`; they are started, and stopped after the test."""
+    """Makes and starts clusters, with the arguments of `Cluster`; they are stopped after the test."""
     from kalda.testing.cluster import Cluster
 
     with ExitStack() as clusters:

@@ -1,4 +1,4 @@
-"""The command line itself: what is loaded when, exit codes, and what people read when something is wrong."""
+"""The command line itself: which modules are loaded when, exit codes, error messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_help_names_every_noun() -> None:
 
 
 @pytest.mark.parametrize("noun", [noun for noun in NOUNS if noun != "server"])
-def test_every_noun_loads_and_explains_itself(noun: str) -> None:
+def test_every_noun_has_help_with_an_example(noun: str) -> None:
     command = cli.get_command(None, noun)  # type: ignore[arg-type]
     assert command is not None
     result = run(noun, "--help")
@@ -57,11 +57,11 @@ def test_every_noun_loads_and_explains_itself(noun: str) -> None:
         "features upgrade --feature metadata.version=32768",
     ],
 )
-def test_a_number_that_no_request_has_room_for_is_a_wrong_command_line(arguments: str) -> None:
+def test_a_number_beyond_its_field_in_the_request_is_a_wrong_command_line(arguments: str) -> None:
     assert run(*arguments.split()).exit_code == 2
 
 
-def test_closed_streams_are_as_good_as_dev_null(tmp_path: Path) -> None:
+def test_closed_standard_streams_are_replaced_by_dev_null(tmp_path: Path) -> None:
     report = tmp_path / "report"
     program = (
         "import sys; from pathlib import Path; from kalda.cli.main import hold_standard_streams\n"
@@ -74,7 +74,7 @@ def test_closed_streams_are_as_good_as_dev_null(tmp_path: Path) -> None:
 
 
 def test_help_loads_no_client_and_no_rich() -> None:
-    """Start-up is what makes a tool feel quick."""
+    """These modules would make the start slow."""
     program = (
         "import sys; from kalda.cli.main import main; sys.argv = ['kalda', '--help']\n"
         "try: main()\nexcept SystemExit: pass\n"
@@ -125,7 +125,7 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], words: str) -> 
     assert words in " ".join(result.stderr.split())
 
 
-def test_nobody_there_exits_with_3_in_one_line(closed_port: int) -> None:
+def test_an_unreachable_cluster_exits_with_3_in_one_line(closed_port: int) -> None:
     result = run("topics", "list", "--bootstrap-server", f"127.0.0.1:{closed_port}", "--request-timeout-ms", "100")
     assert result.exit_code == 3
     assert result.stdout == ""
@@ -134,7 +134,7 @@ def test_nobody_there_exits_with_3_in_one_line(closed_port: int) -> None:
     assert "--bootstrap-server" in result.stderr
 
 
-def test_the_environment_says_where_the_cluster_is(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_the_clusters_address(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"127.0.0.1:{closed_port}")
     result = run("cluster", "id", "--request-timeout-ms", "100")
     assert f"127.0.0.1:{closed_port}" in result.stderr
@@ -164,7 +164,7 @@ def test_topics_do_not_complete_without_a_cluster(closed_port: int, monkeypatch:
     assert complete("kalda topics describe x", 3, monkeypatch) == []
 
 
-def test_tables_are_plain_where_no_terminal_is() -> None:
+def test_tables_are_plain_without_a_terminal() -> None:
     @click.command()
     def show() -> None:
         print_table(("NAME", "COUNT"), [("a", 5), ("long-name", 12)])

@@ -1,4 +1,4 @@
-"""`kalda dump-log` on files made here."""
+"""`kalda dump-log` on small files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_damage_exits_with_1_and_shows_the_rest(orders: Path) -> None:
     assert "damaged" in result.stderr
 
 
-def test_metadata_records_are_read(tmp_path: Path) -> None:
+def test_metadata_records_are_decoded(tmp_path: Path) -> None:
     value = encode_metadata_record(TopicRecord(name="orders", topic_id=Uuid(bytes(15) + b"\x07")), 0)
     segment(tmp_path / "__cluster_metadata-0", bytes(build_batch([(1, None, value, ())])))
     (row,) = [json.loads(line) for line in run(tmp_path, "--deep", "--json").output.splitlines()]
@@ -75,23 +75,23 @@ def test_metadata_records_are_read(tmp_path: Path) -> None:
     }
 
 
-def test_committed_offsets_are_read_and_nonsense_is_said_to_be(tmp_path: Path) -> None:
+def test_committed_offsets_are_decoded_and_other_records_are_unreadable(tmp_path: Path) -> None:
     key, value = encode_coordinator_record(
         OffsetCommitKey(group="g", topic="t", partition=3), OffsetCommitValue(offset=42), 3
     )
     rows = [(1, key, value, ()), (1, key, None, ()), (1, b"\x7f\xff", b"", ())]
     path = segment(tmp_path / "__consumer_offsets-9", bytes(build_batch(rows)))
     (row,) = [json.loads(line) for line in run(path, "--deep", "--json").output.splitlines()]
-    commit, tombstone, nonsense = [record["meaning"] for record in row["records"]]
+    commit, tombstone, other = [record["meaning"] for record in row["records"]]
     assert (commit["key"], commit["value"]["offset"]) == ({"group": "g", "topic": "t", "partition": 3}, 42)
     assert tombstone["value"] is None
-    assert "unknown" in nonsense["unreadable"]
+    assert "unknown" in other["unreadable"]
 
 
 def test_small_files_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "replication-offset-checkpoint").write_text("0\n1\norders 3 17\n")
     (tmp_path / "leader-epoch-checkpoint").write_text("0\n1\n5 9\n")
-    (tmp_path / "unknown.txt").write_text("not ours")
+    (tmp_path / "unknown.txt").write_text("not a file of a log")
     result = run(tmp_path)
     assert "topic: orders  partition: 3  offset: 17" in result.output
     assert "epoch: 5  start_offset: 9" in result.output

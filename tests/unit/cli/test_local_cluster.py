@@ -1,4 +1,4 @@
-"""Clusters of processes on this host, as far as no process is needed to see it."""
+"""Clusters of processes on this host: what can be tested without running nodes."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_the_first_nodes_vote_and_the_others_are_brokers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("nodes", "voters"), [(1, 1), (2, 1), (3, 3), (64, 3)])
-def test_two_voters_would_be_worse_than_one(nodes: int, voters: int) -> None:
+def test_two_nodes_have_one_voter(nodes: int, voters: int) -> None:
     assert layout.default_voters(nodes) == voters
 
 
-def test_what_was_chosen_is_remembered(tmp_path: Path) -> None:
+def test_a_layout_is_saved_and_loaded(tmp_path: Path) -> None:
     made = make(tmp_path / "c", overrides={"num.partitions": "6"}, joined=["a:1", "b:2"], elsewhere=3, first_id=7)
     made.save()
     assert layout.load(tmp_path / "c") == made
@@ -74,7 +74,7 @@ def test_what_was_chosen_is_remembered(tmp_path: Path) -> None:
         {"cluster_id": ...},
     ],
 )
-def test_a_file_that_is_damaged_is_told_from_none(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_damaged_file_is_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
     make(tmp_path).save()
     path = tmp_path / layout.FILE
     document = {**json.loads(path.read_text()), **change}
@@ -94,7 +94,7 @@ def test_more_nodes_are_brokers_and_fewer_are_refused(tmp_path: Path) -> None:
         made.grown(2)
 
 
-def test_a_name_for_others_means_to_listen_for_others(tmp_path: Path) -> None:
+def test_a_host_name_makes_nodes_listen_on_all_interfaces(tmp_path: Path) -> None:
     made = make(tmp_path, 1, 1, host="a.example.org")
     listeners = made.properties(made.nodes[0])
     assert listeners["listeners"].startswith("PLAINTEXT://0.0.0.0:")
@@ -121,7 +121,7 @@ def test_half_formatted_directories_are_formatted_again(tmp_path: Path) -> None:
     assert place.directory_id in str(found)
 
 
-def test_nodes_that_join_leave_the_quorum_to_others(tmp_path: Path) -> None:
+def test_joining_nodes_are_formatted_without_initial_voters(tmp_path: Path) -> None:
     made = make(tmp_path, 2, 1, joined=["a:1"], elsewhere=1, first_id=500, cluster_id=layout.new_id())
     for place in made.nodes:
         made.format(place, 1)
@@ -132,43 +132,43 @@ def test_nodes_that_join_leave_the_quorum_to_others(tmp_path: Path) -> None:
 
 @pytest.fixture
 def held() -> Iterator[int]:
-    """A port that somebody listens on."""
+    """A port with a listener."""
     port = free_ports(1)[0]
     with socket.create_server(("127.0.0.1", port)):
         yield port
 
 
-def test_a_client_port_that_was_taken_moves_and_a_controllers_does_not(tmp_path: Path, held: int) -> None:
+def test_a_taken_client_port_is_replaced_and_a_controllers_is_an_error(tmp_path: Path, held: int) -> None:
     made = make(tmp_path, 2, 1)
-    said: list[str] = []
+    messages: list[str] = []
     taken = made.with_place(replace(made.nodes[1], port=held))
-    moved = starting.move_from_taken_ports(taken, said.append)
+    moved = starting.move_from_taken_ports(taken, messages.append)
     assert moved.nodes[1].port != held
     assert is_free(moved.nodes[1].port)
-    assert str(held) in said[0]
+    assert str(held) in messages[0]
     with pytest.raises(LayoutError, match=f"port {held}"):
-        starting.move_from_taken_ports(made.with_place(replace(made.nodes[0], controller_port=held)), said.append)
-    with pytest.raises(LayoutError, match=f"taken are {held}"):
+        starting.move_from_taken_ports(made.with_place(replace(made.nodes[0], controller_port=held)), messages.append)
+    with pytest.raises(LayoutError, match=f"have taken {held}"):
         make(tmp_path / "other", 1, 1, first_port=held)
 
 
 # -- processes
 
 
-def test_a_pid_that_another_process_has_is_not_this_nodes(tmp_path: Path) -> None:
+def test_another_process_with_the_recorded_pid_is_not_the_nodes(tmp_path: Path) -> None:
     process = NodeProcess(tmp_path)
-    assert (process.pid(), process.noted_pid) == (None, None)
-    for note in (
+    assert (process.pid(), process.recorded_pid) == (None, None)
+    for record in (
         {"pid": os.getpid(), "started": None},
         {"pid": os.getpid(), "started": 1},
         {"pid": 2**22 + 5, "started": 7},
     ):
-        (tmp_path / "pid").write_text(json.dumps(note))
-        assert (process.pid(), process.noted_pid) == (None, note["pid"])
+        (tmp_path / "pid").write_text(json.dumps(record))
+        assert (process.pid(), process.recorded_pid) == (None, record["pid"])
         assert not process.send(0)
-    for nonsense in ("", "12", '{"pid": "x"}', '{"pid": -1, "started": null}', "[]"):
-        (tmp_path / "pid").write_text(nonsense)
-        assert (process.pid(), process.noted_pid) == (None, None)
+    for malformed in ("", "12", '{"pid": "x"}', '{"pid": -1, "started": null}', "[]"):
+        (tmp_path / "pid").write_text(malformed)
+        assert (process.pid(), process.recorded_pid) == (None, None)
 
 
 def test_a_process_of_this_node_is_recognized(tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_a_process_of_this_node_is_recognized(tmp_path: Path) -> None:
         child.kill()
     assert process.pid() is None
     process.forget()
-    assert process.noted_pid is None
+    assert process.recorded_pid is None
 
 
-def test_who_stops_after_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path, 5, 3)
     alive = {1, 2, 3, 4, 5}
     monkeypatch.setattr(NodeProcess, "pid", lambda self: 1 if int(self.home.name[5:]) in alive else None)
@@ -228,7 +228,7 @@ def test_last_lines_are_merged_by_time(tmp_path: Path) -> None:
     assert [int(text) for text in tail(first, 3)] == [4997, 4998, 4999]
 
 
-def test_a_log_is_followed_through_halves_and_replacements(tmp_path: Path) -> None:
+def test_a_log_with_partial_lines_and_a_replaced_log_are_followed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("before\n")
     follower = Follower({1: path})
@@ -258,7 +258,7 @@ def test_a_log_is_followed_through_halves_and_replacements(tmp_path: Path) -> No
         (["--bootstrap-controllers", "nowhere"], "--bootstrap-controllers"),
     ],
 )
-def test_what_up_refuses(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_wrong_options_of_up(tmp_path: Path, arguments: list[str], words: str) -> None:
     if arguments == ["--bootstrap-controllers", "nowhere"]:
         arguments = ["--bootstrap-controllers", "nowhere:x"]
     result = run("cluster", "up", "--dir", tmp_path / "c", *arguments)
@@ -267,28 +267,28 @@ def test_what_up_refuses(tmp_path: Path, arguments: list[str], words: str) -> No
     assert not (tmp_path / "c").exists()
 
 
-def test_what_up_fails_at(tmp_path: Path) -> None:
+def test_failures_of_up(tmp_path: Path) -> None:
     wrong = run("cluster", "up", "--dir", tmp_path / "c", "--nodes", 1, "--override", "log.segment.bytes=x")
     assert (wrong.exit_code, "log.segment.bytes" in wrong.stderr) == (1, True)
     assert not (tmp_path / "c").exists()
     (tmp_path / "d" / "node-1").mkdir(parents=True)
-    strange = run("cluster", "up", "--dir", tmp_path / "d", "--nodes", 1)
-    assert (strange.exit_code, "choose another directory" in strange.stderr) == (1, True)
+    occupied = run("cluster", "up", "--dir", tmp_path / "d", "--nodes", 1)
+    assert (occupied.exit_code, "choose another directory" in occupied.stderr) == (1, True)
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["node-1"]
     assert run("cluster", "up", "--dir", tmp_path / "a,b", "--nodes", 1).exit_code == 1
     port = free_ports(1)[0]
-    alone = run("cluster", "up", "--dir", tmp_path / "e", "--bootstrap-controllers", f"127.0.0.1:{port}")
-    assert (alone.exit_code, "no controller answers" in alone.stderr) == (1, True)
+    unreachable = run("cluster", "up", "--dir", tmp_path / "e", "--bootstrap-controllers", f"127.0.0.1:{port}")
+    assert (unreachable.exit_code, "no controller answers" in unreachable.stderr) == (1, True)
 
 
-def test_a_cluster_that_is_there_is_not_made_another(tmp_path: Path) -> None:
+def test_options_that_an_existing_cluster_cannot_change_are_refused(tmp_path: Path) -> None:
     make(tmp_path, 2, 1).save()
     for option, value in (("--controllers", 2), ("--host", "b"), ("--rack", "r"), ("--first-id", 9), ("--port", 1)):
         result = run("cluster", "up", "--dir", tmp_path, option, value)
         assert (result.exit_code, option in result.stderr) == (2, True)
 
 
-def test_a_cluster_that_does_not_run(tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_running(tmp_path: Path) -> None:
     assert "there is no" in run("cluster", "status", "--dir", tmp_path).stderr
     made = make(tmp_path, 2, 1)
     made.save()
@@ -305,8 +305,8 @@ def test_a_cluster_that_does_not_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Lets a shell script take the place of the program that a node is started with."""
+def fake_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replaces the Python interpreter that starts a node by a shell script."""
 
     def replace_python(script: str) -> None:
         path = tmp_path / "python"
@@ -317,10 +317,10 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return replace_python
 
 
-def test_a_node_that_dies_at_its_start_is_told_with_its_last_lines(
-    tmp_path: Path, pretend: Callable[[str], None]
+def test_the_failure_of_a_node_that_dies_at_its_start_has_its_last_lines(
+    tmp_path: Path, fake_python: Callable[[str], None]
 ) -> None:
-    pretend("echo this disk is bad; exit 3")
+    fake_python("echo this disk is bad; exit 3")
     directory = tmp_path / "c"
     result = run("cluster", "up", "--dir", directory, "--nodes", 1)
     assert result.exit_code == 1
@@ -330,8 +330,8 @@ def test_a_node_that_dies_at_its_start_is_told_with_its_last_lines(
     assert run("cluster", "logs", "--dir", directory).stdout == "this disk is bad\n"
 
 
-def test_a_node_that_never_serves(tmp_path: Path, pretend: Callable[[str], None]) -> None:
-    pretend("exec sleep 600")
+def test_a_node_that_never_serves(tmp_path: Path, fake_python: Callable[[str], None]) -> None:
+    fake_python("exec sleep 600")
     directory = tmp_path / "c"
     result = run("cluster", "up", "--dir", directory, "--nodes", 1, "--timeout", 1)
     assert result.exit_code == 1
@@ -340,27 +340,27 @@ def test_a_node_that_never_serves(tmp_path: Path, pretend: Callable[[str], None]
     assert node["state"] == "starting"
     assert node["pid"] is not None
     again = run("cluster", "up", "--dir", directory, "--override", "num.partitions=2", "--timeout", 1)
-    assert "Nodes that run already take the overrides at their next start: 1." in again.stderr
+    assert "Nodes that are running apply the overrides at their next start: 1." in again.stderr
     down = run("cluster", "down", "--dir", directory)
     assert (down.exit_code, down.stdout) == (0, "Stopped node 1.\n")
 
 
-def test_a_node_that_does_not_stop_is_killed(tmp_path: Path, pretend: Callable[[str], None]) -> None:
+def test_a_node_that_does_not_stop_is_killed(tmp_path: Path, fake_python: Callable[[str], None]) -> None:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    pretend(f"trap '' TERM; echo deaf > {ready}; exec sleep 600")
+    fake_python(f"trap '' TERM; echo ready > {ready}; exec sleep 600")
     directory = tmp_path / "c"
     run("cluster", "up", "--dir", directory, "--nodes", 1, "--timeout", 1)
-    assert ready.read_text() == "deaf\n"
+    assert ready.read_text() == "ready\n"
     down = run("cluster", "down", "--dir", directory, "--timeout", 0.05, "--json")
     assert json.loads(down.stdout) == [{"node_id": 1, "killed": True}]
     assert "did not stop in 0.05 s" in down.stderr
 
 
-def test_what_was_started_is_stopped_when_up_is_interrupted(
-    tmp_path: Path, pretend: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_up_stops_the_nodes_that_it_started(
+    tmp_path: Path, fake_python: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend("exec sleep 600")
+    fake_python("exec sleep 600")
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

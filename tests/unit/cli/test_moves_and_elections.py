@@ -16,7 +16,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
 from kalda.cli.reassign import show_bytes
 from kalda.cli.reassignment import bar
-from kalda.cli.reassignment.progress import Outlook
+from kalda.cli.reassignment.progress import ReassignmentProgress
 from kalda.client.admin.configs import Resource, describe_configs
 from kalda.client.admin.reassignments import Reassignment, alter_reassignments, list_reassignments
 from kalda.client.cluster_client import ClusterClient
@@ -45,8 +45,8 @@ def client(cluster: Cluster) -> Iterator[ClusterClient]:
 
 
 class Shell:
-    """Runs `kalda` in this process, with the cluster's address in the environment. Whichever broker is asked next then
-    tells what the command has brought about."""
+    """Runs `kalda` in this process, with the cluster's address in the environment. After a command it waits until every
+    broker has replayed the command's records."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -76,7 +76,7 @@ def replicas_of(client: ClusterClient, name: str) -> list[tuple[int, ...]]:
 
 
 def set_throttles(client: ClusterClient, topic: str) -> set[str]:
-    """Those that are set on the topic, or on one of two brokers."""
+    """The throttle configs that are set on the topic, or on one of two brokers."""
     found = set()
     for resource in (
         Resource(ConfigResourceType.TOPIC, topic),
@@ -86,7 +86,7 @@ def set_throttles(client: ClusterClient, topic: str) -> set[str]:
     return found
 
 
-def test_a_plan_is_made_run_seen_and_taken_back(
+def test_a_plan_is_made_run_shown_and_rolled_back(
     cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
 ) -> None:
     cluster.create_topic("orders", assignment=[(1, 2)] * 4)
@@ -111,7 +111,7 @@ def test_a_plan_is_made_run_seen_and_taken_back(
     assert replicas_of(client, "orders") == [(1, 2)] * 4
 
 
-def test_what_runs_is_listed_throttled_and_cancelled(
+def test_a_reassignment_in_progress_is_listed_throttled_and_cancelled(
     cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
 ) -> None:
     cluster.create_topic("stuck", assignment=[(1, 2)])
@@ -149,7 +149,7 @@ def test_what_runs_is_listed_throttled_and_cancelled(
         ({"replicas": [1, 77]}, "brokers that do not exist: 77"),
     ],
 )
-def test_plans_that_do_not_fit(
+def test_plans_that_do_not_fit_the_cluster(
     cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path, change: dict[str, object], words: str
 ) -> None:
     if "refusals" not in client.metadata().topics:
@@ -173,14 +173,14 @@ def test_a_change_of_replication_factor_may_be_refused(
     assert [sorted(replicas) for replicas in replicas_of(client, "wider")] == [[1, 2, 3]]
 
 
-def test_what_plan_refuses(shell: Shell) -> None:
+def test_wrong_options_of_plan(shell: Shell) -> None:
     assert "one of --topics" in shell.run("reassign", "plan", code=2).stderr
     assert "no topic nowhere" in shell.run("reassign", "plan", "--topics", "nowhere", code=1).stderr
     assert "broker 9 is not in service" in shell.run("reassign", "plan", "--all-topics", "--brokers", 9, code=1).stderr
     assert "ids with commas" in shell.run("reassign", "plan", "--all-topics", "--brokers", "x", code=2).stderr
     both = ("--brokers", 1, "--without-brokers", 2)
     assert "give one of them" in shell.run("reassign", "plan", "--all-topics", *both, code=2).stderr
-    assert "say which" in shell.run("reassign", "cancel", code=2).stderr
+    assert "either FILE or --all" in shell.run("reassign", "cancel", code=2).stderr
 
 
 def test_preferred_leaders_are_elected(cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_preferred_leaders_are_elected(cluster: Cluster, shell: Shell, client: C
         (["sloppy", "--all"], "sloppy"),
     ],
 )
-def test_what_elect_refuses(shell: Shell, arguments: list[str], words: str) -> None:
+def test_wrong_options_of_elect(shell: Shell, arguments: list[str], words: str) -> None:
     assert words in shell.run("elect", *arguments, code=2).stderr
 
 
@@ -223,14 +223,14 @@ def test_what_elect_refuses(shell: Shell, arguments: list[str], words: str) -> N
         ('{"partitions": [{"topic": "a", "partition": 0}, {"topic": "a", "partition": 0}]}', "twice: a-0"),
     ],
 )
-def test_files_that_elect_refuses(shell: Shell, tmp_path: Path, text: str, words: str) -> None:
+def test_wrong_files_of_elect(shell: Shell, tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "partitions.json"
     file.write_text(text)
     assert words in shell.run("elect", "preferred", "--file", file, code=1).stderr
 
 
 def properties(cluster: Cluster, node: int, path: Path, **changes: str) -> Path:
-    """A server.properties that tells where a node's controller is."""
+    """A server.properties with the address of a node's controller."""
     directory = cluster.directory(node)
     lines = {
         "process.roles": "broker,controller",
@@ -255,9 +255,9 @@ def test_a_controller_leaves_the_quorum_and_comes_back(cluster: Cluster, shell: 
     chosen = ("--controller-id", node_id)
     dry = shell.json("quorum", "remove-controller", *chosen, "--dry-run")
     assert dry == {"node_id": node_id, "directory_id": directory_id, "executed": False}
-    gone = shell.run("quorum", "remove-controller", *chosen, "--controller-directory-id", directory_id).stdout
-    assert gone == f"Removed controller {node_id} with directory id {directory_id}\n"
-    assert f"node {node_id} does not vote" in shell.run("quorum", "remove-controller", *chosen, code=1).stderr
+    removed = shell.run("quorum", "remove-controller", *chosen, "--controller-directory-id", directory_id).stdout
+    assert removed == f"Removed controller {node_id} with directory id {directory_id}\n"
+    assert f"node {node_id} is not a voter" in shell.run("quorum", "remove-controller", *chosen, code=1).stderr
     assert len(shell.json("quorum", "describe")["voters"]) == 2
     assert "Would add" in shell.run("quorum", "add-controller", "-c", file, "--dry-run").stdout
     assert shell.json("quorum", "add-controller", "-c", file) == {
@@ -270,18 +270,18 @@ def test_a_controller_leaves_the_quorum_and_comes_back(cluster: Cluster, shell: 
     assert "DUPLICATE_VOTER" in shell.run("quorum", "add-controller", "-c", file, code=1).stderr
 
 
-def test_controllers_tell_of_the_quorum_themselves(cluster: Cluster, shell: Shell) -> None:
-    told = shell.json("quorum", "describe")
-    for voter in told["voters"]:
-        asked = ("--bootstrap-controller", voter["endpoints"][0].partition("://")[2])
-        assert shell.json("quorum", "describe", *asked)["leader_id"] == told["leader_id"]
-        controllers = shell.json("cluster", "describe", *asked)
-        assert controllers["controller_id"] == told["leader_id"]
+def test_controllers_describe_the_quorum(cluster: Cluster, shell: Shell) -> None:
+    described = shell.json("quorum", "describe")
+    for voter in described["voters"]:
+        address = ("--bootstrap-controller", voter["endpoints"][0].partition("://")[2])
+        assert shell.json("quorum", "describe", *address)["leader_id"] == described["leader_id"]
+        controllers = shell.json("cluster", "describe", *address)
+        assert controllers["controller_id"] == described["leader_id"]
         assert [f"CONTROLLER://{node['host']}:{node['port']}" for node in controllers["nodes"]] == [
-            voter["endpoints"][0] for voter in sorted(told["voters"], key=lambda voter: voter["node_id"])
+            voter["endpoints"][0] for voter in sorted(described["voters"], key=lambda voter: voter["node_id"])
         ]
-        assert shell.json("features", "describe", *asked) == shell.json("features", "describe")
-    there = told["voters"][0]["endpoints"][0].partition("://")[2]
+        assert shell.json("features", "describe", *address) == shell.json("features", "describe")
+    there = described["voters"][0]["endpoints"][0].partition("://")[2]
     assert "controller" in shell.run("quorum", "describe", "--bootstrap-server", there, code=1).stderr
     broker = cluster.address(1)
     assert "broker" in shell.run("quorum", "describe", "--bootstrap-controller", broker, code=1).stderr
@@ -296,25 +296,30 @@ def test_controllers_that_cannot_be_added(cluster: Cluster, shell: Shell, tmp_pa
     assert "is not formatted" in refused(log_dirs=str(tmp_path / "empty"))
     assert "belongs to node 1" in refused(node_id="9")
     assert "no such file" in shell.run("quorum", "add-controller", "-c", tmp_path / "none", code=1).stderr.lower()
-    nonsense = ("--controller-id", 1, "--controller-directory-id", "nonsense")
-    assert "is not a UUID" in shell.run("quorum", "remove-controller", *nonsense, code=2).stderr
+    malformed = ("--controller-id", 1, "--controller-directory-id", "nonsense")
+    assert "is not a UUID" in shell.run("quorum", "remove-controller", *malformed, code=2).stderr
 
 
-def test_a_bar_follows_what_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_shows_the_remaining_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     at = TopicPartition("t", 0)
     moving = {at: Reassignment((1, 2), (2,), (1,))}
-    looks = [Outlook(moving, {at: 2_000}), Outlook(moving, {at: None}), Outlook(moving, {at: 500}), Outlook({}, {})]
-    monkeypatch.setattr(bar, "look", lambda cluster, partitions: looks.pop(0))
+    polls = [
+        ReassignmentProgress(moving, {at: 2_000}),
+        ReassignmentProgress(moving, {at: None}),
+        ReassignmentProgress(moving, {at: 500}),
+        ReassignmentProgress({}, {}),
+    ]
+    monkeypatch.setattr(bar, "read_progress", lambda cluster, partitions: polls.pop(0))
     monkeypatch.setattr(bar, "_POLL_S", 0.001)
     monkeypatch.setattr(bar, "_FIRST_POLL_S", 0.001)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with ClusterClient("127.0.0.1:1") as nobody:
-        assert bar.wait_with_bar(nobody, {at: (2,)}, None)
-    assert looks == []
+    with ClusterClient("127.0.0.1:1") as unused:
+        assert bar.wait_with_bar(unused, {at: (2,)}, None)
+    assert polls == []
 
 
 @pytest.mark.parametrize(
     ("count", "shown"), [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2_000_000, "2.0 MB"), (7.1e12, "7.1 TB")]
 )
-def test_bytes_as_people_say_them(count: float, shown: str) -> None:
+def test_sizes_have_units(count: float, shown: str) -> None:
     assert show_bytes(count) == shown

@@ -1,4 +1,4 @@
-"""`kalda produce` that stops half-way says how much was written."""
+"""A failure of `kalda produce` has the number of records that were written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceRes
 
 
 def produce(tmp_path: Path, lines: str, *options: str) -> tuple[Result, int]:
-    """How the command ends with a broker that takes one batch, and how many it was sent."""
+    """The command's result with a broker that accepts one batch, and the number of Produce requests it received."""
     path = tmp_path / "lines"
     path.write_text(lines)
     with ScriptedBroker() as broker:
@@ -26,7 +26,7 @@ def produce(tmp_path: Path, lines: str, *options: str) -> tuple[Result, int]:
 
 
 class Log:
-    """Refuses all batches but the first so many."""
+    """Refuses all batches after the first `accepted`."""
 
     def __init__(self, broker: ScriptedBroker, accepted: int) -> None:
         self.left = accepted
@@ -43,14 +43,14 @@ class Log:
         )
 
 
-def test_what_stands_before_a_line_that_is_no_record_is_written(tmp_path: Path) -> None:
+def test_the_lines_before_a_malformed_line_are_written(tmp_path: Path) -> None:
     result, sent = produce(tmp_path, "a:1\nb:2\nc\nd:4\n", "-K", ":")
     assert result.exit_code == 1
     assert result.stderr == "kalda: line 3: no key separator ':' in 'c' (2 records are written before line 3)\n"
     assert sent == 1
 
 
-def test_a_record_that_is_refused(tmp_path: Path) -> None:
+def test_a_refused_record(tmp_path: Path) -> None:
     result, _ = produce(tmp_path, "one\ntwo\nthree\n", "--batch-size", "1")
     assert result.exit_code == 1
     assert "logs-0" in result.stderr

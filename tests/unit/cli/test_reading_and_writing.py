@@ -34,7 +34,7 @@ def test_a_line_with_all_parts() -> None:
     ("line", "words"),
     [(b"no tab", "line 7: no tab"), (b"a:1\tno key", "line 7: no key separator"), (b"a\tk=v", "'a' is not NAME:VALUE")],
 )
-def test_a_line_that_lacks_something_is_named(line: bytes, words: str) -> None:
+def test_the_failure_for_a_malformed_line_has_its_number(line: bytes, words: str) -> None:
     with pytest.raises(Failure, match=words):
         LineFormat(b"=", True, None, ()).parse(line, 7)
 
@@ -63,7 +63,7 @@ def test_text_with_everything(capfdbinary: pytest.CaptureFixture[bytes]) -> None
     assert capfdbinary.readouterr().out.startswith(b"LogAppendTime:5|")
 
 
-def test_a_limit_says_where_to_go_on(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_limit_returns_the_next_offset(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     writer = RecordWriter(Layout.RAW, set(), b"")
     assert writer.write(fetched(), 2) == 12
     assert writer.count == 2
@@ -89,7 +89,7 @@ def test_times() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1H", "PT1", "tomorrow"])
-def test_durations_that_are_none(text: str) -> None:
+def test_malformed_durations(text: str) -> None:
     with pytest.raises(click.UsageError, match="--by-duration"):
         moment_ago_ms("--by-duration", text, 0)
 
@@ -98,11 +98,11 @@ def test_durations() -> None:
     now_ms = 1_000 * 86_400_000
     assert moment_ago_ms("--by-duration", "P1DT1H30M", now_ms) == now_ms - 91_800_000
     assert moment_ago_ms("--by-duration", "pt0.5s", now_ms) == now_ms - 500
-    assert moment_ago_ms("--by-duration", "P1001D", now_ms) == 0, "a negative timestamp would mean something else"
+    assert moment_ago_ms("--by-duration", "P1001D", now_ms) == 0, "negative timestamps have other meanings"
 
 
 @pytest.mark.parametrize("text", ["soon", "", "1969-12-31", "0001-01-01", "9" * 25])
-def test_a_time_that_is_none_or_that_no_request_has_room_for(text: str) -> None:
+def test_malformed_times_and_times_beyond_the_requests_field(text: str) -> None:
     with pytest.raises(click.UsageError, match=f"--from {text}"):
         parse_time_ms("--from", text)
 
@@ -113,6 +113,6 @@ def test_escapes(text: str, meant: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["\\x", "\\", "\\ud800", "\udcff"])
-def test_an_escape_that_is_none(text: str) -> None:
+def test_malformed_escapes(text: str) -> None:
     with pytest.raises(click.UsageError, match="--separator"):
         unescape("--separator", text)

@@ -1,4 +1,4 @@
-"""Plans: what they aim at, what they leave alone, and the documents that they are written in."""
+"""Reassignment plans: their goals, the replicas that stay, and their files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def copies(before: Assignment, after: Assignment) -> int:
     return sum(len(set(after[at]) - set(before[at])) for at in before)
 
 
-def test_what_is_well_placed_stays() -> None:
+def test_replicas_that_are_placed_well_stay() -> None:
     current = topic("t", (1, 2), (2, 3), (3, 1))
     assert plan(current, brokers(1, 2, 3)) == current
 
 
-def test_a_new_broker_gets_its_share_and_no_more_is_moved() -> None:
+def test_a_new_broker_gets_its_share_and_nothing_else_moves() -> None:
     current = topic("t", *([(1, 2), (2, 3), (3, 1)] * 4))
     planned = plan(current, brokers(1, 2, 3, 4))
     assert set(loads(planned).values()) == {6}
@@ -45,7 +45,7 @@ def test_a_new_broker_gets_its_share_and_no_more_is_moved() -> None:
     assert set(Counter(replicas[0] for replicas in planned.values()).values()) == {3}
 
 
-def test_a_broker_that_is_left_out_is_emptied_and_only_that_is_moved() -> None:
+def test_a_broker_that_is_left_out_is_emptied_and_nothing_else_moves() -> None:
     current = topic("t", *([(1, 2), (2, 3), (3, 1)] * 4))
     planned = plan(current, brokers(2, 3, 4))
     assert 1 not in loads(planned)
@@ -53,7 +53,7 @@ def test_a_broker_that_is_left_out_is_emptied_and_only_that_is_moved() -> None:
     assert set(loads(planned).values()) == {8}
 
 
-def test_racks_come_first() -> None:
+def test_racks_come_before_loads() -> None:
     current = topic("t", (1, 2), (1, 2), (1, 2), (1, 2))
     planned = plan(current, brokers(1, 2, 3, 4, racks="aabb"))
     assert all(len({replica > 2 for replica in replicas}) == 2 for replicas in planned.values())
@@ -62,24 +62,24 @@ def test_racks_come_first() -> None:
     assert plan(current, brokers(1, 2, racks="aa")).keys() == current.keys()
 
 
-def test_replicas_are_added_and_taken_away() -> None:
+def test_replicas_are_added_and_removed() -> None:
     current = topic("t", (1,), (2,), (3,))
     more = plan(current, brokers(1, 2, 3), replication_factor=3)
     assert all(sorted(replicas) == [1, 2, 3] for replicas in more.values())
     assert copies(current, more) == 6
     fewer = plan(more, brokers(1, 2, 3), replication_factor=1)
     assert sorted(fewer.values()) == [(1,), (2,), (3,)]
-    with pytest.raises(ValueError, match="4 replicas are wanted"):
+    with pytest.raises(ValueError, match="4 replicas of a partition need 4 brokers"):
         plan(current, brokers(1, 2, 3), replication_factor=4)
 
 
-def test_small_topics_fill_brokers_that_others_left_empty() -> None:
+def test_small_topics_use_brokers_without_other_replicas() -> None:
     current = {TopicPartition(f"t{i}", 0): (1,) for i in range(6)}
     planned = plan(current, brokers(1, 2, 3), others={1: 2, 2: 1, 3: 0})
     assert loads(planned) + Counter({1: 2, 2: 1}) == Counter({1: 3, 2: 3, 3: 3})
 
 
-def test_the_smallest_move() -> None:
+def test_the_smallest_partitions_move() -> None:
     current = topic("t", (1,), (1,), (1,), (1,))
     sizes = {at: 100 * (4 - at.partition) for at in current}
     planned = plan(current, brokers(1, 2), sizes=sizes)
@@ -91,9 +91,10 @@ def test_the_smallest_move() -> None:
     st.sets(st.integers(0, 8), min_size=2).map(sorted),
     st.lists(st.sampled_from("abc"), min_size=9, max_size=9),
 )
-@example([[(0, 1)] * 8, [(0, 1)], [(0, 1)]], list(range(9)), list("ababbcaaa"))  # evening all out unbalanced a topic
-def test_every_plan_is_a_plan(topics: list[list[tuple[int, ...]]], ids: list[int], racks: list[str]) -> None:
-    """Right brokers, no one twice, racks as even as can be, nothing left to do, no replica copied in vain."""
+# Here the balance of all topics together unbalanced one of them.
+@example([[(0, 1)] * 8, [(0, 1)], [(0, 1)]], list(range(9)), list("ababbcaaa"))
+def test_every_plan_is_valid(topics: list[list[tuple[int, ...]]], ids: list[int], racks: list[str]) -> None:
+    """Only given brokers, none twice, racks as even as possible, a plan of the plan is empty, no needless copy."""
     current = {TopicPartition(f"t{i}", p): r for i, each in enumerate(topics) for p, r in enumerate(each)}
     chosen = [Broker(node_id, racks[node_id]) for node_id in ids]
     planned = plan(current, chosen)
@@ -112,7 +113,7 @@ def test_every_plan_is_a_plan(topics: list[list[tuple[int, ...]]], ids: list[int
 # -- documents
 
 
-def test_a_plan_is_written_as_kafka_writes_it(tmp_path: Path) -> None:
+def test_a_plan_has_kafkas_format(tmp_path: Path) -> None:
     text = to_text(to_document(topic("a", (1, 2), (2,))))
     assert text == (
         '{"version":1,"partitions":[{"topic":"a","partition":0,"replicas":[1,2],"log_dirs":["any","any"]},'
@@ -149,7 +150,7 @@ def entry(**changes: object) -> dict[str, object]:
         ({"version": 1, "partitions": 7}, "plan.json: "),
     ],
 )
-def test_plans_that_are_none(tmp_path: Path, document: object, words: str) -> None:
+def test_invalid_plans(tmp_path: Path, document: object, words: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     with pytest.raises(DocumentError) as raised:

@@ -1,4 +1,4 @@
-"""How the processes that go on until they are told otherwise take being told."""
+"""Signals to `kalda server` and `kalda consume`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from kalda.cli import server
-from kalda.cli.consume import _stop_politely
+from kalda.cli.consume import _ending_normally
 
 
 @pytest.fixture(autouse=True)
 def hangups() -> Iterator[None]:
-    """SIGHUP is not ignored, also where the tests run under nohup; and all is as before in the end."""
+    """Makes SIGHUP not ignored, also where the tests run under nohup, and restores all handlers afterwards."""
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
@@ -24,15 +24,15 @@ def hangups() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_a_hangup_that_comes_twice_skips_no_handover(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """Where a terminal is closed its shell sends one, and the system another; who means it says so in another way."""
+def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """When a terminal is closed, its shell and the system send one each. A second SIGTERM does end it."""
     skipped: list[str] = []
 
     class Node:
         failed = False
 
         def __init__(self, _: object) -> None:
-            self._told = asyncio.Event()
+            self._skipped = asyncio.Event()
 
         async def start(self) -> None:
             signal.raise_signal(signal.SIGHUP)
@@ -40,12 +40,12 @@ def test_a_hangup_that_comes_twice_skips_no_handover(monkeypatch: pytest.MonkeyP
 
         def skip_handover(self) -> None:
             skipped.append(caplog.messages[-1])
-            self._told.set()
+            self._skipped.set()
 
         async def stop(self) -> None:
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGTERM)
-            await self._told.wait()
+            await self._skipped.wait()
 
     monkeypatch.setattr("kalda.broker.node.Node", Node)
     monkeypatch.setattr(server, "_read_config", lambda _: None)
@@ -54,10 +54,10 @@ def test_a_hangup_that_comes_twice_skips_no_handover(monkeypatch: pytest.MonkeyP
     assert skipped == ["Terminating process due to signal SIGTERM"]
 
 
-def test_a_hangup_that_comes_twice_does_not_end_what_a_consumer_does_last() -> None:
+def test_a_second_sighup_does_not_interrupt_a_consumers_leaving() -> None:
     done: list[str] = []
     before = signal.getsignal(signal.SIGHUP)
-    with _stop_politely():
+    with _ending_normally():
         try:
             signal.raise_signal(signal.SIGHUP)
             done.append("read on")

@@ -17,17 +17,17 @@ from kalda.cli.failures import Failure
 from kalda.cli.workers import each
 
 
-def test_answers_come_in_order() -> None:
-    with each(str, range(100), 3) as told:
-        assert list(told) == [str(number) for number in range(100)]
+def test_results_come_in_order() -> None:
+    with each(str, range(100), 3) as results:
+        assert list(results) == [str(number) for number in range(100)]
 
 
-def test_a_worker_that_dies_is_a_failure_that_names_what_it_was_at() -> None:
-    with each(os._exit, [7], 2) as told, pytest.raises(Failure, match="was at 7 has died"):
-        next(told)
+def test_the_failure_of_a_worker_that_died_names_its_argument() -> None:
+    with each(os._exit, [7], 2) as results, pytest.raises(Failure, match="computed 7 has died"):
+        next(results)
 
 
-def test_a_trace_that_nobody_reads_on_ends_without_a_word() -> None:
+def test_a_trace_ends_silently_when_its_pipe_is_closed() -> None:
     program = "from kalda.cli.main import main; import sys; sys.argv[1:] = 'sim replay 1 --nodes 1'.split(); main()"
     command = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert command.stdout is not None
@@ -39,18 +39,19 @@ def test_a_trace_that_nobody_reads_on_ends_without_a_word() -> None:
     assert command.wait(60) == 1
 
 
-def test_a_worker_that_died_before_it_was_asked_is_one_too() -> None:
-    with each(str, range(9), 2) as told:
+def test_a_worker_that_died_before_its_first_argument_is_a_failure() -> None:
+    with each(str, range(9), 2) as results:
         for worker in multiprocessing.active_children():
             worker.kill()
             worker.join()
-        with pytest.raises(Failure, match="was at 0 has died"):
-            next(told)
+        with pytest.raises(Failure, match="computed 0 has died"):
+            next(results)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_the_command(number: signal.Signals) -> None:
-    """Also where only the command was told, and where it could tell nobody. Seeds are left for hours."""
+    """Also where only the command gets the signal, and where it is killed and cannot end its workers. The seeds would
+    take hours."""
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from kalda.cli.main import main; sys.argv[1:] = 'sim quorum --seeds 1000000 --jobs 2'.split(); main()"
@@ -64,8 +65,8 @@ def test_workers_end_with_the_command(number: signal.Signals) -> None:
             time.sleep(0.02)
         assert len(workers) == 2
         command.send_signal(number)
-        _, said = command.communicate(timeout=60)
-        assert b"Traceback" not in said
+        _, printed = command.communicate(timeout=60)
+        assert b"Traceback" not in printed
         assert command.returncode == (1 if number == signal.SIGINT else -number)
         assert not psutil.wait_procs(workers, timeout=60)[1]
     finally:

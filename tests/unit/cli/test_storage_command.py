@@ -1,4 +1,4 @@
-"""`kalda storage` on a real directory. The words were taken from Apache Kafka's tool."""
+"""`kalda storage` on a real directory. The messages are those of Apache Kafka's tool."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def format_(config: Path, *arguments: str) -> Result:
     return run("format", "-t", CLUSTER, "-c", str(config), *arguments)
 
 
-def test_a_random_uuid_is_an_id() -> None:
+def test_a_random_uuid_is_valid() -> None:
     first, second = run("random-uuid").output, run("random-uuid").output
     assert first != second
     assert len(uuid_from_text(first.strip())) == 16
 
 
-def test_a_file_that_is_not_there_is_named_once() -> None:
+def test_the_error_for_a_missing_file_names_it_once() -> None:
     assert run("info", "-c", "nofile").output == "Cannot read nofile: No such file or directory\n"
 
 
@@ -79,7 +79,7 @@ def test_format_then_info(config: Path, tmp_path: Path) -> None:
     assert format_(config, "-s", "-g").output == "All of the log directories are already formatted.\n"
 
 
-def test_info_of_storage_that_is_not_whole(config: Path, tmp_path: Path) -> None:
+def test_info_of_incomplete_storage(config: Path, tmp_path: Path) -> None:
     nothing = run("info", "-c", str(config))
     assert (nothing.exit_code, nothing.output) == (
         1,
@@ -125,7 +125,7 @@ def test_refusals(config: Path, tmp_path: Path, arguments: list[str], words: str
     assert not (tmp_path / "x").exists()
 
 
-def test_the_voter_is_where_the_controller_is_advertised(tmp_path: Path) -> None:
+def test_the_voter_has_the_controllers_advertised_address(tmp_path: Path) -> None:
     for listeners, advertised, host in (
         ("CONTROLLER://:21002", None, b"localhost"),
         ("CONTROLLER://0.0.0.0:21002", None, b"localhost"),
@@ -141,7 +141,7 @@ def test_the_voter_is_where_the_controller_is_advertised(tmp_path: Path) -> None
         assert host in snapshot.read_bytes()
 
 
-def test_a_config_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_configs(tmp_path: Path) -> None:
     missing = format_(tmp_path / "none.properties", "-s")
     assert missing.exit_code == 1
     assert "none.properties" in missing.output

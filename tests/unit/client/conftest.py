@@ -1,4 +1,4 @@
-"""A broker that says what a test tells it to, and a client's view of its cluster."""
+"""A broker with scripted responses, and a client of its cluster."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def broker() -> Iterator[ScriptedBroker]:
 
 @pytest.fixture
 def cluster(broker: ScriptedBroker) -> Iterator[ClusterClient]:
-    with ClusterClient(broker.address, timeout_ms=5_000) as view:
-        yield view
+    with ClusterClient(broker.address, timeout_ms=5_000) as client:
+        yield client

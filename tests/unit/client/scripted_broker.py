@@ -1,7 +1,7 @@
-"""A broker on loopback that says what a test tells it to: for failures that a real one shows once a year.
+"""A broker on loopback with scripted responses, for failures that real brokers rarely show.
 
-`answers` has a function for each API that it announces: request and version in, response out; None closes the
-connection. It runs on its own thread, one connection at a time each; what it was asked is kept in `asked`.
+`answers` has a function for each supported API: request and version in, response out; None instead of a response
+closes the connection. Each connection has a thread and handles one request at a time. `received` has all requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOPIC_ID = Uuid(bytes(range(16)))
 
 
 class ScriptedBroker:
-    """Knows a cluster of `nodes` (all of them itself, unless a test says otherwise) and `topics`: leaders by name."""
+    """Answers Metadata with `nodes` (itself only, unless a test adds others) and `topics`: leaders by topic name."""
 
     def __init__(self, node_id: int = 1) -> None:
         self.node_id = node_id
@@ -39,7 +39,7 @@ class ScriptedBroker:
         self.topic_id = TOPIC_ID
         self.leader_epoch = 5
         self.answers: dict[ApiKey, Answer] = {ApiKey.METADATA: self._metadata}
-        self.asked: list[tuple[ApiKey, int, Any]] = []
+        self.received: list[tuple[ApiKey, int, Any]] = []
         broker = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -75,8 +75,8 @@ class ScriptedBroker:
         self._server.server_close()
 
     def requests(self, key: ApiKey) -> list[Any]:
-        """What was asked of one API."""
-        return [request for asked, _, request in self.asked if asked is key]
+        """The requests of one API that were received."""
+        return [request for api_key, _, request in self.received if api_key is key]
 
     def reply(self, frame: bytes, peer: Any) -> bool:
         """Answer a frame; False closes the connection."""
@@ -86,7 +86,7 @@ class ScriptedBroker:
         if key is ApiKey.API_VERSIONS:
             response: Any = self._versions()
         else:
-            self.asked.append((key, header.api_version, request))
+            self.received.append((key, header.api_version, request))
             response = self.answers[key](request, header.api_version)
         if response is None:
             return False
@@ -102,7 +102,7 @@ class ScriptedBroker:
         return ApiVersionsResponse(api_keys=served)
 
     def _metadata(self, request: Any, version: int) -> MetadataResponse:
-        wanted = self.topics if request.topics is None else [topic.name for topic in request.topics]
+        names = self.topics if request.topics is None else [topic.name for topic in request.topics]
         return MetadataResponse(
             cluster_id="scripted",
             controller_id=self.node_id,
@@ -110,7 +110,7 @@ class ScriptedBroker:
                 MetadataResponseBroker(node_id=node_id, host="127.0.0.1", port=port)
                 for node_id, port in self.nodes.items()
             ],
-            topics=[self._topic(name) for name in wanted],
+            topics=[self._topic(name) for name in names],
         )
 
     def _topic(self, name: str) -> MetadataResponseTopic:

@@ -1,4 +1,4 @@
-"""The cluster's view against a broker that fails on purpose."""
+"""The client of a cluster against a broker that fails on purpose."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from kalda.protocol.messages.topics import (
 )
 
 
-def test_metadata_tells_of_what_is_and_what_is_not(cluster: ClusterClient) -> None:
+def test_metadata_has_existing_topics_and_errors_of_unexpected_ones(cluster: ClusterClient) -> None:
     metadata = cluster.metadata(["logs", "nothing"])
     assert metadata.cluster_id == "scripted"
     assert [partition.leader for partition in metadata.topics["logs"].partitions] == [1, 1]
     assert metadata.topics["nothing"].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_leader_that_is_elected_meanwhile_is_waited_for(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_leader_waits_for_an_election(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     broker.topics["logs"] = [1, -1]
     answer = broker.answers[ApiKey.METADATA]
 
@@ -67,22 +67,28 @@ def test_a_leader_that_is_elected_meanwhile_is_waited_for(broker: ScriptedBroker
     assert len(broker.requests(ApiKey.METADATA)) == 2
 
 
-def test_a_broker_that_tells_of_a_former_leader_is_not_believed(broker: ScriptedBroker, cluster: ClusterClient) -> None:
-    """It may be cut off from the controllers. Of a topic that was made anew it tells what is."""
+def test_an_older_leader_epoch_does_not_replace_a_later_one(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+    """A broker that is cut off from the controllers answers with former leaders. A topic that was deleted and created
+    again has another id, and its epochs begin at 0."""
     assert cluster.leader("logs", 1).epoch == 5
-    for epoch, topic_id, known in ((4, TOPIC_ID, 5), (6, TOPIC_ID, 6), (5, TOPIC_ID, 6), (0, Uuid(bytes(16 * [9])), 0)):
+    for epoch, topic_id, expected in (
+        (4, TOPIC_ID, 5),
+        (6, TOPIC_ID, 6),
+        (5, TOPIC_ID, 6),
+        (0, Uuid(bytes(16 * [9])), 0),
+    ):
         broker.leader_epoch, broker.topic_id = epoch, topic_id
         cluster.forget(["logs"])
-        assert cluster.leader("logs", 1).epoch == known
+        assert cluster.leader("logs", 1).epoch == expected
 
 
-def test_a_partition_that_is_not_there_is_said_with_what_is(cluster: ClusterClient) -> None:
+def test_the_error_for_an_unknown_partition_has_the_partition_count(cluster: ClusterClient) -> None:
     with pytest.raises(ApiError, match="logs has no partition 7; it has 2") as raised:
         cluster.leader("logs", 7)
     assert raised.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_lost_connection_is_made_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_a_lost_connection_is_opened_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     answer = broker.answers[ApiKey.METADATA]
     broker.answers[ApiKey.METADATA] = lambda request, version: (
         None if len(broker.requests(ApiKey.METADATA)) == 1 else answer(request, version)
@@ -90,14 +96,14 @@ def test_a_lost_connection_is_made_again(broker: ScriptedBroker, cluster: Cluste
     assert set(cluster.metadata().topics) == {"logs"}
 
 
-def test_what_the_broker_does_not_have_is_said_at_once(cluster: ClusterClient) -> None:
+def test_an_api_that_the_broker_does_not_support_is_not_retried(cluster: ClusterClient) -> None:
     with pytest.raises(ApiError) as raised:
         cluster.any_broker(DescribeClusterRequest())
     assert raised.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_of_controllers_the_active_one_is_asked(broker: ScriptedBroker) -> None:
-    """And looked up anew when it is another."""
+def test_requests_to_controllers_go_to_the_active_one(broker: ScriptedBroker) -> None:
+    """It is looked up again after NOT_CONTROLLER."""
     with ScriptedBroker(2) as other:
 
         def describe(request: Any, version: int) -> DescribeClusterResponse:
@@ -114,12 +120,12 @@ def test_of_controllers_the_active_one_is_asked(broker: ScriptedBroker) -> None:
         broker.answers[ApiKey.ALTER_PARTITION_REASSIGNMENTS] = lambda request, version: refusal
         done = AlterPartitionReassignmentsResponse()
         other.answers[ApiKey.ALTER_PARTITION_REASSIGNMENTS] = lambda request, version: done
-        with ClusterClient(broker.address, timeout_ms=5_000, of_controllers=True) as view:
-            alter_reassignments(view, {TopicPartition("logs", 0): (1, 2)})
+        with ClusterClient(broker.address, timeout_ms=5_000, of_controllers=True) as client:
+            alter_reassignments(client, {TopicPartition("logs", 0): (1, 2)})
         assert len(other.requests(ApiKey.ALTER_PARTITION_REASSIGNMENTS)) == 1
 
 
-def test_nobody_there() -> None:
+def test_a_cluster_that_is_not_running_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     with (
@@ -129,8 +135,8 @@ def test_nobody_there() -> None:
         cluster.metadata()
 
 
-def test_a_controllers_listener_is_none_of_a_brokers(broker: ScriptedBroker) -> None:
-    """It is what people give by mistake, and it has no metadata."""
+def test_the_listener_of_a_controller_is_refused(broker: ScriptedBroker) -> None:
+    """Users give its address by mistake. It does not support Metadata."""
     del broker.answers[ApiKey.METADATA]
     broker.answers[ApiKey.DESCRIBE_CLUSTER] = lambda request, version: DescribeClusterResponse()
     with (
@@ -146,30 +152,30 @@ def test_a_broker_that_is_not_alive(cluster: ClusterClient) -> None:
     assert raised.value.code is ErrorCode.BROKER_NOT_AVAILABLE
 
 
-def test_offsets_are_asked_again_of_the_partition_that_failed(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_offsets_of_a_failed_partition_are_requested_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     moved = {1}
 
     def list_some(request: Any, version: int) -> ListOffsetsResponse:
         partitions = []
-        for asked in request.topics[0].partitions:
-            code = ErrorCode.NOT_LEADER_OR_FOLLOWER if asked.partition_index in moved else ErrorCode.NONE
+        for requested in request.topics[0].partitions:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER if requested.partition_index in moved else ErrorCode.NONE
             partitions.append(
                 ListOffsetsPartitionResponse(
-                    partition_index=asked.partition_index, error_code=code, offset=10 + asked.partition_index
+                    partition_index=requested.partition_index, error_code=code, offset=10 + requested.partition_index
                 )
             )
         moved.clear()
         return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="logs", partitions=partitions)])
 
     broker.answers[ApiKey.LIST_OFFSETS] = list_some
-    wanted = {TopicPartition("logs", 0): OffsetSpec.LATEST, TopicPartition("logs", 1): OffsetSpec.LATEST}
-    assert [found.offset for found in list_offsets(cluster, wanted).values()] == [10, 11]
-    asked = [[p.partition_index for p in r.topics[0].partitions] for r in broker.requests(ApiKey.LIST_OFFSETS)]
-    assert asked == [[0, 1], [1]]
+    specs = {TopicPartition("logs", 0): OffsetSpec.LATEST, TopicPartition("logs", 1): OffsetSpec.LATEST}
+    assert [found.offset for found in list_offsets(cluster, specs).values()] == [10, 11]
+    indexes = [[p.partition_index for p in r.topics[0].partitions] for r in broker.requests(ApiKey.LIST_OFFSETS)]
+    assert indexes == [[0, 1], [1]]
     assert len(broker.requests(ApiKey.METADATA)) == 2
 
 
-def test_a_coordinator_that_has_moved_is_found_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_a_coordinator_that_has_moved_is_looked_up_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     codes = [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NONE]
 
     def describe(request: Any, version: int) -> DescribeGroupsResponse:
@@ -193,7 +199,7 @@ def test_a_coordinator_that_has_moved_is_found_again(broker: ScriptedBroker, clu
     assert len(broker.requests(ApiKey.FIND_COORDINATOR)) == 2
 
 
-def test_a_topic_that_exists_is_refused_with_the_brokers_words(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_a_refusal_has_the_brokers_message(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     broker.answers[ApiKey.CREATE_TOPICS] = lambda request, version: CreateTopicsResponse(
         topics=[CreatableTopicResult(name="logs", error_code=ErrorCode.TOPIC_ALREADY_EXISTS, error_message="no!")]
     )
@@ -203,28 +209,28 @@ def test_a_topic_that_exists_is_refused_with_the_brokers_words(broker: ScriptedB
     assert (request.topics[0].num_partitions, request.topics[0].configs[0].value) == (3, "b")
 
 
-def test_deleting_what_is_not_there_is_not_tried_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_deleting_an_unknown_topic_is_not_retried(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     broker.answers[ApiKey.DELETE_TOPICS] = lambda request, version: DeleteTopicsResponse(
-        responses=[DeletableTopicResult(name="gone", error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+        responses=[DeletableTopicResult(name="old", error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
     )
-    with pytest.raises(ApiError, match="topic gone"):
-        delete_topics(cluster, ["gone"])
+    with pytest.raises(ApiError, match="topic old"):
+        delete_topics(cluster, ["old"])
     assert len(broker.requests(ApiKey.DELETE_TOPICS)) == 1
 
 
-def test_configs_of_a_topic_that_is_not_there_are_not_asked_for_until_the_deadline(
+def test_configs_of_an_unknown_topic_are_retried_but_not_until_the_deadline(
     broker: ScriptedBroker, cluster: ClusterClient
 ) -> None:
-    """Not at once, since the broker that is asked may not know yet of a topic that was just created."""
+    """A broker may not have replayed the record of a topic that was created a moment ago."""
     broker.answers[ApiKey.DESCRIBE_CONFIGS] = lambda request, version: DescribeConfigsResponse(
-        results=[DescribeConfigsResult(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error_message="gone")]
+        results=[DescribeConfigsResult(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error_message="deleted")]
     )
-    with pytest.raises(ApiError, match=r"topic gone: gone$"):
-        describe_configs(cluster, Resource(ConfigResourceType.TOPIC, "gone"))
+    with pytest.raises(ApiError, match=r"topic old: deleted$"):
+        describe_configs(cluster, Resource(ConfigResourceType.TOPIC, "old"))
     assert len(broker.requests(ApiKey.DESCRIBE_CONFIGS)) > 1
 
 
-def test_codes_without_words_get_advice() -> None:
+def test_error_codes_without_a_message_get_advice() -> None:
     assert "members" in refused(ErrorCode.NON_EMPTY_GROUP, "group 'g'").message
     assert refused(ErrorCode.INVALID_PRODUCER_EPOCH, "it").message == "it: invalid producer epoch"
     assert refused(31_000, "it").code is ErrorCode.UNKNOWN_SERVER_ERROR

@@ -1,4 +1,4 @@
-"""Fetching slices from a scripted leader."""
+"""The fetcher of consumers against a scripted leader."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ PER_BATCH = 5
 
 
 class Log:
-    """Partitions of batches of five records, from `start` to `end`, on a scripted broker."""
+    """A scripted broker's log from `start` to `end`, the same for all partitions, in batches of five records.
+
+    `failures` are the errors of the next responses; None closes the connection. `cut` bytes are missing at the end of
+    each response.
+    """
 
     def __init__(self, broker: ScriptedBroker, start: int = 0, end: int = 20) -> None:
         self.start, self.end = start, end
         self.failures: list[ErrorCode | None] = []
         self.aborted: list[AbortedTransaction] = []
-        self.batches_an_answer = 1
+        self.batches_per_response = 1
         self.cut = 0
         broker.answers[ApiKey.FETCH] = self.fetch
         broker.answers[ApiKey.LIST_OFFSETS] = self.list_offsets
@@ -53,16 +57,16 @@ class Log:
         ]
         return FetchResponse(responses=topics)
 
-    def read(self, asked: Any, code: ErrorCode) -> FetchResponsePartitionData:
-        if not self.start <= asked.fetch_offset <= self.end:
+    def read(self, partition: Any, code: ErrorCode) -> FetchResponsePartitionData:
+        if not self.start <= partition.fetch_offset <= self.end:
             code = ErrorCode.OFFSET_OUT_OF_RANGE
         if code:
-            return FetchResponsePartitionData(partition_index=asked.partition, error_code=code, high_watermark=-1)
-        first = asked.fetch_offset - asked.fetch_offset % PER_BATCH
-        last = min(self.end, first + PER_BATCH * self.batches_an_answer)
+            return FetchResponsePartitionData(partition_index=partition.partition, error_code=code, high_watermark=-1)
+        first = partition.fetch_offset - partition.fetch_offset % PER_BATCH
+        last = min(self.end, first + PER_BATCH * self.batches_per_response)
         records = b"".join(bytes(self.batch(base)) for base in range(first, last, PER_BATCH))
         return FetchResponsePartitionData(
-            partition_index=asked.partition,
+            partition_index=partition.partition,
             high_watermark=self.end,
             aborted_transactions=self.aborted,
             records=records[: len(records) - self.cut],
@@ -90,30 +94,32 @@ def offsets(fetcher: ConsumerFetcher) -> list[tuple[int, int]]:
         return sorted((fetched.partition, record.offset) for fetched in fetcher for record in fetched.records())
 
 
-@pytest.mark.parametrize("batches_an_answer", [1, 2, 100])
-def test_exactly_the_slices_are_read(broker: ScriptedBroker, cluster: ClusterClient, batches_an_answer: int) -> None:
-    Log(broker).batches_an_answer = batches_an_answer
+@pytest.mark.parametrize("batches_per_response", [1, 2, 100])
+def test_only_records_of_the_slices_are_returned(
+    broker: ScriptedBroker, cluster: ClusterClient, batches_per_response: int
+) -> None:
+    Log(broker).batches_per_response = batches_per_response
     found = offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 3, 12), Slice("logs", 1, 0, 20)]))
     assert found == [*((0, offset) for offset in range(3, 12)), *((1, offset) for offset in range(20))]
 
 
-def test_batches_wholly_beyond_the_end_are_not_handed_out(broker: ScriptedBroker, cluster: ClusterClient) -> None:
-    Log(broker).batches_an_answer = 4
+def test_batches_wholly_beyond_the_end_are_not_returned(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+    Log(broker).batches_per_response = 4
     with ConsumerFetcher(cluster, [Slice("logs", 0, 0, 7)]) as fetcher:
         (fetched,) = fetcher
     assert len(fetched.buffer) == 2 * len(Log(broker).batch(0))
     assert (fetched.next_offset, fetched.start, fetched.end) == (10, 0, 7)
 
 
-def test_nothing_is_asked_for_an_empty_slice(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_an_empty_slice_sends_no_request(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker)
     assert offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 9, 9)])) == []
-    assert not broker.asked
+    assert not broker.received
 
 
 def test_a_batch_that_is_cut_off_is_fetched_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     log = Log(broker)
-    log.batches_an_answer, log.cut = 3, 10
+    log.batches_per_response, log.cut = 3, 10
     assert offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 10)])) == [(0, offset) for offset in range(10)]
 
 
@@ -131,45 +137,45 @@ def test_a_leader_that_moves_is_looked_up_again(
     assert len(broker.requests(ApiKey.METADATA)) >= 2
 
 
-def test_a_failure_that_will_not_pass_is_raised(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_an_error_that_is_not_retriable_is_raised(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker).failures = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
     with pytest.raises(ApiError, match="logs-0") as raised:
         offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 20)]))
     assert raised.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
-def test_by_id_where_the_broker_told_one_and_else_by_name(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_requests_use_topic_ids_if_the_broker_has_them(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker)
     offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 5)]))
     broker.topic_id = ZERO_UUID
     cluster.forget(["logs"])
     offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 5)]))
-    versions = [version for key, version, _ in broker.asked if key is ApiKey.FETCH]
+    versions = [version for key, version, _ in broker.received if key is ApiKey.FETCH]
     assert versions[0] >= 13
     assert versions[-1] == 12
 
 
-def test_out_of_range_is_an_error_that_says_the_range(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_the_error_for_an_offset_out_of_range_has_the_range(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker, start=10)
     with pytest.raises(ApiError, match="offset 3 is not there; it has 10 to 20") as raised:
         offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 3, 20)]))
     assert raised.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_out_of_range_goes_on_at_an_end(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_after_out_of_range_reading_continues_at_an_end(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker, start=10)
     resets: list[tuple[TopicPartition, int, int]] = []
     fetcher = ConsumerFetcher(
         cluster,
         [Slice("logs", 0, 3, 20)],
         on_out_of_range=OutOfRange.EARLIEST,
-        on_reset=lambda partition, wanted, offset: resets.append((partition, wanted, offset)),
+        on_reset=lambda partition, requested, offset: resets.append((partition, requested, offset)),
     )
     assert offsets(fetcher) == [(0, offset) for offset in range(10, 20)]
     assert resets == [(TopicPartition("logs", 0), 3, 10)]
 
 
-def test_an_end_that_the_log_does_not_reach_is_complained_of(broker: ScriptedBroker) -> None:
+def test_an_end_that_the_log_does_not_reach_is_an_error(broker: ScriptedBroker) -> None:
     Log(broker)
     with (
         ClusterClient(broker.address, timeout_ms=300) as cluster,
@@ -178,7 +184,7 @@ def test_an_end_that_the_log_does_not_reach_is_complained_of(broker: ScriptedBro
         offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 99)], max_wait_ms=50))
 
 
-def test_poll_says_when_nothing_came_and_at_end(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_poll_without_new_records_returns_none(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     log = Log(broker, end=5)
     with ConsumerFetcher(cluster, [Slice("logs", 0, 0)], max_wait_ms=10) as fetcher:
         assert not fetcher.at_end
@@ -191,7 +197,7 @@ def test_poll_says_when_nothing_came_and_at_end(broker: ScriptedBroker, cluster:
         assert (more.start, more.next_offset) == (5, 10)
 
 
-def test_aborted_batches_are_kept_from_the_reader(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_aborted_batches_are_not_returned(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     log = Log(broker)
     log.aborted = [AbortedTransaction(producer_id=7, first_offset=5)]
     found = offsets(ConsumerFetcher(cluster, [Slice("logs", 0, 0, 20)], read_committed=True))

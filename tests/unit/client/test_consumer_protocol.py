@@ -1,4 +1,4 @@
-"""What members of a classic group tell each other: there and back, and nothing from bytes that no consumer wrote."""
+"""Subscriptions and assignments of classic groups: round trips, and bytes that are neither."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kalda.client.core.consumer_protocol import (
 PARTITIONS = (TopicPartition("a", 0), TopicPartition("a", 2), TopicPartition("b", 1))
 
 
-def test_there_and_back() -> None:
+def test_round_trip() -> None:
     assert read_subscription(write_subscription(["a", "b"], b"extra")) == ("a", "b")
     assert read_assignment(write_assignment(PARTITIONS)) == PARTITIONS
 
@@ -26,11 +26,11 @@ def test_the_bytes_are_kafkas() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0\1", b"\0\1\xff\xff\xff\xff", b"\0\1\x7f\xff\xff\xff", b"nonsense"])
-def test_of_other_bytes_nothing_is_read(data: bytes) -> None:
+def test_other_bytes_are_read_as_empty(data: bytes) -> None:
     assert read_subscription(data) == ()
     assert read_assignment(data) == ()
 
 
-def test_a_newer_version_is_read_as_the_newest_known() -> None:
+def test_a_newer_version_is_decoded_as_version_3() -> None:
     of_version_0 = write_assignment(PARTITIONS)[2:]
     assert read_assignment(b"\0\7" + of_version_0) == PARTITIONS

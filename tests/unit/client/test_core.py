@@ -1,4 +1,4 @@
-"""Decisions of clients, held to what Apache Kafka's own classes decided."""
+"""Decisions of clients, compared with those of Apache Kafka's own classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "client" / "vectors.
 
 
 @pytest.mark.parametrize("vector", GOLDEN["murmur2"], ids=lambda vector: vector["hex"] or "empty")
-def test_keys_hash_as_in_every_client(vector: dict[str, Any]) -> None:
+def test_keys_hash_as_in_kafka(vector: dict[str, Any]) -> None:
     key = bytes.fromhex(vector["hex"])
     assert murmur2(key) == vector["murmur2"] & 0xFFFFFFFF
     for count, partition in vector["partition_of"].items():
@@ -77,7 +77,7 @@ def test_an_aborted_transaction_ends_at_its_marker() -> None:
     assert aborted_batches(b"".join(log), []) == frozenset()
 
 
-def test_a_transaction_that_began_before_the_fetch_is_void_from_its_first_batch() -> None:
+def test_a_transaction_that_began_before_the_fetch_is_dropped_from_its_first_batch() -> None:
     assert aborted_batches(batch(100, 7) + marker(102, 7, commit=False), [(7, 40)]) == {100}
 
 
@@ -95,6 +95,6 @@ def test_bootstrap_addresses(text: str, expected: tuple[Address, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "a:b", "a:0", "a:70000", ":9092", "::1", "[::1", "[::1]9", "a:-1"])
-def test_addresses_that_are_none(text: str) -> None:
+def test_malformed_addresses(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|is written"):
         parse_bootstrap(text)

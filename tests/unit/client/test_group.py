@@ -27,7 +27,7 @@ from kalda.protocol.messages.groups import (
 
 
 class Coordinator:
-    """Lets members in, the newest one as leader, and gives out what the leader says."""
+    """Accepts every member, makes "me" the leader, and returns the assignments that the leader sent."""
 
     def __init__(self, broker: ScriptedBroker) -> None:
         self.generation = 0
@@ -63,9 +63,9 @@ class Coordinator:
 
     def sync(self, request: Any, version: int) -> SyncGroupResponse:
         code = self.sync_failures.pop(0) if self.sync_failures else ErrorCode.NONE
-        mine = {one.member_id: one.assignment for one in request.assignments}
-        self.assigned = {member_id: read_assignment(data) for member_id, data in mine.items()}
-        return SyncGroupResponse(error_code=code, assignment=mine["me"])
+        assignments = {one.member_id: one.assignment for one in request.assignments}
+        self.assigned = {member_id: read_assignment(data) for member_id, data in assignments.items()}
+        return SyncGroupResponse(error_code=code, assignment=assignments["me"])
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def partitions(*indexes: int) -> tuple[TopicPartition, ...]:
     return tuple(TopicPartition("logs", index) for index in indexes)
 
 
-def test_the_id_is_taken_and_the_leader_assigns(broker: ScriptedBroker, member: GroupMember) -> None:
+def test_joining_with_the_given_id_as_leader(broker: ScriptedBroker, member: GroupMember) -> None:
     coordinator = Coordinator(broker)
     coordinator.others = ["zoe"]
     assert member.join() == partitions(0, 1)
@@ -91,13 +91,13 @@ def test_the_id_is_taken_and_the_leader_assigns(broker: ScriptedBroker, member: 
     assert (member.member_id, member.generation_id) == ("me", 1)
 
 
-def test_a_rebalance_amid_the_sync_starts_over(broker: ScriptedBroker, member: GroupMember) -> None:
+def test_a_rebalance_during_the_sync_joins_again(broker: ScriptedBroker, member: GroupMember) -> None:
     Coordinator(broker).sync_failures = [ErrorCode.REBALANCE_IN_PROGRESS]
     assert member.join() == partitions(0, 1, 2)
     assert member.generation_id == 2
 
 
-def test_heartbeats_say_when_to_join_again(broker: ScriptedBroker, member: GroupMember) -> None:
+def test_poll_is_false_when_the_member_has_to_join_again(broker: ScriptedBroker, member: GroupMember) -> None:
     Coordinator(broker).heartbeats = [
         ErrorCode.NONE,
         ErrorCode.REBALANCE_IN_PROGRESS,
@@ -122,15 +122,15 @@ def test_leaving(broker: ScriptedBroker, member: GroupMember) -> None:
     assert request.members[0].member_id == "me"
 
 
-def test_nonsense_for_a_subscription_is_a_member_without_topics(broker: ScriptedBroker, member: GroupMember) -> None:
+def test_a_malformed_subscription_is_a_member_without_topics(broker: ScriptedBroker, member: GroupMember) -> None:
     coordinator = Coordinator(broker)
     answer = coordinator.join
 
-    def with_a_fool(request: Any, version: int) -> JoinGroupResponse:
+    def with_malformed(request: Any, version: int) -> JoinGroupResponse:
         response = answer(request, version)
-        response.members.append(JoinGroupResponseMember(member_id="fool", metadata=b"\x00\x01\x7f\xff\xff"))
+        response.members.append(JoinGroupResponseMember(member_id="malformed", metadata=b"\x00\x01\x7f\xff\xff"))
         return response
 
-    broker.answers[ApiKey.JOIN_GROUP] = with_a_fool
+    broker.answers[ApiKey.JOIN_GROUP] = with_malformed
     assert member.join() == partitions(0, 1, 2)
-    assert coordinator.assigned["fool"] == ()
+    assert coordinator.assigned["malformed"] == ()

@@ -1,4 +1,4 @@
-"""Sending batches to a scripted leader."""
+"""The sender against a scripted leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kalda.records.builder import build_batch
 
 
 class Log:
-    """What was written, and the failures to come."""
+    """The batches written by partition, and `failures` for the next requests; None closes the connection."""
 
     def __init__(self, broker: ScriptedBroker) -> None:
         self.written: dict[int, list[BatchHeader]] = {}
@@ -87,13 +87,13 @@ def test_a_duplicate_counts_as_written(broker: ScriptedBroker, cluster: ClusterC
     assert len(delivered) == 1
 
 
-def test_what_cannot_be_written_is_raised(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+def test_an_error_that_is_not_retriable_is_raised(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker).failures = [ErrorCode.MESSAGE_TOO_LARGE]
     with pytest.raises(ApiError, match=r"logs-0: .*max\.message\.bytes"), Sender(cluster) as sender:
         sender.send("logs", 0, batch(1))
 
 
-def test_what_is_refused_does_not_hide_what_is_written_beside_it(
+def test_a_refused_batch_does_not_hide_a_written_one_of_the_same_response(
     broker: ScriptedBroker, cluster: ClusterClient
 ) -> None:
     log = Log(broker)
@@ -108,7 +108,7 @@ def test_what_is_refused_does_not_hide_what_is_written_beside_it(
 
     broker.answers[ApiKey.PRODUCE] = produce
     sender = Sender(cluster, on_delivery=delivered.append)
-    sender.send("logs", 0, batch(1))  # to be tried again, with what has come meanwhile
+    sender.send("logs", 0, batch(1))  # refused at first, then sent together with the next batch
     sender.send("logs", 1, batch(1))
     with pytest.raises(ApiError, match="logs-0"):
         sender.flush()
@@ -116,7 +116,7 @@ def test_what_is_refused_does_not_hide_what_is_written_beside_it(
     assert [one.partition for one in delivered] == [1]
 
 
-def test_failures_that_last_are_raised_in_the_end(broker: ScriptedBroker) -> None:
+def test_retries_end_at_the_deadline(broker: ScriptedBroker) -> None:
     Log(broker).failures = [ErrorCode.NOT_ENOUGH_REPLICAS] * 100
     with ClusterClient(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="in sync"):  # noqa: SIM117
         with Sender(cluster) as sender:
@@ -136,6 +136,6 @@ def test_a_request_is_bounded(broker: ScriptedBroker, cluster: ClusterClient) ->
     assert [len(log.written[partition]) for partition in (0, 1)] == [3, 3]
 
 
-def test_idempotence_wants_all_acks(cluster: ClusterClient) -> None:
+def test_idempotence_requires_all_acks(cluster: ClusterClient) -> None:
     with pytest.raises(ValueError, match="acks=1"):
         Sender(cluster, acks=1, idempotent=True)

@@ -1,4 +1,4 @@
-"""One connection over a transport of paper: order, holds, bounds. No loop runs; turns are taken by hand."""
+"""One connection over a recording transport: order, holds, bounds. No loop runs; the test runs the callbacks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PaperTransport:
 
 
 class PaperListener:
-    """What a connection needs of its listener, with time and turns in the test's hands."""
+    """What a connection needs of its listener. The test sets the time and runs the callbacks."""
 
     name = "PLAINTEXT"
     security_protocol = "PLAINTEXT"
@@ -84,7 +84,7 @@ class PaperListener:
         self.soon: list[Callable[[], None]] = []
         self.complaints: list[str] = []
         self.queued = 0
-        self.starved: list[Connection] = []
+        self.over_budget_connections: list[Connection] = []
         self.lost = 0
 
     def now_ms(self) -> int:
@@ -112,7 +112,7 @@ class PaperListener:
         return 0 < self.budget <= self.queued
 
     def wait_for_budget(self, connection: Connection) -> None:
-        self.starved.append(connection)
+        self.over_budget_connections.append(connection)
 
     def run(self) -> None:
         while self.soon:
@@ -120,14 +120,15 @@ class PaperListener:
 
 
 class Bench:
-    """A connection, its transport, and a handler that does what each frame's first letter says."""
+    """A connection, its transport, and a handler that acts by each frame's first letter: `w` waits for `settle`, `n`
+    has no answer, `i` is invalid, `x` fails, others are answered at once."""
 
     def __init__(self, limits: Limits | None = None, budget: int = 0) -> None:
         self.pending: dict[bytes, Pending[list[Buffer]]] = {}
         self.seen: list[bytes] = []
         self.answer: FrameHandler = self.handle
-        """what a test may replace"""
-        self.listener = PaperListener(lambda *asked: self.answer(*asked), limits or Limits(), budget)
+        """tests may replace it"""
+        self.listener = PaperListener(lambda *arguments: self.answer(*arguments), limits or Limits(), budget)
         self.transport = PaperTransport()
         self.connection = Connection(self.listener, 7)  # type: ignore[arg-type]
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -197,7 +198,7 @@ def test_order_with_pending_in_the_middle() -> None:
     assert bench.listener.queued == 0
 
 
-def test_pending_that_is_done_already_needs_no_slot() -> None:
+def test_a_pending_answer_that_is_complete_needs_no_slot() -> None:
     bench = Bench()
     done: Pending[list[Buffer]] = Pending()
     done.complete([b"done"])
@@ -206,7 +207,7 @@ def test_pending_that_is_done_already_needs_no_slot() -> None:
     assert bench.transport.answers() == [b"done"]
 
 
-def test_an_answer_at_its_turn_is_made_when_those_before_it_are_there() -> None:
+def test_an_answer_at_its_turn_is_made_after_those_before_it() -> None:
     bench = Bench()
     news = b"old"
 
@@ -215,7 +216,7 @@ def test_an_answer_at_its_turn_is_made_when_those_before_it_are_there() -> None:
 
     bench.answer = handle
     bench.send(body("t"))
-    assert bench.transport.answers() == [b"old"], "nothing is before it"
+    assert bench.transport.answers() == [b"old"], "no answer is before it"
     bench.send(body("w"), body("t"), body("a"))
     news = b"new"
     bench.settle(body("w"))
@@ -224,8 +225,8 @@ def test_an_answer_at_its_turn_is_made_when_those_before_it_are_there() -> None:
     assert bench.listener.queued == 0
 
 
-def test_an_answer_at_its_turn_that_comes_late_itself() -> None:
-    """As of a request that waited for the node to start."""
+def test_a_pending_answer_that_completes_with_an_answer_at_its_turn() -> None:
+    """A request that waited for the node to start completes like this."""
     bench = Bench()
     late: Pending[Any] = Pending()
     bench.answer = lambda connection, frame: late
@@ -325,18 +326,18 @@ def test_answers_behind_a_pending_one_are_bounded() -> None:
     assert len(bench.transport.answers()) == 11
 
 
-def test_the_nodes_budget_holds_back_until_it_is_back() -> None:
+def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
     bench = Bench(budget=15)
     bench.send(body("w", 1), body("w", 2), body("a", 3))
     assert len(bench.seen) == 2
-    assert bench.listener.starved == [bench.connection]
+    assert bench.listener.over_budget_connections == [bench.connection]
     bench.settle(body("w", 1))
     bench.connection.budget_is_back()
     bench.listener.run()
     assert len(bench.seen) == 3
 
 
-def test_a_turn_ends() -> None:
+def test_a_turn_ends_after_frames_per_turn() -> None:
     bench = Bench(Limits(frames_per_turn=4))
     bench.send(*(body("a", n) for n in range(10)))
     assert len(bench.seen) == 4
@@ -346,7 +347,7 @@ def test_a_turn_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opening", "said"),
+    ("opening", "words"),
     [
         (b"GET / HTTP/1.1\r\n", "an HTTP request"),
         (b"\x16\x03\x01\x02\x00\x01\x00", "a TLS handshake"),
@@ -355,12 +356,12 @@ def test_a_turn_ends() -> None:
         (b"\x00\x00\x00\x07", "00 00 00 07"),
     ],
 )
-def test_garbage_closes_with_one_line(opening: bytes, said: str) -> None:
+def test_garbage_closes_with_one_line(opening: bytes, words: str) -> None:
     bench = Bench()
     bench.receive(opening)
     assert bench.transport.closed
     assert len(bench.listener.complaints) == 1
-    assert said in bench.listener.complaints[0]
+    assert words in bench.listener.complaints[0]
     assert "10.1.2.3:4567" in bench.listener.complaints[0]
 
 
@@ -389,7 +390,7 @@ def test_failed_pending_closes() -> None:
     assert len(bench.listener.complaints) == 1
 
 
-def test_settling_after_the_end_is_harmless() -> None:
+def test_settling_after_the_connection_was_lost_is_harmless() -> None:
     bench = Bench()
     bench.send(body("w"))
     bench.connection.connection_lost(None)
@@ -409,7 +410,7 @@ def test_draining_answers_what_is_pending_first() -> None:
     assert bench.transport.answers() == [b"late:" + body("w")]
 
 
-def test_a_large_answer_is_waited_for_alone() -> None:
+def test_no_request_is_served_while_a_large_answer_is_pending() -> None:
     bench = Bench()
 
     def handle(connection: Connection, frame: memoryview) -> Answer:
@@ -429,7 +430,7 @@ def test_a_large_answer_is_waited_for_alone() -> None:
     assert bench.transport.reading
 
 
-def test_what_is_pending_is_abandoned_with_the_connection() -> None:
+def test_pending_requests_are_abandoned_when_the_connection_is_lost() -> None:
     bench = Bench()
     abandoned: list[bytes] = []
     bench.send(body("w", 1), body("w", 2), body("w", 3))
@@ -443,7 +444,7 @@ def test_what_is_pending_is_abandoned_with_the_connection() -> None:
 
 
 class Sliced:
-    """A bench whose frames are answered by slices of a file, and one that waits behind; the peer takes a little."""
+    """A bench whose handler answers frames that begin with `s` by two slices of a file, with bytes around them."""
 
     def __init__(self, size: int = 1_000_000, cached: int | None = None) -> None:
         self.data = random.Random(1).randbytes(size)
@@ -467,7 +468,7 @@ class Sliced:
         return b"head" + self.data[:half] + b"between" + self.data[half:] + b"tail"
 
 
-def test_slices_of_files_leave_in_their_place() -> None:
+def test_slices_of_files_leave_in_order() -> None:
     sliced = Sliced()
     sliced.bench.send(body("a", 1), body("s"), body("a", 2))
     sliced.bench.listener.run()
@@ -475,7 +476,7 @@ def test_slices_of_files_leave_in_their_place() -> None:
     assert max(map(len, sliced.transport.writes)) <= 256 * 1024
 
 
-def test_a_slow_reader_has_nothing_read_for_it() -> None:
+def test_slices_are_read_only_as_fast_as_the_peer_reads() -> None:
     sliced = Sliced()
     write = sliced.transport.write
 
@@ -488,7 +489,7 @@ def test_a_slow_reader_has_nothing_read_for_it() -> None:
     sliced.bench.send(body("s"), body("a", 2))
     written = 0
     while len(sliced.bench.seen) < 1:
-        assert len(sliced.transport.writes) > written, "every turn writes"
+        assert len(sliced.transport.writes) > written, "each time the peer has read, something is written"
         assert sum(map(len, sliced.transport.writes[written:])) < 300_000, "and no more than a piece"
         assert not sliced.transport.reading
         written = len(sliced.transport.writes)
@@ -498,7 +499,7 @@ def test_a_slow_reader_has_nothing_read_for_it() -> None:
     assert sliced.transport.reading
 
 
-def test_what_is_not_in_memory_is_waited_for() -> None:
+def test_uncached_pieces_are_waited_for() -> None:
     sliced = Sliced(cached=600_000)
     sliced.bench.send(body("s"), body("a", 2))
     while sliced.jobs.waiting:
@@ -508,7 +509,7 @@ def test_what_is_not_in_memory_is_waited_for() -> None:
     assert sliced.transport.answers() == [sliced.answer, b"re:" + body("a", 2)]
 
 
-def test_closing_sends_what_is_answered_first() -> None:
+def test_closing_sends_the_complete_answers_first() -> None:
     sliced = Sliced(cached=0)
     sliced.bench.send(body("s"))
     sliced.connection.close()
@@ -537,7 +538,7 @@ def test_a_connection_lost_while_a_slice_is_read() -> None:
 
 
 class TestSweep:
-    """The sweep, in time made by hand."""
+    """The sweep, at times that the test passes."""
 
     def test_idle(self) -> None:
         bench = Bench(Limits(idle_ms=1_000))
@@ -566,17 +567,17 @@ class TestSweep:
         bench.receive(b"\x00\x00\x00\x40abc")
         bench.connection.sweep(1_000)
         assert bench.connection.sweep(1_500) is None
-        bench.receive(b"d")  # a byte now and then does not help
+        bench.receive(b"d")  # single bytes do not extend the time
         assert "did not arrive" in (bench.connection.sweep(2_010) or "")
 
-    def test_a_large_frame_has_the_time_its_size_takes(self) -> None:
+    def test_a_large_frame_has_the_time_that_its_size_takes(self) -> None:
         bench = Bench(Limits(slow_frame_ms=1_000, slow_frame_bytes_per_s=1_000))
         bench.receive((10_000).to_bytes(4, "big") + b"abc")
         bench.connection.sweep(1_000)
         assert bench.connection.sweep(11_000) is None
         assert bench.connection.sweep(12_004) is not None
 
-    def test_a_new_partial_frame_starts_anew(self) -> None:
+    def test_each_partial_frame_has_a_time_of_its_own(self) -> None:
         bench = Bench(Limits(slow_frame_ms=1_000))
         half = b"\x00\x00\x00\x09" + body("a")[:4]
         bench.receive(half)

@@ -1,4 +1,4 @@
-"""Frames: every way of cutting the stream gives the same frames, and memory follows what has arrived."""
+"""Frames: every way to cut the stream gives the same frames, and memory is allocated for what has arrived."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_bounds_themselves_pass() -> None:
     assert feed(reader, framed(bytes(8), bytes(1000))) == [bytes(8), bytes(1000)]
 
 
-def test_an_announcement_costs_nothing() -> None:
+def test_an_announced_size_allocates_nothing() -> None:
     reader = new_reader()
     feed(reader, (100_000_000).to_bytes(4, "big"))
     assert reader.announced_bytes == 100_000_004
@@ -109,14 +109,14 @@ def test_an_announcement_costs_nothing() -> None:
         assert reader.capacity_bytes <= 4 * arrived + MIN_ROOM_BYTES
 
 
-def test_a_short_half_frame_is_kept_in_its_own_size() -> None:
+def test_a_short_partial_frame_is_kept_in_memory_of_its_size() -> None:
     reader = new_reader()
     feed(reader, (100).to_bytes(4, "big") + bytes(10))
     assert reader.capacity_bytes == 104
 
 
-def test_room_while_frames_are_held_back() -> None:
-    """A transport that reads on though reading is paused loses nothing."""
+def test_room_while_complete_frames_wait() -> None:
+    """A transport that still reads after reading was paused loses nothing."""
     reader = new_reader()
     stream = framed(*(bytes([n]) * 1000 for n in range(1, 9)))
     for start in range(0, len(stream), 3000):
@@ -130,7 +130,7 @@ def test_room_while_frames_are_held_back() -> None:
     assert got == [bytes([n]) * 1000 for n in range(1, 9)]
 
 
-def test_the_arena_is_given_out_once() -> None:
+def test_memory_of_the_arena_is_used_once() -> None:
     arena = Arena()
     one, other = FrameReader(arena, 10**9, 1), FrameReader(arena, 10**9, 1)
     kept = []
@@ -146,7 +146,7 @@ def test_the_arena_is_given_out_once() -> None:
 
 
 def test_large_memory_is_not_filled_before_it_is_read_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a frame of 8 MB, no more than its first part and what the arena gives is ever zeros."""
+    """For a frame of 8 MB, zeros are written only for its first part and for the arena."""
     filled = 0
 
     def counted(size: int | bytes) -> bytearray:

@@ -1,4 +1,4 @@
-"""Ports for servers that do not run yet."""
+"""Ports for servers that are not running yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits come from the node's configuration, overrides for a listener before the rest."""
+"""Limits come from the node's configuration; those of a listener come before those of the node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_defaults_are_kafkas() -> None:
     assert NodeLimits.of(config) == NodeLimits()
 
 
-def test_a_listener_has_its_own() -> None:
+def test_a_listener_has_limits_of_its_own() -> None:
     config = ServerConfig(
         {
             **NODE,

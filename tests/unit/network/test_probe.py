@@ -1,4 +1,4 @@
-"""Only where no process listens is a connection refused."""
+"""A connection is refused only where no process listens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """One that nobody accepts from, as of a process that is paused."""
+    """A listening socket on which no connection is accepted, as in a paused process."""
     with socket.socket() as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((HOST, free_ports(1)[0]))
@@ -31,9 +31,9 @@ def probe(host: str, port: int, timeout_ms: int = 5_000) -> bool:
     return asyncio.run(is_refused(host, port, timeout_ms))
 
 
-def test_nobody_listens() -> None:
+def test_a_port_without_a_listener() -> None:
     assert probe(HOST, free_ports(1)[0])
-    assert probe("localhost", free_ports(1)[0]), "no address of it"
+    assert probe("localhost", free_ports(1)[0]), "none of its addresses"
 
 
 def test_a_process_that_does_not_accept(listener: socket.socket) -> None:
@@ -58,7 +58,7 @@ def test_a_listener_that_has_just_been_closed(listener: socket.socket) -> None:
     assert probe(HOST, port)
 
 
-def test_a_name_that_has_an_address_where_somebody_listens(
+def test_a_name_with_a_listener_on_one_of_its_addresses(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = listener.getsockname()[1]
@@ -77,12 +77,12 @@ async def _soon(value: object) -> object:
     return value
 
 
-def test_a_name_that_has_no_address() -> None:
+def test_a_name_without_an_address() -> None:
     assert not probe("no-such-host.invalid", 9092)
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 70])
-def test_a_name_that_can_be_no_hosts(host: str) -> None:
-    assert not probe(host, 1), "nobody has refused"
+def test_a_name_that_cannot_be_a_host_name(host: str) -> None:
+    assert not probe(host, 1), "no address has refused"
     with pytest.raises(ApiError, match="cannot connect"):
         asyncio.run(RpcConnection.connect(host, 1))

@@ -1,4 +1,4 @@
-"""Fetched batches to Spark's columns, against the records that went in."""
+"""Fetched batches to Spark's columns, compared with the records of the batches."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_column() -> None:
 
 
 def test_batches_of_any_size_in_turn() -> None:
-    """Columns of one value are parts of one that was made for an earlier batch, or are made anew."""
+    """Columns of one value are slices of one that was made for an earlier batch, or are new where that is too short."""
     columns = SparkColumns(SCHEMA)
     for count in (2, 1, 3, 3):
         values = [b"x"] * count
@@ -80,7 +80,7 @@ def test_batches_of_any_size_in_turn() -> None:
 
 
 def test_a_worker_without_pandas() -> None:
-    """It would cost each of Spark's workers half a second and 50 MB, for nothing."""
+    """Importing pandas would cost each of Spark's workers half a second and 50 MB."""
     program = """
 import sys
 import pyarrow as pa
@@ -154,7 +154,7 @@ def test_control_batches_and_aborted_transactions_are_left_out() -> None:
     assert [row["value"] for row in rows(fetched(*batches))] == [b"aborted", b"committed", b"again"]
 
 
-def test_a_timestamp_beyond_spark_is_named() -> None:
+def test_a_timestamp_beyond_sparks_range_is_an_error() -> None:
     source = fetched(build_batch([(2**62, None, b"", ())]))
     with pytest.raises(ValueError, match="logs-3: a timestamp is too far from 1970"):
         rows(source)

@@ -1,4 +1,4 @@
-"""Conditions of queries: what narrows, and what Spark must still apply."""
+"""Conditions of queries: those that reduce what is read, and those that Spark must still apply."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MOMENT = datetime(2024, 1, 1, 0, 0, 0, 1500, tzinfo=UTC)
 MOMENT_MS = 1704067200001
 
 
-def test_topic_and_partition_are_met_exactly() -> None:
+def test_conditions_on_topic_and_partition_are_applied_exactly() -> None:
     narrowing, left = narrow([In(("topic",), ("a", "b")), EqualTo(("topic",), "b"), EqualTo(("partition",), 3)])
     assert left == []
     assert narrowing.topics == {"b"}
-    assert narrowing.wants("b", 3)
-    assert not narrowing.wants("b", 2)
-    assert not narrowing.wants("a", 3)
+    assert narrowing.includes("b", 3)
+    assert not narrowing.includes("b", 2)
+    assert not narrowing.includes("a", 3)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_bounds_of_offsets(condition: object, start: int, end: int | None) -> No
     assert narrowing.end_offset == (Narrowing().end_offset if end is None else end)
 
 
-def test_bounds_come_together() -> None:
+def test_several_bounds_are_combined() -> None:
     narrowing, _ = narrow([GreaterThan(("offset",), 3), GreaterThan(("offset",), 1), LessThan(("offset",), 9)])
     assert (narrowing.start_offset, narrowing.end_offset) == (4, 9)
 
 
-def test_a_lower_bound_on_the_time_only_moves_the_start() -> None:
-    """Records may be out of order, so Spark looks again."""
+def test_a_lower_bound_on_the_timestamp_only_moves_the_start() -> None:
+    """Timestamps need not ascend, so Spark applies the condition again."""
     conditions = [
         GreaterThan(("timestamp",), MOMENT),
         EqualTo(("timestamp",), MOMENT),
@@ -68,7 +68,7 @@ def test_a_lower_bound_on_the_time_only_moves_the_start() -> None:
     assert left == conditions[2:]
 
 
-def test_what_is_not_understood_is_left_to_spark() -> None:
+def test_other_conditions_are_left_to_spark() -> None:
     conditions = [
         EqualTo(("value",), b"x"),
         Not(EqualTo(("partition",), 1)),

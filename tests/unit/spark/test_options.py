@@ -1,4 +1,4 @@
-"""Options: what they mean, and what is refused with which words."""
+"""Options: their values, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_defaults_are_those_of_sparks_source() -> None:
     assert (options.min_partitions, options.max_records_per_partition) == (None, None)
 
 
-def test_names_have_no_case() -> None:
+def test_case_of_names_does_not_matter() -> None:
     options = read_options({"KAFKA.BOOTSTRAP.SERVERS": "a:1", "SubScribe": "x, y,x", "MINPARTITIONS": "7"})
     assert options.subscription.topics == ("x", "y")
     assert options.min_partitions == 7
@@ -51,7 +51,7 @@ def test_offsets_for_each_partition() -> None:
     assert options.end == AtOffsets({TopicPartition("logs", 0): -1, TopicPartition("logs", 1): 9})
 
 
-def test_a_time_for_all_goes_before_times_and_times_before_offsets() -> None:
+def test_one_time_overrides_times_and_times_override_offsets() -> None:
     times = '{"logs": {"0": 5}}'
     assert read(startingOffsets="earliest", startingOffsetsByTimestamp=times).start == AtTimestamps(
         {TopicPartition("logs", 0): 5}
@@ -68,7 +68,7 @@ def test_assigned_partitions() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"subscribe": "logs"}, "option kafka.bootstrap.servers = None: HOST:PORT of a broker is needed"),
+        ({"subscribe": "logs"}, "option kafka.bootstrap.servers = None: HOST:PORT of a broker is expected"),
         ({**BASE, "kafka.bootstrap.servers": "a:x"}, "kafka.bootstrap.servers = 'a:x'"),
         ({"kafka.bootstrap.servers": "a"}, "one of assign, subscribe, subscribePattern, not none"),
         ({**BASE, "subscribePattern": "l.*"}, "not subscribe and subscribePattern"),
@@ -89,12 +89,12 @@ def test_assigned_partitions() -> None:
         ({**BASE, "minPartitions": "0"}, "minPartitions = '0': a whole number from 1"),
         ({**BASE, "failOnDataLoss": "maybe"}, "failOnDataLoss = 'maybe': true or false"),
         ({**BASE, "kafka.isolation.level": "all"}, "read_uncommitted or read_committed"),
-        ({**BASE, "kafka.security.protocol": "SASL_SSL"}, "only PLAINTEXT is known"),
+        ({**BASE, "kafka.security.protocol": "SASL_SSL"}, "only PLAINTEXT is supported"),
     ],
 )
-def test_refusals_name_option_value_and_remedy(options: dict[str, str], words: str) -> None:
+def test_errors_have_option_value_and_remedy(options: dict[str, str], words: str) -> None:
     assert words in refusal(options)
 
 
-def test_what_steers_sparks_consumers_has_no_effect() -> None:
+def test_options_of_sparks_consumers_have_no_effect() -> None:
     assert read(groupIdPrefix="x", **{"kafka.max.poll.records": "5", "fetchOffset.numRetries": "3"}) == read()

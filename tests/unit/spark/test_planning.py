@@ -1,4 +1,4 @@
-"""Ranges of offsets, cut into tasks."""
+"""Cutting ranges of offsets into tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_no_task_is_empty() -> None:
     assert split([], 5) == []
 
 
-def test_no_task_is_larger_than_asked() -> None:
+def test_no_task_is_larger_than_the_maximum() -> None:
     assert [piece.size for piece in split([OffsetRange("t", 0, 0, 25)], None, 10)] == [8, 8, 9]
 
 

@@ -1,4 +1,4 @@
-"""The embedded cluster, as librdkafka and an asyncio client see it."""
+"""The embedded cluster with librdkafka and with an asyncio client."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_topic_that_exists_is_not_created_again(lone: Cluster) -> None:
     assert refused.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-def test_nodes_that_do_not_exist_or_run_already(lone: Cluster) -> None:
+def test_nodes_that_do_not_exist_or_are_already_running(lone: Cluster) -> None:
     with pytest.raises(ValueError, match="node 2"):
         lone.kill_node(2)
-    with pytest.raises(StartError, match="runs already"):
+    with pytest.raises(StartError, match="already running"):
         lone.start_node(1)
 
 
@@ -107,7 +107,7 @@ def test_in_a_coroutine() -> None:
     assert asyncio.run(round_trip()) == b"hello"
 
 
-def test_three_brokers_know_of_each_other() -> None:
+def test_three_brokers_have_each_other_in_their_metadata() -> None:
     with Cluster(brokers=3) as cluster:
         cluster.create_topic("spread", partitions=3)
         assert all(sorted(node.image.cluster.brokers) == [1, 2, 3] for node in cluster.nodes.values())

@@ -23,7 +23,7 @@ SECOND = Resource(ConfigResourceType.BROKER, "2")
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """The second broker has two directories, and both are cordoned by its properties."""
+    """The second broker has two log directories; its properties cordon both."""
     dirs = f"{tmp_path}/left,{tmp_path}/right"
     with Cluster(brokers=2, node_configs={2: {"log.dirs": dirs, "cordoned.log.dirs": "*"}}) as running:
         yield running
@@ -34,7 +34,7 @@ def cordoned(client: ClusterClient) -> list[str]:
 
 
 def create_in_time(client: ClusterClient, topic: NewTopic) -> None:
-    """What a broker is told of its directories, the controller hears a little later."""
+    """Create the topic, and retry: the controller gets the state of a broker's directories with its next heartbeat."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         with suppress(ApiError):
@@ -47,8 +47,8 @@ def create_in_time(client: ClusterClient, topic: NewTopic) -> None:
 def test_cordoned_directories_get_no_new_replicas(cluster: Cluster, tmp_path: Path) -> None:
     with ClusterClient(cluster.bootstrap_servers) as client:
         assert cordoned(client) == ["left", "right"]
-        create_topics(client, [NewTopic("alone", 4, 1)])
-        assert {partition.replicas for partition in client.topic("alone").partitions} == {(1,)}
+        create_topics(client, [NewTopic("single", 4, 1)])
+        assert {partition.replicas for partition in client.topic("single").partitions} == {(1,)}
         with pytest.raises(ApiError) as refused:
             create_topics(client, [NewTopic("both", 6, 2)])
         assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR

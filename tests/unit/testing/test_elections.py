@@ -1,4 +1,4 @@
-"""Elections in a running cluster, when those who have everything are gone."""
+"""Elections in a running cluster in which no in-sync replica is alive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 def wait(holds: Callable[[], bool], what: str) -> None:
     until = time.monotonic() + DEADLINE_S
     while not holds():
-        assert time.monotonic() < until, f"waited in vain until {what}"
+        assert time.monotonic() < until, f"not in time: {what}"
         time.sleep(0.02)
 
 
@@ -41,7 +41,7 @@ def ask(cluster: Cluster, node_id: int, request: Request) -> Any:
         return connection.request(request)
 
 
-def test_only_an_unclean_election_gives_a_leader_to_what_lost_its_last_member() -> None:
+def test_only_an_unclean_election_gives_a_leader_to_a_partition_without_in_sync_replicas() -> None:
     elect = ElectLeadersRequest(
         election_type=1,
         topic_partitions=[ElectLeadersRequestTopicPartitions(topic="orders", partitions=[0])],
@@ -51,7 +51,7 @@ def test_only_an_unclean_election_gives_a_leader_to_what_lost_its_last_member() 
         cluster.create_topic("orders", assignment=[[1, 2]])
         cluster.kill_node(2)
         wait(lambda: state(cluster, 3, "orders").isr == (1,), "2 is out of the ISR")
-        cluster.kill_node(1)  # and with it the quorum's majority, until 2 is back
+        cluster.kill_node(1)  # without it the quorum has no majority, until node 2 is started
         cluster.start_node(2)
         wait(lambda: state(cluster, 3, "orders").leader == -1, "1 is fenced")
         found = state(cluster, 3, "orders")
@@ -67,7 +67,7 @@ def test_only_an_unclean_election_gives_a_leader_to_what_lost_its_last_member() 
         assert state(cluster, 3, "orders").leader_recovery_state is LeaderRecoveryState.RECOVERED
 
 
-def test_a_topic_that_takes_data_loss_for_it_is_led_by_whoever_comes() -> None:
+def test_a_topic_with_unclean_elections_gets_any_live_replica_as_leader() -> None:
     with Cluster(brokers=3, config={"unclean.leader.election.interval.ms": 200}) as cluster:
         cluster.create_topic("orders", assignment=[[1, 2]])
         cluster.kill_node(2)
@@ -84,7 +84,7 @@ def test_a_topic_that_takes_data_loss_for_it_is_led_by_whoever_comes() -> None:
         wait(lambda: state(cluster, 3, "orders").leader == 2, "2 leads")
 
 
-def test_eligible_replicas_lead_again_without_loss() -> None:
+def test_an_eligible_replica_becomes_leader_without_loss() -> None:
     with Cluster(brokers=3, config={"min.insync.replicas": 2}) as cluster:
         cluster.create_topic("orders", assignment=[[1, 2]])
         cluster.stop_node(2)

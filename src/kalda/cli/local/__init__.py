@@ -1,14 +1,14 @@
-"""A cluster of processes on this host: what `kalda cluster up`, `status`, `logs` and `down` are made of.
+"""A cluster of processes on this host: the parts of `kalda cluster up`, `status`, `logs` and `down`.
 
-It knows one directory, in which everything about these nodes is: who they are, their properties, data, logs and pids.
-The directory alone says which cluster it is, so the same commands find it again after a crash or a reboot. It knows no
-command line, and no more of other hosts than the controllers that were named to it.
+One directory has everything about these nodes: `cluster.json`, and for each node its properties, data, log and pid. No
+other state exists, so the same commands work after a crash or a reboot. Of other hosts, only the addresses of the
+controllers that were named are used. These files do not depend on the command line.
 
-- `layout`: which nodes there are, with which roles, ports and properties; remembered in `cluster.json`
-- `joining`: what the controllers of a cluster that runs elsewhere tell to those who want to join
-- `process`: one node's process: start it, recognize it, signal it, what it uses
-- `starting`: format and start what does not run, wait until all serve
-- `stopping`: one node after the other, and the last ones of a quorum together
-- `overview`: what each node is doing
+- `layout`: the nodes, their roles, ports and properties; saved in `cluster.json`
+- `joining`: the id and the node ids of a cluster that runs on other hosts, from its controllers
+- `process`: one node's process: start, recognize, signal, measure
+- `starting`: format and start the nodes that are not running, wait until all serve
+- `stopping`: stop one node after the other, and the last ones of a quorum together
+- `overview`: the state of each node
 - `log_lines`: the nodes' log files, merged and followed
 """

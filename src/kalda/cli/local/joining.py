@@ -1,8 +1,8 @@
-"""What nodes that want to join a cluster learn of its controllers: its id, and which node ids are taken.
+"""What nodes need from a cluster's controllers before they join it: the cluster's id, and the node ids in use.
 
-A node id that was given twice would let one node take the other's replicas for its own. Controllers tell the ids of
-those that fetch metadata now, and none of nodes that are down; so nodes of another host are numbered from a random
-multiple of 100, far from the small numbers that people give.
+Two nodes with the same id would both act as the holder of its replicas. The controllers list only nodes that fetch
+metadata now, not those that are down. So the ids of joining nodes begin at a random multiple of 100 from 1000 on, which
+is unlikely to be in use.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ _FIRST_IDS = range(1_000, 100_000, 100)
 
 
 class Found(NamedTuple):
-    """A cluster that runs; `node_ids` are those of its nodes that live."""
+    """A running cluster; `node_ids` are those of its live nodes."""
 
     cluster_id: str
     node_ids: frozenset[int]
 
     def first_id(self, count: int) -> int:
-        """Where ids for so many nodes may begin."""
+        """A random first id from which on `count` ids are not in use."""
         free = [first for first in _FIRST_IDS if self.node_ids.isdisjoint(range(first, first + count))]
         return random.choice(free)
 
 
 def ask_controllers(servers: str) -> Found:
-    """Ask until one answers. Raises `LayoutError`; `ValueError` for an address that is none."""
+    """The cluster of the first controller that answers. Raises `LayoutError`; `ValueError` for a malformed address."""
     reasons: list[str] = []
     for host, port in parse_bootstrap(servers):
         try:
-            return _ask(host, port)
+            return _ask_controller(host, port)
         except ApiError as error:
             reasons.append(error.message or error.code.name)
     raise LayoutError(f"no controller answers at {servers}: {'; '.join(reasons)}")
 
 
-def _ask(host: str, port: int) -> Found:
+def _ask_controller(host: str, port: int) -> Found:
     with BlockingConnection(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as connection:
         answer = connection.request(DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS))
     if answer.error_code:
         raise refused(answer.error_code, f"{host}:{port}", answer.error_message)
     leader = next((node for node in answer.brokers if node.broker_id == answer.controller_id), None)
-    known = frozenset(node.broker_id for node in answer.brokers)
+    node_ids = frozenset(node.broker_id for node in answer.brokers)
     if leader is not None:
-        known |= _replicas(leader.host, leader.port)
-    return Found(answer.cluster_id, known)
+        node_ids |= _replicas(leader.host, leader.port)
+    return Found(answer.cluster_id, node_ids)
 
 
 def _replicas(host: str, port: int) -> frozenset[int]:
-    """All that fetch the metadata log of its leader."""
+    """Ids of the voters and observers of the metadata log; the address is its leader's."""
     request = DescribeQuorumRequest(
         topics=[
             DescribeQuorumRequestTopicData(

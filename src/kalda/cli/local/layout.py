@@ -1,9 +1,9 @@
 """The nodes of a cluster on this host: ids, roles, ports, and the properties that follow.
 
-`cluster.json` is written before anything else is made and says all that was chosen, chance included, so that what was
-interrupted at any point is taken up again by the next start. Properties are derived from it, and written anew each
-time. The first nodes are controllers as well as brokers and are the quorum's first voters (KIP-853); the others are
-brokers only, and so are, unless it is wanted otherwise, the nodes that join a cluster of other hosts.
+`cluster.json` is written before anything else, and has all choices, random ones included, so that a start that was
+interrupted at any point is completed by the next one. The nodes' properties are derived from it and written at each
+start. The first nodes are controllers and brokers, and are the quorum's initial voters (KIP-853); the others are
+brokers only. Nodes that join a cluster of other hosts are brokers only, unless --controllers is given.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ FIXED = frozenset(
         "listener.security.protocol.map",
     )
 )
-"""Properties that the layout itself decides."""
+"""Properties that follow from the layout, and cannot be overridden."""
 
 
 class LayoutError(Exception):
-    """What is wrong with the directory, or with what is wanted of it."""
+    """The directory is unusable, or does not fit the request; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One node. Without a controller port it is a broker only; `directory_id` is that of its metadata directory."""
+    """One node. Without a controller port it is a broker only. `directory_id` is that of its metadata directory."""
 
     node_id: int
     port: int
@@ -71,7 +71,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A cluster's nodes on this host. `joined` are controllers of other hosts, where these nodes joined theirs."""
+    """A cluster's nodes on this host. `joined` are the controllers of the cluster that these nodes joined, if any."""
 
     directory: Path
     cluster_id: str
@@ -80,21 +80,21 @@ class Layout:
     nodes: tuple[Place, ...]
     joined: tuple[str, ...] = ()
     elsewhere: int = 0
-    """How many nodes the cluster had when these joined it."""
+    """The number of nodes that the cluster had on other hosts when these joined it."""
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     # -- addresses
 
     @property
     def bind_host(self) -> str:
-        """The interface to listen on: loopback where the host's name is that, else all."""
+        """The address to listen on: the loopback address where `host` is one, else all interfaces."""
         if is_loopback(self.host):
             return self.host
         return "::" if ":" in self.host else "0.0.0.0"
 
     @property
     def local_host(self) -> str:
-        """How to reach the nodes from here, whatever the name for others leads to."""
+        """The address of the nodes from this host; `host` may not resolve to it here."""
         if is_loopback(self.host):
             return self.host
         return "::1" if ":" in self.host else "127.0.0.1"
@@ -109,7 +109,7 @@ class Layout:
 
     @property
     def bootstrap_controllers(self) -> str:
-        """The quorum's address, for nodes of other hosts too."""
+        """The addresses of the quorum's controllers, for nodes of other hosts too."""
         own = [join_host_port(self.host, p.controller_port) for p in self.nodes if p.controller_port is not None]
         return ",".join(self.joined or own)
 
@@ -121,23 +121,23 @@ class Layout:
         for place in self.nodes:
             if place.node_id == node_id:
                 return place
-        known = ", ".join(str(place.node_id) for place in self.nodes)
-        raise LayoutError(f"there is no node {node_id} in {self.directory}; there are {known}")
+        ids = ", ".join(str(place.node_id) for place in self.nodes)
+        raise LayoutError(f"there is no node {node_id} in {self.directory}; there are {ids}")
 
     # -- changes
 
     def with_place(self, changed: Place) -> Layout:
-        """The same, but for one node."""
+        """The layout with one node replaced."""
         nodes = tuple(changed if place.node_id == changed.node_id else place for place in self.nodes)
         return replace(self, nodes=nodes)
 
     def grown(self, count: int) -> Layout:
-        """With brokers added until there are so many nodes. Raises `LayoutError` for fewer than there are."""
+        """The layout with brokers added until it has `count` nodes. Raises `LayoutError` where it has more."""
         more = count - len(self.nodes)
         if more < 0:
             raise LayoutError(
-                f"{self.directory} has {len(self.nodes)} nodes, and their data: it cannot have {count}; "
-                f"move the replicas away, and stop single nodes with: kalda cluster down --node N"
+                f"{self.directory} has {len(self.nodes)} nodes with data and cannot be reduced to {count}; move their "
+                f"replicas to other nodes, then stop single nodes with: kalda cluster down --node N"
             )
         if more == 0:
             return self
@@ -146,7 +146,7 @@ class Layout:
         added = tuple(Place(first + i, ports[i], None, new_id()) for i in range(more))
         return replace(self, nodes=self.nodes + added)
 
-    # -- what a node is given
+    # -- files of a node
 
     def properties(self, place: Place) -> dict[str, str]:
         """The `server.properties` of a node."""
@@ -179,7 +179,7 @@ class Layout:
         return ServerConfig(self.properties(place))
 
     def write_properties(self, place: Place, now_ms: int) -> Path:
-        """`server.properties`, as they are now."""
+        """Write the node's `server.properties`; returns its path."""
         path = self.home(place) / "server.properties"
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "# Written at each start by `kalda cluster up`; --override changes a property.\n"
@@ -188,7 +188,7 @@ class Layout:
         return path
 
     def format(self, place: Place, now_ms: int) -> None:
-        """Make storage where there is none yet. Raises `FormatError`, `OSError`."""
+        """Format the log directories that are not formatted. Raises `FormatError`, `OSError`."""
         config = self.config(place)
         first = QuorumChoice.NO_INITIAL_CONTROLLERS if self.joined else QuorumChoice.INITIAL_CONTROLLERS
         port = place.controller_port
@@ -218,10 +218,10 @@ class Layout:
             say=lambda _: None,
         )
 
-    # -- remembered
+    # -- saving
 
     def save(self) -> None:
-        """Put it into the directory, whole or not at all."""
+        """Write `cluster.json` atomically."""
         document = {"version": _FORMAT_VERSION, **asdict(self)}
         del document["directory"]
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -250,12 +250,15 @@ def check_directory(directory: Path) -> Path:
     """The directory, absolute. Raises `LayoutError` for one that `log.dirs` cannot name."""
     absolute = Path(os.path.abspath(directory))
     if "," in str(absolute) or str(absolute) != str(absolute).strip():
-        raise LayoutError(f"{absolute}: log.dirs is a list with commas; choose a directory without one")
+        raise LayoutError(
+            f"{absolute}: log.dirs is a list separated by commas; choose a path without a comma, and without blanks at "
+            f"its ends"
+        )
     return absolute
 
 
 def default_voters(nodes: int) -> int:
-    """Three, which bear the loss of one; two would bear none, so below three it is one."""
+    """Three, which tolerate the loss of one. Two tolerate no loss, as one does, so with two nodes it is one."""
     return _VOTERS if nodes >= _VOTERS else 1
 
 
@@ -273,10 +276,10 @@ def make(
     joined: Sequence[str] = (),
     elsewhere: int = 0,
 ) -> Layout:
-    """A new cluster's layout, or that of nodes which join one; `voters` of them are controllers. Nothing is written.
+    """A layout of a new cluster, or of nodes that join one; `voters` of the nodes are controllers. Nothing is written.
     Raises `LayoutError`, and `OSError` where there are no free ports."""
     for found in sorted(directory.glob("node-*")) if directory.is_dir() else ():
-        raise LayoutError(f"{found} is there, but {directory / FILE} is not: choose another directory")
+        raise LayoutError(f"{found} exists, but {directory / FILE} does not: choose another directory")
     layout = Layout(
         directory, cluster_id or new_id(), host, rack, (), tuple(joined), elsewhere=elsewhere, overrides=dict(overrides)
     )
@@ -292,18 +295,19 @@ def _choose_ports(host: str, nodes: int, voters: int, first: int | None) -> list
         return free_ports(nodes + voters, host)
     ports = list(range(first, first + nodes + voters))
     if ports[-1] > 65_535:
-        raise LayoutError(f"{len(ports)} ports from {first} go beyond 65535")
+        raise LayoutError(f"{len(ports)} ports from {first} on go beyond 65535; choose a smaller --port")
     taken = [port for port in ports if not is_free(port, host)]
     if taken:
         raise LayoutError(
-            f"{nodes} nodes need the ports {first} to {ports[-1]}, the controllers' among them; taken are "
-            f"{', '.join(map(str, taken))}"
+            f"{nodes} nodes with {voters} controllers need the ports {first} to {ports[-1]}, of which other processes "
+            f"have taken {', '.join(map(str, taken))}; choose another --port"
         )
     return ports
 
 
 def load(directory: Path) -> Layout | None:
-    """What the directory remembers; None where it is none of a cluster. Raises `LayoutError`, `OSError`."""
+    """The layout in the directory's `cluster.json`; None where there is no such file. Raises `LayoutError`,
+    `OSError`."""
     path = directory / FILE
     try:
         data = RealDisk().read_file(str(path), _MAX_FILE_BYTES)
@@ -312,12 +316,12 @@ def load(directory: Path) -> Layout | None:
     try:
         return _parse(directory, json.loads(data))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LayoutError(f"{path} cannot be read: {error!r}; mend it, or begin anew in another directory") from error
+        raise LayoutError(f"{path} cannot be read: {error!r}; repair it, or choose another directory") from error
 
 
 def _parse(directory: Path, document: Any) -> Layout:
     if document["version"] != _FORMAT_VERSION:
-        raise ValueError(f"version {document['version']} is not known")
+        raise ValueError(f"version {document['version']} is not supported")
     nodes = tuple(
         Place(
             _integer(each["node_id"]),
@@ -343,5 +347,5 @@ def _parse(directory: Path, document: Any) -> Layout:
 
 def _integer(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ValueError(f"{value!r} is no number that is expected here")
+        raise ValueError(f"{value!r} where a number from 0 to {(1 << 31) - 1} is expected")
     return value

@@ -1,6 +1,6 @@
-"""The nodes' log files: their last lines, merged by time, and what comes after.
+"""The nodes' log files: their last lines, merged by time, and new lines.
 
-A line that begins with no time, as those of a traceback, belongs to the one before it.
+A line that does not begin with a time, such as one of a traceback, belongs to the line before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 def tail(path: Path, count: int) -> list[str]:
-    """The last lines of a file; none of one that is not there."""
+    """The last lines of a file; an empty list where it does not exist."""
     try:
         with open(path, "rb") as file:
             at = end = file.seek(0, os.SEEK_END)
@@ -42,7 +42,7 @@ def tail(path: Path, count: int) -> list[str]:
 
 
 def merged_tail(logs: dict[int, Path], count: int) -> list[Line]:
-    """The last lines of each node, in the order of their times."""
+    """The last lines of each node's log, sorted by time."""
     timed: list[tuple[str, int, int, str]] = []
     for node_id, path in logs.items():
         moment = ""
@@ -54,17 +54,19 @@ def merged_tail(logs: dict[int, Path], count: int) -> list[Line]:
 
 
 class Follower:
-    """Lines that are written from now on; a file that is replaced is read from its beginning."""
+    """The lines that are written after it was made. A file that is replaced is read from its beginning."""
 
     def __init__(self, logs: dict[int, Path]) -> None:
         self._logs = logs
         self._at: dict[int, tuple[int, int]] = {}
-        self._rest: dict[int, bytes] = {}
+        """Inode and offset up to which each node's log was read."""
+        self._partial_line: dict[int, bytes] = {}
+        """The bytes after the last newline, where there are any."""
         for node_id, path in logs.items():
             self._at[node_id] = _identity(path)
 
     def new_lines(self) -> list[Line]:
-        """What has come since the last call, whole lines only."""
+        """The complete lines written since the last call."""
         found: list[Line] = []
         for node_id, path in self._logs.items():
             inode, offset = self._at[node_id]
@@ -73,27 +75,28 @@ class Follower:
                     stat = os.fstat(file.fileno())
                     if stat.st_ino != inode or stat.st_size < offset:
                         offset = 0
-                        self._rest.pop(node_id, None)
+                        self._partial_line.pop(node_id, None)
                     file.seek(offset)
                     data = file.read(_BLOCK * 16)
             except FileNotFoundError:
                 continue
             self._at[node_id] = (stat.st_ino, offset + len(data))
-            whole, newline, rest = (self._rest.pop(node_id, b"") + data).rpartition(b"\n")
+            whole, newline, rest = (self._partial_line.pop(node_id, b"") + data).rpartition(b"\n")
             if rest:
-                self._rest[node_id] = rest
+                self._partial_line[node_id] = rest
             if newline:
                 found += [Line(node_id, text) for text in whole.decode("utf-8", "replace").split("\n")]
         return found
 
-    def until_quiet(self) -> Iterator[Line]:
-        """What is new, and then a moment's rest."""
+    def poll(self) -> Iterator[Line]:
+        """New lines until there are none, then a pause of `_POLL_S`."""
         while lines := self.new_lines():
             yield from lines
         time.sleep(_POLL_S)
 
 
 def _identity(path: Path) -> tuple[int, int]:
+    """Inode and size of the file; zeros where it does not exist."""
     try:
         stat = path.stat()
     except FileNotFoundError:

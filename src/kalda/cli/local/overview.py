@@ -1,4 +1,4 @@
-"""What each node of this host is doing: its process by the system's word, its part in the cluster by the cluster's."""
+"""The state of each node of this host: of its process, from the system; of its roles and replicas, from the cluster."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STARTING = "starting"
 STOPPED = "stopped"
 DIED = "died"
 PAUSED = "paused"
-_ASK_MS = 2_500
+_TIMEOUT_MS = 2_500
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node. What only the cluster can tell is None while no node answers."""
+    """One node. `quorum`, `lag`, `leads` and `out_of_sync` are None while no node answers."""
 
     place: Place
     state: str
@@ -32,16 +32,16 @@ class NodeView:
     quorum: str | None
     """`leader` for the active controller, `voter`, or `observer` of the metadata log."""
     lag: int | None
-    """Records of the metadata log that it has not fetched."""
+    """The number of records of the metadata log that it has not fetched."""
     leads: int | None
-    """Partitions that it leads."""
+    """The number of partitions that it leads."""
     out_of_sync: int | None
-    """Replicas it has that are not in the ISR."""
+    """The number of its replicas that are not in the ISR."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All nodes of this host; `problem` says why the cluster told nothing."""
+    """All nodes of this host, and the number of unfenced brokers in the cluster. `problem` is why no node answered."""
 
     nodes: tuple[NodeView, ...]
     brokers: int | None
@@ -53,8 +53,8 @@ class ClusterView:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What the cluster says."""
+class _ClusterState:
+    """What the cluster answered; `leads` and `out_of_sync` are counts by broker."""
 
     unfenced: frozenset[int]
     quorum: Quorum | None
@@ -62,10 +62,11 @@ class _Told:
     out_of_sync: Counter[int]
 
 
-def look(layout: Layout) -> ClusterView:
-    """Ask the system and the cluster. Never waits long, and fails at nothing that a node does."""
+def describe_nodes(layout: Layout) -> ClusterView:
+    """The state of the nodes. Waits for answers of the cluster at most `_TIMEOUT_MS`, and does not raise where no node
+    answers."""
     pids = {place.node_id: process_of(layout, place).pid() for place in layout.nodes}
-    told: _Told | None = None
+    state: _ClusterState | None = None
     problem = None
     if any(pid is not None for pid in pids.values()):
         servers = [
@@ -74,16 +75,16 @@ def look(layout: Layout) -> ClusterView:
             if pids[place.node_id] is not None
         ]
         try:
-            with ClusterClient(servers, timeout_ms=_ASK_MS, connect_timeout_ms=_ASK_MS) as cluster:
-                told = _ask(cluster)
+            with ClusterClient(servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as cluster:
+                state = _cluster_state(cluster)
         except ApiError as error:
             problem = error.message or error.code.name
-    nodes = tuple(_view(layout, place, pids[place.node_id], told) for place in layout.nodes)
-    return ClusterView(nodes, len(told.unfenced) if told is not None else None, problem)
+    nodes = tuple(_view(layout, place, pids[place.node_id], state) for place in layout.nodes)
+    return ClusterView(nodes, len(state.unfenced) if state is not None else None, problem)
 
 
-def _ask(cluster: ClusterClient) -> _Told:
-    """Metadata of all partitions, and the quorum where it has a leader. Raises `ApiError`."""
+def _cluster_state(cluster: ClusterClient) -> _ClusterState:
+    """Brokers, partitions, and the quorum where it has a leader. Raises `ApiError`."""
     unfenced = frozenset(node.node_id for node in describe_cluster(cluster, fenced=True).nodes if not node.is_fenced)
     leads: Counter[int] = Counter()
     out_of_sync: Counter[int] = Counter()
@@ -95,36 +96,37 @@ def _ask(cluster: ClusterClient) -> _Told:
         quorum = describe_quorum(cluster)
     except ApiError:
         quorum = None
-    return _Told(unfenced, quorum, leads, out_of_sync)
+    return _ClusterState(unfenced, quorum, leads, out_of_sync)
 
 
-def _view(layout: Layout, place: Place, pid: int | None, told: _Told | None) -> NodeView:
+def _view(layout: Layout, place: Place, pid: int | None, state: _ClusterState | None) -> NodeView:
     process = process_of(layout, place)
-    role, lag = _in_quorum(place, told)
+    role, lag = _in_quorum(place, state)
     return NodeView(
         place,
-        _state(process.noted_pid, pid, place, told),
+        _node_state(process.recorded_pid, pid, place, state),
         pid,
         process.usage(),
         role if pid is not None else None,
         lag if pid is not None else None,
-        told.leads[place.node_id] if told is not None else None,
-        told.out_of_sync[place.node_id] if told is not None else None,
+        state.leads[place.node_id] if state is not None else None,
+        state.out_of_sync[place.node_id] if state is not None else None,
     )
 
 
-def _state(noted: int | None, pid: int | None, place: Place, told: _Told | None) -> str:
+def _node_state(recorded_pid: int | None, pid: int | None, place: Place, state: _ClusterState | None) -> str:
     if pid is None:
-        return STOPPED if noted is None else DIED
+        return STOPPED if recorded_pid is None else DIED
     if process_state(pid) == "T":
         return PAUSED
-    return SERVES if told is not None and place.node_id in told.unfenced else STARTING
+    return SERVES if state is not None and place.node_id in state.unfenced else STARTING
 
 
-def _in_quorum(place: Place, told: _Told | None) -> tuple[str | None, int | None]:
-    if told is None or told.quorum is None:
+def _in_quorum(place: Place, state: _ClusterState | None) -> tuple[str | None, int | None]:
+    """The node's role in the quorum and its lag."""
+    if state is None or state.quorum is None:
         return None, None
-    quorum = told.quorum
+    quorum = state.quorum
     for role, replicas in (("voter", quorum.voters), ("observer", quorum.observers)):
         for replica in replicas:
             if replica.node_id == place.node_id:

@@ -1,8 +1,8 @@
-"""One node's process: started apart from the terminal, recognized later, signalled, measured.
+"""One node's process: started in a session of its own, recognized by later commands, signalled, measured.
 
 A pid alone proves nothing: after a crash or a reboot another process may have it. A process is this node's where its
-start time is the one that was noted, or where nothing was noted, and where its command line names this node's
-properties. A signal goes through a descriptor that was opened before that check, so it cannot hit a successor.
+start time is the recorded one (if one was recorded), and its command line has the path of this node's properties. A
+signal is sent through a pidfd that was opened before that check, so it cannot reach another process with the same pid.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LOG_FILE = "node.log"
 PROPERTIES_FILE = "server.properties"
 _MAX_LOG_BYTES = 64 << 20
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""Of this process: they have to be waited for, or they stay as zombies."""
+"""Nodes that this process started, by pid; they have to be waited for, or they stay as zombies."""
 
 
 class Usage(NamedTuple):
-    """What a process takes; None where the system does not tell."""
+    """Memory, CPU time and age of a process; None where the system does not report it."""
 
     memory_bytes: int | None
     cpu_seconds: float | None
@@ -36,7 +36,7 @@ class Usage(NamedTuple):
 
 
 class NodeProcess:
-    """The process of the node that lives in a directory, if it runs."""
+    """The process of the node with this home directory, which may be running or not."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -45,7 +45,8 @@ class NodeProcess:
         self._pid_file = home / PID_FILE
 
     def start(self) -> int:
-        """Start it; the pid. The process belongs to no terminal, so Ctrl-C there does not reach it."""
+        """Start the node; returns the pid. The process has a session of its own, so Ctrl-C in the terminal does not
+        reach it."""
         self._rotate_log()
         command = [sys.executable, "-m", "kalda.cli.main", "server", str(self.properties)]
         with open(self.log, "ab") as log:
@@ -59,39 +60,39 @@ class NodeProcess:
                 start_new_session=True,
             )
         _children[child.pid] = child
-        note = json.dumps({"pid": child.pid, "started": _start_ticks(child.pid)})
+        record = json.dumps({"pid": child.pid, "started": _start_ticks(child.pid)})
         temporary = self._pid_file.with_suffix(".tmp")
-        temporary.write_text(note, encoding="ascii")
+        temporary.write_text(record, encoding="ascii")
         temporary.replace(self._pid_file)
         return child.pid
 
     @property
-    def noted_pid(self) -> int | None:
-        """The pid of the last start, whatever has become of it; None after a stop."""
-        noted = self._noted()
-        return noted[0] if noted is not None else None
+    def recorded_pid(self) -> int | None:
+        """The pid of the last start, running or not; None after a stop."""
+        recorded = self._recorded()
+        return recorded[0] if recorded is not None else None
 
     def pid(self) -> int | None:
-        """The pid while it runs."""
-        noted = self._noted()
-        return noted[0] if noted is not None and self._is_this(*noted) else None
+        """The pid where the node is running, else None."""
+        recorded = self._recorded()
+        return recorded[0] if recorded is not None and self._is_running(*recorded) else None
 
     def exit_code(self) -> int | None:
-        """How it ended, where this process started it."""
-        child = _children.get(self.noted_pid or 0)
+        """The exit code, where this process started the node and it has ended."""
+        child = _children.get(self.recorded_pid or 0)
         return child.poll() if child is not None else None
 
     def send(self, number: int) -> bool:
-        """Send a signal; false where it does not run."""
-        noted = self._noted()
-        if noted is None:
+        """Send a signal; False where the node is not running."""
+        recorded = self._recorded()
+        if recorded is None:
             return False
         try:
-            handle = os.pidfd_open(noted[0])
+            handle = os.pidfd_open(recorded[0])
         except (ProcessLookupError, AttributeError, OSError):
-            return self._kill(noted, number)
+            return self._kill(recorded, number)
         try:
-            if not self._is_this(*noted):
+            if not self._is_running(*recorded):
                 return False
             signal.pidfd_send_signal(handle, number)
         except ProcessLookupError:
@@ -101,28 +102,30 @@ class NodeProcess:
         return True
 
     def forget(self) -> None:
-        """It has ended as it should."""
-        child = _children.pop(self.noted_pid or 0, None)
+        """Remove the pid file after a stop."""
+        child = _children.pop(self.recorded_pid or 0, None)
         if child is not None:
             child.poll()
         self._pid_file.unlink(missing_ok=True)
 
     def usage(self) -> Usage:
-        """What it takes now."""
+        """What the process uses now."""
         pid = self.pid()
         return _usage(pid) if pid is not None else Usage(None, None, None)
 
     # -- recognizing
 
-    def _noted(self) -> tuple[int, int | None] | None:
+    def _recorded(self) -> tuple[int, int | None] | None:
+        """Pid and start time in the pid file; None where there is none, or it is unreadable."""
         try:
-            note = json.loads(self._pid_file.read_text(encoding="ascii"))
-            pid, started = int(note["pid"]), note["started"]
+            record = json.loads(self._pid_file.read_text(encoding="ascii"))
+            pid, started = int(record["pid"]), record["started"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return (pid, started if isinstance(started, int) else None) if pid > 1 else None
 
-    def _is_this(self, pid: int, started: int | None) -> bool:
+    def _is_running(self, pid: int, started: int | None) -> bool:
+        """Whether a process with this pid is running and is this node's."""
         child = _children.get(pid)
         if child is not None:
             return child.poll() is None
@@ -131,11 +134,12 @@ class NodeProcess:
             return False
         return str(self.properties) in _command_line(pid)
 
-    def _kill(self, noted: tuple[int, int | None], number: int) -> bool:
-        if not self._is_this(*noted):
+    def _kill(self, recorded: tuple[int, int | None], number: int) -> bool:
+        """Send a signal on a system without pidfd."""
+        if not self._is_running(*recorded):
             return False
         try:
-            os.kill(noted[0], number)
+            os.kill(recorded[0], number)
         except ProcessLookupError:
             return False
         return True
@@ -147,7 +151,8 @@ class NodeProcess:
 
 
 def _environment() -> dict[str, str]:
-    """That of this process; and where this package was found, if a process elsewhere would not find it."""
+    """This process's environment. PYTHONPATH gets the directory of this package, if it is not an installed one: the
+    node's working directory is another one."""
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     root = str(Path(kalda.__file__).parents[1])
     if not root.endswith("-packages"):
@@ -166,19 +171,19 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def process_state(pid: int) -> str | None:
-    """The system's letter for it: R, S, D, and T where it was paused."""
+    """The process's state as a letter of /proc: R, S, D, or T where it was stopped by a signal."""
     fields = _stat(pid)
     return fields[0] if fields is not None else None
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When it started, in clock ticks since the machine did."""
+    """The process's start time, in clock ticks since the machine's boot."""
     fields = _stat(pid)
     return int(fields[19]) if fields is not None else None
 
 
 def _command_line(pid: int) -> list[str]:
-    """Its arguments; none of a process that is gone, or a zombie."""
+    """The process's arguments; empty where it has ended, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
     except FileNotFoundError:
@@ -186,7 +191,7 @@ def _command_line(pid: int) -> list[str]:
             return []
     except OSError:
         return []
-    # No /proc on this system. `ps` joins the arguments, which is enough for a path without blanks.
+    # This system has no /proc. `ps` joins the arguments with blanks, so a path with blanks is not recognized.
     shown = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return shown.stdout.split()
 
@@ -206,7 +211,7 @@ def _usage(pid: int) -> Usage:
 
 
 def wait_until_ended(processes: list[NodeProcess], timeout_s: float) -> list[NodeProcess]:
-    """Those that still run when the time is over."""
+    """Wait until the processes have ended; returns those that are still running after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     left = [process for process in processes if process.pid() is not None]
     while left and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""From whatever there is to a cluster that serves: ports that are free, formatted directories, processes, patience.
+"""Start the nodes that are not running: free ports, formatted directories, processes, and waiting until they serve.
 
-Whatever runs is left alone. A node serves when it knows that all nodes of this host are in service: then a topic can
-be created on all of them, and a client sees all of them from each.
+Nodes that are running are not touched. A node serves when its metadata has all nodes of this host unfenced: then a
+topic can be created on all of them, and clients get all of them from each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LAST_LINES = 15
 
 
 class StartFailure(Exception):
-    """What went wrong, and the last lines of the node that it went wrong with."""
+    """A node did not start; `lines` are the last lines of its log."""
 
     def __init__(self, message: str, lines: list[str]) -> None:
         super().__init__(message)
@@ -35,27 +35,27 @@ def process_of(layout: Layout, place: Place) -> NodeProcess:
     return NodeProcess(layout.home(place))
 
 
-def move_from_taken_ports(layout: Layout, say: Callable[[str], None]) -> Layout:
-    """The layout with other ports for clients where somebody has taken a node's while it was down. A controller stays
-    where the quorum knows it. Raises `LayoutError`."""
+def move_from_taken_ports(layout: Layout, report: Callable[[str], None]) -> Layout:
+    """The layout with new client ports for nodes whose port another process has taken while they were down. The port
+    of a controller cannot change, since the quorum's voters have it. Raises `LayoutError`."""
     for place in layout.nodes:
         if process_of(layout, place).pid() is not None:
             continue
         if place.controller_port is not None and not is_free(place.controller_port, layout.bind_host):
             raise LayoutError(
-                f"port {place.controller_port}, where node {place.node_id}'s controller is known to the quorum, is "
-                f"taken by another process; stop that one, and try again"
+                f"port {place.controller_port} is taken by another process, but the quorum has it as the address of "
+                f"node {place.node_id}'s controller; stop that process, and try again"
             )
         if not is_free(place.port, layout.bind_host):
             port = free_ports(1, layout.bind_host)[0]
-            say(f"Port {place.port} of node {place.node_id} is taken by another process: the node moves to {port}.")
+            report(f"Port {place.port} of node {place.node_id} is taken by another process; the node now uses {port}.")
             layout = layout.with_place(replace(place, port=port))
     return layout
 
 
 def start_missing(layout: Layout, started: list[Place]) -> None:
-    """Format and start what does not run; `started` has each as soon as its process is there. Raises `FormatError`,
-    `OSError`."""
+    """Format and start the nodes that are not running; each is added to `started` when its process was started.
+    Raises `FormatError`, `OSError`."""
     missing = [place for place in layout.nodes if process_of(layout, place).pid() is None]
     now_ms = time.time_ns() // 1_000_000
     for place in missing:
@@ -67,18 +67,19 @@ def start_missing(layout: Layout, started: list[Place]) -> None:
 
 
 def wait_until_all_serve(layout: Layout, timeout_s: float, on_progress: Callable[[int], object]) -> None:
-    """Until every node knows of every other; `on_progress` is told of how many that is so. Raises `StartFailure`."""
+    """Wait until the metadata of every node has all nodes unfenced. `on_progress` is called with the number of nodes
+    for which this holds. Raises `StartFailure`."""
     deadline = time.monotonic() + timeout_s
-    wanted = {place.node_id for place in layout.nodes}
+    node_ids = {place.node_id for place in layout.nodes}
     waiting = list(layout.nodes)
     reason = "it does not answer"
     while waiting:
         _check_alive(layout)
         place = waiting[0]
         try:
-            known = _known_to(layout, place)
-            reason = f"it does not know of {', '.join(map(str, sorted(wanted - known)))} yet"
-            if wanted <= known:
+            unfenced = _unfenced_brokers(layout, place)
+            reason = f"its metadata has brokers {', '.join(map(str, sorted(node_ids - unfenced)))} not in service yet"
+            if node_ids <= unfenced:
                 on_progress(len(layout.nodes) - len(waiting) + 1)
                 waiting.pop(0)
                 continue
@@ -86,8 +87,8 @@ def wait_until_all_serve(layout: Layout, timeout_s: float, on_progress: Callable
             reason = error.message or error.code.name
         if time.monotonic() > deadline:
             raise StartFailure(
-                f"node {place.node_id} does not serve after {timeout_s:.0f} s: {reason}; the nodes go on, see kalda "
-                f"cluster status",
+                f"node {place.node_id} does not serve after {timeout_s:.0f} s: {reason}; the nodes are still running, "
+                f"see kalda cluster status",
                 tail(process_of(layout, place).log, _LAST_LINES),
             )
         on_progress(len(layout.nodes) - len(waiting))
@@ -106,8 +107,8 @@ def _check_alive(layout: Layout) -> None:
             )
 
 
-def _known_to(layout: Layout, place: Place) -> set[int]:
-    """The brokers in service, as this node knows it. Raises `ApiError`."""
+def _unfenced_brokers(layout: Layout, place: Place) -> set[int]:
+    """The unfenced brokers in this node's metadata. Raises `ApiError`."""
     with BlockingConnection(
         layout.local_host, place.port, timeout_ms=_CALL_MS, connect_timeout_ms=_CALL_MS
     ) as connection:

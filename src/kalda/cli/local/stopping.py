@@ -1,9 +1,9 @@
-"""Stop nodes as an operator would: one after the other, so that each hands over what it leads to those that remain.
+"""Stop nodes one after the other, so that each moves its leaderships to the remaining ones (a controlled shutdown).
 
-Leave to go is given by the active controller with a majority of the quorum. So brokers go first, then voters while
-more than a majority of them runs, the active controller last; what remains then is told to stop together. As soon as
-there is no majority, a second SIGTERM tells the others not to wait for leave that nobody can give. A node that is
-still there when its time is over is killed.
+A controlled shutdown needs the active controller and a majority of the quorum. So brokers stop first, then voters as
+long as a majority remains, the active controller last of these; the remaining voters are stopped together. As soon as
+there is no majority, no controlled shutdown can succeed, and the others get a second SIGTERM, which ends their wait for
+one. A node that has not stopped within the timeout is killed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kalda.cli.local.layout import Layout, Place
 from kalda.cli.local.process import NodeProcess, wait_until_ended
 from kalda.cli.local.starting import process_of
 
-_ASK_MS = 1_500
+_TIMEOUT_MS = 1_500
 _KILL_S = 10.0
 _POLL_S = 0.02
 
 
 class Stopped(NamedTuple):
-    """A node that ran and does not any more; `killed` where it had to be."""
+    """A node that was running and was stopped; `killed` where it did not stop in time."""
 
     node_id: int
     killed: bool
@@ -33,7 +33,7 @@ class Stopped(NamedTuple):
 def stop(
     layout: Layout, places: Sequence[Place], timeout_s: float, on_stopped: Callable[[Stopped], object]
 ) -> list[Stopped]:
-    """Stop those of the nodes that run, each within `timeout_s`."""
+    """Stop the nodes that are running, each within `timeout_s`."""
     running = [place for place in places if process_of(layout, place).pid() is not None]
     stopped: list[Stopped] = []
     for group in in_groups(layout, running):
@@ -47,23 +47,23 @@ def stop(
 
 
 def in_groups(layout: Layout, running: Sequence[Place]) -> list[list[Place]]:
-    """Who stops after whom; those in one group stop together."""
+    """The nodes in the order of stopping; those of one group are stopped together."""
     brokers = [place for place in running if place.controller_port is None]
     voters = [place for place in running if place.controller_port is not None]
     if layout.joined:
-        return [[place] for place in running]  # the quorum is elsewhere, and remains
+        return [[place] for place in running]  # the quorum is on other hosts, and keeps running
     leader = _active_controller(layout) if len(voters) > 1 else None
     voters.sort(key=lambda place: place.node_id == leader)
     spare = _spare_voters(layout)
     if spare < 0:
-        return [[*brokers, *voters]]  # without a majority, nobody can hand anything over
+        return [[*brokers, *voters]]  # without a majority, no controlled shutdown is possible
     groups = [[place] for place in (*brokers, *voters[:spare])]
     last = voters[spare:]
     return [*groups, last] if last else groups
 
 
 def _spare_voters(layout: Layout) -> int:
-    """How many voters may go before there is no majority; below zero where there is none."""
+    """How many voters can be stopped while a majority remains; below zero where there is no majority now."""
     voters = [place for place in layout.nodes if place.controller_port is not None]
     alive = sum(process_of(layout, place).pid() is not None for place in voters)
     return alive - (len(voters) // 2 + 1)
@@ -87,12 +87,12 @@ def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s:
 
 
 def _active_controller(layout: Layout) -> int | None:
-    """None where nobody says so soon."""
+    """The active controller's node id; None where no node answers within `_TIMEOUT_MS`."""
     from kalda.client.admin.quorum import describe_quorum
     from kalda.client.cluster_client import ClusterClient
 
     try:
-        with ClusterClient(layout.local_servers, timeout_ms=_ASK_MS, connect_timeout_ms=_ASK_MS) as cluster:
+        with ClusterClient(layout.local_servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as cluster:
             return describe_quorum(cluster).leader_id
     except ApiError:
         return None

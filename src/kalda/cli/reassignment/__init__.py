@@ -1,9 +1,9 @@
-"""Moving replicas between brokers: what `kalda reassign` is made of. It knows no command line.
+"""Moving replicas between brokers: the parts of `kalda reassign` that do not depend on the command line.
 
-- `documents`: plans as Kafka's tools read and write them
-- `planner`: where replicas should be, and as few of them moved as that allows; pure
-- `throttles`: the configs that keep copying from taking all there is
-- `execution`: a plan checked against the cluster, begun, and tidied up after
-- `progress`: what is on its way, and how many bytes remain
-- `bar`: waiting for it
+- `documents`: plans in the format of Kafka's tools
+- `planner`: an even placement of replicas that moves as few as possible; pure
+- `throttles`: the configs that limit the rate of copying
+- `execution`: checking and starting a plan, removing its throttles
+- `progress`: reassignments in progress and the bytes that remain
+- `bar`: waiting for the end, with a progress bar
 """

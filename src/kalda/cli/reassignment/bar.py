@@ -1,4 +1,4 @@
-"""Waiting for reassignments, with a bar of the bytes that are copied where a terminal shows it."""
+"""Waiting for reassignments, on a terminal with a bar of the bytes copied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.reassignment.progress import Outlook, look
+from kalda.cli.reassignment.progress import ReassignmentProgress, read_progress
 from kalda.client.cluster_client import ClusterClient
 
 _FIRST_POLL_S = 0.1
@@ -17,16 +17,16 @@ _POLL_S = 1.0
 def wait_with_bar(
     cluster: ClusterClient, targets: Mapping[TopicPartition, Sequence[int]], timeout_s: float | None
 ) -> bool:
-    """Until none of them runs any more; false where the time was over first. Raises `ApiError`."""
+    """Wait until none of them is in progress, and return True; or False after the timeout. Raises `ApiError`."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     bar = _Bar(len(targets)) if sys.stderr.isatty() else None
     pause_s = _FIRST_POLL_S
     try:
         while True:
-            outlook = look(cluster, targets)
+            progress = read_progress(cluster, targets)
             if bar is not None:
-                bar.show(outlook)
-            if not outlook.ongoing:
+                bar.show(progress)
+            if not progress.ongoing:
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
@@ -38,7 +38,7 @@ def wait_with_bar(
 
 
 class _Bar:
-    """`copied` is what no longer remains of the most that ever did."""
+    """A progress bar. The bytes copied are the difference between the largest remainder so far and the current one."""
 
     def __init__(self, partitions: int) -> None:
         from rich.console import Console
@@ -46,7 +46,7 @@ class _Bar:
         from rich.progress import TransferSpeedColumn as Speed
 
         self._partitions = partitions
-        self._most = 0
+        self._most_remaining = 0
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -59,15 +59,15 @@ class _Bar:
         self._task = self._progress.add_task("", total=None)
         self._progress.start()
 
-    def show(self, outlook: Outlook) -> None:
-        remaining = outlook.remaining_bytes
-        self._most = max(self._most, remaining)
-        done = self._partitions - len(outlook.ongoing)
+    def show(self, progress: ReassignmentProgress) -> None:
+        remaining = progress.remaining_bytes
+        self._most_remaining = max(self._most_remaining, remaining)
+        done = self._partitions - len(progress.ongoing)
         self._progress.update(
             self._task,
             description=f"{done} of {self._partitions} partitions",
-            total=self._most or None,
-            completed=self._most - remaining,
+            total=self._most_remaining or None,
+            completed=self._most_remaining - remaining,
         )
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Plans in the JSON of Kafka's `kafka-reassign-partitions`, version 1: either tool takes what the other has written.
+"""Plans in the JSON format of Kafka's `kafka-reassign-partitions`, version 1: each tool reads the other's plans.
 
-A replica's directory is `any` where the broker shall choose, else an absolute path on that broker.
+A replica's directory is `any` where the broker chooses, else an absolute path on that broker.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _VERSION = 1
 
 
 class DocumentError(Exception):
-    """What is wrong with a file."""
+    """A plan, or a file of topics, is invalid; the message is for the user."""
 
 
 class Target(NamedTuple):
-    """Where a partition's replicas shall be; `log_dirs` has a directory for each."""
+    """The planned replicas of a partition, and the log directory of each."""
 
     replicas: tuple[int, ...]
     log_dirs: tuple[str, ...]
 
 
 def to_document(targets: Mapping[TopicPartition, Sequence[int]]) -> dict[str, object]:
-    """A plan that leaves directories to the brokers."""
+    """A plan with `any` for all directories."""
     return {
         "version": _VERSION,
         "partitions": [
@@ -43,7 +43,7 @@ def to_document(targets: Mapping[TopicPartition, Sequence[int]]) -> dict[str, ob
 
 
 def to_text(document: Mapping[str, object]) -> str:
-    """On one line, without blanks, as Kafka's tool prints it."""
+    """The document on one line without blanks, as Kafka's tool prints it."""
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -88,7 +88,7 @@ def read_topics(path: str) -> list[str]:
 
 
 def partition_of(entry: Any) -> TopicPartition:
-    """What an object with a `topic` and a `partition` names. Raises `ValueError`, `KeyError`, `TypeError`."""
+    """The partition in an object with `topic` and `partition`. Raises `ValueError`, `KeyError`, `TypeError`."""
     return TopicPartition(_text(entry["topic"]), _number(entry["partition"]))
 
 
@@ -103,7 +103,7 @@ def _load(path: str) -> Any:
         raise DocumentError(f"{path}: an object with the version and a list is expected")
     version = document.get("version", _VERSION)
     if version != _VERSION:
-        raise DocumentError(f"{path} has version {version!r}; only {_VERSION} is known")
+        raise DocumentError(f"{path} has version {version!r}; only {_VERSION} is supported")
     return document
 
 
@@ -125,5 +125,5 @@ def _number(value: Any) -> int:
 
 
 def show_partitions(partitions: Iterable[TopicPartition]) -> str:
-    """Names with commas, as Kafka's tool prints them."""
+    """The partitions' names separated by commas, as Kafka's tool prints them."""
     return ",".join(map(str, sorted(partitions)))

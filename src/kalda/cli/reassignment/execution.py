@@ -1,4 +1,4 @@
-"""A plan carried out: checked as a whole before anything is changed, throttled before anything is copied."""
+"""Carrying out a plan: all of it is checked before anything changes, and throttles are set before copying starts."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ Partitions = Mapping[TopicPartition, Partition]
 
 
 def check(cluster: ClusterClient, targets: Targets, *, additional: bool) -> dict[TopicPartition, Partition]:
-    """What the plan's partitions are now. Raises `DocumentError` where the plan does not fit the cluster."""
+    """The current state of the plan's partitions. Raises `DocumentError` where the plan does not fit the cluster."""
     now = partitions_of(cluster, (at.topic for at in targets))
     missing = sorted(at for at in targets if at not in now)
     if missing:
         raise DocumentError(f"the plan moves partitions that do not exist: {', '.join(map(str, missing))}")
-    known = {node.node_id for node in describe_cluster(cluster, fenced=True).nodes}
-    strange = sorted({replica for target in targets.values() for replica in target.replicas} - known)
-    if strange:
-        raise DocumentError(f"the plan names brokers that do not exist: {', '.join(map(str, strange))}")
+    registered = {node.node_id for node in describe_cluster(cluster, fenced=True).nodes}
+    unknown = sorted({replica for target in targets.values() for replica in target.replicas} - registered)
+    if unknown:
+        raise DocumentError(f"the plan names brokers that do not exist: {', '.join(map(str, unknown))}")
     for node_id, paths in sorted(_dirs_by_broker(targets).items()):
         if ApiKey.ALTER_REPLICA_LOG_DIRS not in cluster.versions(node_id):
             raise DocumentError(
-                f"the plan chooses directories on broker {node_id}, which cannot move replicas between directories: "
-                f"let it choose, with {ANY!r} in log_dirs"
+                f"the plan names directories on broker {node_id}, which does not support AlterReplicaLogDirs: write "
+                f"{ANY!r} in log_dirs"
             )
         known_dirs = {log_dir.path for log_dir in describe_log_dirs(cluster, node_id, [])}
         for at, path in paths.items():
             if path not in known_dirs:
                 raise DocumentError(
-                    f"the plan puts {at} into {path} on broker {node_id}, which has {', '.join(sorted(known_dirs))}"
+                    f"the plan moves {at} into {path} on broker {node_id}, which has only "
+                    f"{', '.join(sorted(known_dirs))}"
                 )
     if not additional:
         ongoing = list_reassignments(cluster)
         if ongoing:
             raise DocumentError(
-                f"{len(ongoing)} partitions are being reassigned already: wait, cancel them, or give --additional to "
-                f"change them as the plan says"
+                f"{len(ongoing)} partitions are being reassigned already: wait for their end, cancel them, or give "
+                f"--additional to let the plan replace those of its partitions"
             )
     return {at: now[at] for at in targets}
 
@@ -60,7 +61,8 @@ def start(
     log_dir_rate: int | None,
     same_factor: bool,
 ) -> dict[TopicPartition, ApiError]:
-    """Begin. The partitions that were refused, with the reasons. Raises `ApiError` where nothing has begun."""
+    """Start the plan. Returns the partitions that were refused, with their errors. Raises `ApiError` where the whole
+    request was refused."""
     if rate is not None or log_dir_rate is not None:
         alive = [node.node_id for node in describe_cluster(cluster).nodes]
         throttles.throttle(cluster, _moves(targets, current), alive, rate, log_dir_rate)
@@ -100,7 +102,7 @@ def _moves(targets: Targets, current: Partitions) -> dict[TopicPartition, thrott
 
 
 def _dirs_by_broker(targets: Targets) -> dict[int, dict[TopicPartition, str]]:
-    """Directories that the plan chooses."""
+    """The directories that the plan names, by broker and partition."""
     found: dict[int, dict[TopicPartition, str]] = {}
     for at, target in targets.items():
         for node_id, path in zip(target.replicas, target.log_dirs, strict=True):

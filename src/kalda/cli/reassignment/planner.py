@@ -1,11 +1,12 @@
-"""Where replicas should be, with as few of them moved as that allows.
+"""An even placement of replicas that moves as few of them as possible.
 
-In this order: a partition's replicas are spread over racks as evenly as its brokers permit; each topic's replicas are
-spread over brokers, none having two more than another where racks permit it; so are the replicas of all topics. What
-is where it may be stays, so a plan for brokers that hold everything already, and evenly, is empty. Of those that
-could move, the smallest do. At last preferred leaders are spread the same way, which copies nothing.
+The goals, in this order: the replicas of a partition are spread over racks as evenly as the brokers permit; the
+replicas of each topic are spread over brokers, with a difference of at most one where racks permit it; so are the
+replicas of all topics together. A replica that no goal requires to move stays, so a plan for an even placement is
+empty. Where several replicas could move, the smallest does. At last the preferred leaders are spread in the same way,
+which copies nothing.
 
-A broker without a rack is a rack of its own. The plan follows from its input, without chance.
+A broker without a rack is a rack of its own. The plan is a function of its input; nothing is random.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kalda.base.ids import TopicPartition
 
 
 class Broker(NamedTuple):
-    """One that may have replicas."""
+    """A broker that may have replicas."""
 
     node_id: int
     rack: str | None = None
@@ -36,11 +37,11 @@ def plan(
     rack_aware: bool = True,
     replication_factor: int | None = None,
 ) -> Assignment:
-    """Replicas of each partition, on `brokers` only. `others` counts replicas by broker that are not to be moved.
-    Raises `ValueError` where there are more replicas than brokers."""
-    widest = replication_factor or max((len(replicas) for replicas in current.values()), default=1)
-    if widest > len(brokers):
-        raise ValueError(f"{widest} replicas are wanted of a partition, and there are {len(brokers)} brokers for them")
+    """The replicas of each partition, on `brokers` only. `others` is the number of replicas by broker that are not
+    moved. Raises `ValueError` where a partition needs more replicas than there are brokers."""
+    most = replication_factor or max((len(replicas) for replicas in current.values()), default=1)
+    if most > len(brokers):
+        raise ValueError(f"{most} replicas of a partition need {most} brokers, and there are {len(brokers)}")
     board = _Board(current, brokers, others or {}, sizes or {}, rack_aware)
     for at in board.replicas:
         board.fit(at, replication_factor or len(current[at]))
@@ -54,7 +55,7 @@ def plan(
 
 
 class _Board:
-    """Who has what, while it is moved about."""
+    """The placement of all replicas while the plan is made."""
 
     def __init__(
         self,
@@ -69,11 +70,16 @@ class _Board:
             broker.node_id: broker.rack if rack_aware and broker.rack is not None else broker.node_id
             for broker in brokers
         }
+        """The rack of each broker; its own id where it has none."""
         smallest_first = sorted(current, key=lambda at: (sizes.get(at, 0), at))
         self.replicas = {at: [r for r in current[at] if r in self._rack] for at in smallest_first}
+        """The brokers of each partition; the smallest partitions first, so that they are moved first."""
         self._total = Counter({node_id: others.get(node_id, 0) for node_id in self.brokers})
+        """The number of replicas of each broker."""
         self._of_topic: dict[str, Counter[int]] = {at.topic: Counter() for at in smallest_first}
+        """The number of replicas of each broker, by topic."""
         self._holds: dict[int, dict[TopicPartition, None]] = {node_id: {} for node_id in self.brokers}
+        """The partitions of each broker; a dict, as its order has to be the same in each run."""
         for at, replicas in self.replicas.items():
             for replica in replicas:
                 self._count(at, replica, 1)
@@ -93,16 +99,16 @@ class _Board:
         self._count(at, target, 1)
 
     def _unevenness(self, replicas: Sequence[int]) -> int:
-        """How far from even the racks are; less is better."""
+        """The sum of squares of the racks' replica counts: the smaller, the more even."""
         return sum(count * count for count in Counter(self._rack[replica] for replica in replicas).values())
 
     def _load(self, at: TopicPartition, replica: int) -> tuple[int, int, int]:
         return self._of_topic[at.topic][replica], self._total[replica], replica
 
-    # -- a partition by itself
+    # -- one partition
 
     def fit(self, at: TopicPartition, count: int) -> None:
-        """Take replicas away that are too many: of the fullest rack, of the fullest broker; the first one stays."""
+        """Remove replicas beyond `count`: from the fullest rack, then the fullest broker. The first replica stays."""
         replicas = self.replicas[at]
         while len(replicas) > count:
             worst = max(
@@ -113,7 +119,7 @@ class _Board:
             self._count(at, worst, -1)
 
     def fill(self, at: TopicPartition, count: int) -> None:
-        """Add what lacks."""
+        """Add replicas until there are `count`."""
         replicas = self.replicas[at]
         while len(replicas) < count:
             racks = Counter(self._rack[replica] for replica in replicas)
@@ -125,12 +131,12 @@ class _Board:
             self._count(at, best, 1)
 
     def spread_over_racks(self, at: TopicPartition) -> None:
-        """Move replicas to other racks as long as that makes them more even."""
+        """Move replicas to other racks as long as this makes the racks more even."""
         while True:
             replicas = self.replicas[at]
             before = self._unevenness(replicas)
             if before == len(replicas):
-                return  # each in a rack of its own
+                return  # each replica is in a rack of its own
             moves = [
                 (self._unevenness([target if r == source else r for r in replicas]), source, target)
                 for source in replicas
@@ -146,11 +152,14 @@ class _Board:
                 return
             self._move(at, best[1], best[2])
 
-    # -- partitions among each other
+    # -- all partitions
 
     def balance(self) -> bool:
-        """Even out each topic, then all together without making one worse; whether anything moved. Every move makes
-        the sum of squares of the topics' loads smaller, or leaves it and that of the total smaller: there is an end."""
+        """Balance each topic, then all topics together without unbalancing one. Returns whether anything moved.
+
+        This ends: every move makes the sum of squares of the topics' loads smaller, or leaves it the same and makes the
+        sum of squares of the total load smaller.
+        """
         moved = False
         for topic, loads in (*self._of_topic.items(), (None, self._total)):
             while self._improve(topic, loads):
@@ -158,7 +167,7 @@ class _Board:
         return moved
 
     def _improve(self, topic: str | None, loads: Counter[int]) -> bool:
-        """One move from a broker that has at least two more than the other; false where there is none."""
+        """Make one move between brokers whose loads differ by at least two; False where there is none."""
         for source, target in _pairs(loads, self.brokers):
             for at in self._holds[source]:
                 if self._may_move(at, source, target, topic):
@@ -182,7 +191,7 @@ class _Board:
 
 
 def _pairs(loads: Mapping[int, int], brokers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The fullest with the emptiest first; at least two apart."""
+    """Pairs of brokers whose loads differ by at least two, (more loaded, less loaded), the greatest loads first."""
     ascending = sorted(brokers, key=lambda node_id: (loads[node_id], node_id))
     for source in reversed(ascending):
         for target in ascending:
@@ -192,7 +201,7 @@ def _pairs(loads: Mapping[int, int], brokers: Sequence[int]) -> Iterator[tuple[i
 
 
 class _Leaders:
-    """Which replica comes first."""
+    """The order of replicas: the first one is the preferred leader."""
 
     def __init__(self, replicas: Mapping[TopicPartition, Sequence[int]]) -> None:
         self._replicas = {at: list(order) for at, order in replicas.items()}
@@ -202,7 +211,8 @@ class _Leaders:
             self._of_topic.setdefault(at.topic, Counter())[order[0]] += 1
 
     def balanced(self) -> Assignment:
-        """Change first replicas where a broker has two more than another that could be it, per topic, then in all."""
+        """Swap first replicas until no broker is preferred leader of two partitions more than another replica's
+        broker, in a topic, and then in total."""
         moved = True
         while moved:
             moved = False

@@ -1,5 +1,8 @@
-"""What is on its way, and how many bytes remain: a replica that is added has what its log holds; it needs what the
-leader's holds. Both grow while records come in, so the rest is measured anew each time."""
+"""Reassignments in progress, and the bytes that remain to be copied.
+
+For an added replica the remainder is the size of the leader's log minus the size of its own log. Both grow while
+records are written, so both are requested each time.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from kalda.client.admin.reassignments import Reassignment, list_reassignments
 from kalda.client.cluster_client import ClusterClient
 from kalda.client.metadata import Partition
 
-_PATIENCE_MS = 2_000
+_TIMEOUT_MS = 2_000
 
 
-class Outlook(NamedTuple):
-    """What remains of reassignments that run; bytes by partition are those to be copied, None where unknown."""
+class ReassignmentProgress(NamedTuple):
+    """Reassignments in progress; `remaining` has the bytes to copy by partition, None where unknown."""
 
     ongoing: dict[TopicPartition, Reassignment]
     remaining: dict[TopicPartition, int | None]
@@ -28,7 +31,7 @@ class Outlook(NamedTuple):
 
 
 def partitions_of(cluster: ClusterClient, topics: Iterable[str]) -> dict[TopicPartition, Partition]:
-    """All partitions of these topics as they are now; none of a topic that is not there."""
+    """All current partitions of these topics; topics that do not exist are left out."""
     names = sorted(set(topics))
     if not names:
         return {}
@@ -39,21 +42,22 @@ def partitions_of(cluster: ClusterClient, topics: Iterable[str]) -> dict[TopicPa
     }
 
 
-def look(cluster: ClusterClient, partitions: Iterable[TopicPartition] | None = None) -> Outlook:
-    """How these, or all, reassignments are doing. Raises `ApiError`."""
+def read_progress(cluster: ClusterClient, partitions: Iterable[TopicPartition] | None = None) -> ReassignmentProgress:
+    """The progress of these partitions' reassignments, or with None of all. Raises `ApiError`."""
     ongoing = list_reassignments(cluster, None if partitions is None else list(partitions))
     now = partitions_of(cluster, (at.topic for at in ongoing))
     leaders = {at: now[at].leader for at in ongoing if at in now}
-    asked: dict[int, set[TopicPartition]] = {}
+    by_node: dict[int, set[TopicPartition]] = {}
     for at, reassignment in ongoing.items():
         if reassignment.adding:
             for node_id in (leaders.get(at, -1), *reassignment.adding):
-                asked.setdefault(node_id, set()).add(at)
-    sizes = {node_id: sizes_on(cluster, node_id, wanted) for node_id, wanted in asked.items() if node_id >= 0}
-    return Outlook(ongoing, {at: _rest(at, each.adding, leaders.get(at, -1), sizes) for at, each in ongoing.items()})
+                by_node.setdefault(node_id, set()).add(at)
+    sizes = {node_id: sizes_on(cluster, node_id, on_node) for node_id, on_node in by_node.items() if node_id >= 0}
+    remaining = {at: _remaining(at, each.adding, leaders.get(at, -1), sizes) for at, each in ongoing.items()}
+    return ReassignmentProgress(ongoing, remaining)
 
 
-def _rest(
+def _remaining(
     at: TopicPartition, adding: tuple[int, ...], leader: int, sizes: Mapping[int, Mapping[TopicPartition, int]]
 ) -> int | None:
     if not adding:
@@ -65,9 +69,9 @@ def _rest(
 
 
 def sizes_on(cluster: ClusterClient, node_id: int, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Bytes of these partitions on a broker; none where it cannot be asked."""
+    """Sizes in bytes of these partitions on a broker; empty where it does not answer."""
     try:
-        log_dirs = describe_log_dirs(cluster, node_id, list(partitions), timeout_ms=_PATIENCE_MS)
+        log_dirs = describe_log_dirs(cluster, node_id, list(partitions), timeout_ms=_TIMEOUT_MS)
     except ApiError:
         return {}
     return {at: size for log_dir in log_dirs for at, size in log_dir.partitions.items()}

@@ -1,7 +1,7 @@
-"""The configs that bound what replicas on the move may take, as `kafka-reassign-partitions` sets and removes them.
+"""The configs that limit the rate of moving replicas, set and removed as by `kafka-reassign-partitions`.
 
-Topics name the replicas that are throttled, brokers the rate. A cluster that does not throttle keeps them all the
-same, and they are removed in the same way.
+Topic configs name the throttled replicas, broker configs the rate. A cluster whose brokers do not throttle stores the
+configs too, and they are removed in the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG_DIR_RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 
 
 class Move(NamedTuple):
-    """A partition's replicas that are copied from, and those that are copied to."""
+    """The replicas of a partition from which and to which records are copied."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -36,8 +36,8 @@ def throttle(
     rate: int | None,
     log_dir_rate: int | None,
 ) -> None:
-    """Bound the copying of these moves, in bytes a second and broker. A broker takes its rate itself, so one that is
-    not alive gets none. Raises `ApiError`."""
+    """Limit the copying of these moves, in bytes a second for each broker. A broker's config is set through the broker
+    itself, so only brokers that are alive get one. Raises `ApiError`."""
     brokers = sorted({node_id for move in moves.values() for node_id in (*move.sources, *move.targets)} & set(alive))
     if rate is not None:
         for topic, values in throttled_replicas(moves).items():
@@ -51,7 +51,7 @@ def throttle(
 
 
 def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[str, str]]:
-    """Both lists of `partition:broker` by topic."""
+    """The topic configs: both lists of `partition:broker`, by topic."""
     lists: dict[str, tuple[list[str], list[str]]] = {}
     for at, move in sorted(moves.items()):
         if not move.targets:
@@ -66,7 +66,7 @@ def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[s
 
 
 def clear(cluster: ClusterClient, topics: Iterable[str], brokers: Iterable[int]) -> None:
-    """Remove what `throttle` has set. A topic that is gone has none. Raises `ApiError`."""
+    """Remove what `throttle` has set; topics that were deleted are skipped. Raises `ApiError`."""
     for node_id in sorted(set(brokers)):
         _delete(cluster, Resource(ConfigResourceType.BROKER, str(node_id)), (LEADER_RATE, FOLLOWER_RATE, LOG_DIR_RATE))
     for topic in sorted(set(topics)):

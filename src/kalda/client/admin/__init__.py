@@ -1,7 +1,7 @@
-"""What administrators ask of a cluster: functions over a `ClusterClient`, which answer with values or raise `ApiError`.
+"""Administration of a cluster: functions over a `ClusterClient` that return values or raise `ApiError`.
 
-Each is one API or two; nothing here keeps state. Where several things are asked for at once, the first failure is
-raised, and says of which thing it is.
+Each function uses one API or two, and keeps no state. A function that handles several topics, groups or partitions
+raises the first failure, and its message names the one that failed.
 
 - `topics`: list, describe, create, delete, add partitions
 - `configs`: describe and alter, of topics, brokers and groups
@@ -9,7 +9,7 @@ raised, and says of which thing it is.
 - `offsets`: offsets of partitions by time; deletion of records
 - `nodes`: brokers, log directories
 - `features`: finalized and supported levels, and their update
-- `quorum`: the metadata quorum, and who votes in it
-- `elections`: leader elections that are asked for
-- `reassignments`: replicas on their way to other brokers
+- `quorum`: the metadata quorum, and its voters
+- `elections`: leader elections on request
+- `reassignments`: moving replicas to other brokers and directories
 """

@@ -26,7 +26,7 @@ class Synonym(NamedTuple):
 
 
 class ConfigEntry(NamedTuple):
-    """A sensitive value is None."""
+    """`value` is None where it is sensitive."""
 
     name: str
     value: str | None
@@ -38,7 +38,7 @@ class ConfigEntry(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Not set for this resource: it comes from the level above, or from the software."""
+        """The value is set nowhere; it is the default of the software."""
         return self.source is ConfigSource.DEFAULT_CONFIG
 
 
@@ -54,7 +54,7 @@ class Resource(NamedTuple):
 
     @property
     def broker_id(self) -> int | None:
-        """The broker that has to be asked itself, since only it knows its static configuration."""
+        """The broker that must get the request itself, since no other has its static configuration; else None."""
         if self.type in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER) and self.name.isdecimal():
             return int(self.name)
         return None
@@ -69,7 +69,7 @@ class Alteration(NamedTuple):
 def describe_configs(
     cluster: ClusterClient, resource: Resource, names: Collection[str] | None = None, *, documentation: bool = False
 ) -> list[ConfigEntry]:
-    """The resource's configs in force, by name. Raises `ApiError`."""
+    """The effective configs of the resource, sorted by name. Raises `ApiError`."""
     request = DescribeConfigsRequest(
         resources=[
             DescribeConfigsResource(
@@ -81,14 +81,14 @@ def describe_configs(
         include_synonyms=True,
         include_documentation=documentation,
     )
-    answer = _ask(cluster, resource, request, "results")
+    answer = _request(cluster, resource, request, "results")
     return sorted(_entry(config) for result in answer.results for config in result.configs)
 
 
 def alter_configs(
     cluster: ClusterClient, resource: Resource, alterations: Collection[Alteration], *, validate_only: bool = False
 ) -> None:
-    """Change some configs of the resource, and leave the others (KIP-339). Raises `ApiError`."""
+    """Change these configs of the resource and no others (KIP-339). Raises `ApiError`."""
     request = IncrementalAlterConfigsRequest(
         resources=[
             IncrementalAlterConfigsRequestAlterConfigsResource(
@@ -104,7 +104,7 @@ def alter_configs(
         ],
         validate_only=validate_only,
     )
-    _ask(cluster, resource, request, "responses")
+    _request(cluster, resource, request, "responses")
 
 
 def set_configs(cluster: ClusterClient, resource: Resource, values: Mapping[str, str]) -> None:
@@ -112,7 +112,9 @@ def set_configs(cluster: ClusterClient, resource: Resource, values: Mapping[str,
     alter_configs(cluster, resource, [Alteration(name, ConfigOperation.SET, value) for name, value in values.items()])
 
 
-def _ask(cluster: ClusterClient, resource: Resource, request: Any, results: str) -> Any:
+def _request(cluster: ClusterClient, resource: Resource, request: Any, results: str) -> Any:
+    """The response; `results` is the name of its field that has the results with their error codes."""
+
     def check(answer: Any) -> None:
         for result in getattr(answer, results):
             if result.error_code:

@@ -1,4 +1,4 @@
-"""Leader elections that an operator asks for: ElectLeaders (KIP-460)."""
+"""Leader elections on an operator's request: ElectLeaders (KIP-460)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kalda.protocol.messages.topics import ElectionType, ElectLeadersRequest, El
 def elect_leaders(
     cluster: ClusterClient, kind: ElectionType, partitions: Collection[TopicPartition] | None
 ) -> dict[TopicPartition, ApiError | None]:
-    """What became of each election: None where a leader was elected. With None for `partitions` all that need one.
-    Raises `ApiError` where there were no elections at all."""
-    wanted = None
+    """The error of each partition's election, None where a leader was elected. With None for `partitions`, elections
+    are held for all partitions that need one. Raises `ApiError` where the whole request was refused."""
+    requested = None
     if partitions is not None:
         by_topic: dict[str, list[int]] = {}
         for topic, partition in partitions:
             by_topic.setdefault(topic, []).append(partition)
-        wanted = [ElectLeadersRequestTopicPartitions(topic=name, partitions=ids) for name, ids in by_topic.items()]
-    request = ElectLeadersRequest(election_type=kind, topic_partitions=wanted, timeout_ms=cluster.timeout_ms)
+        requested = [ElectLeadersRequestTopicPartitions(topic=name, partitions=ids) for name, ids in by_topic.items()]
+    request = ElectLeadersRequest(election_type=kind, topic_partitions=requested, timeout_ms=cluster.timeout_ms)
 
     def check(answer: Any) -> None:
         if answer.error_code:

@@ -1,4 +1,4 @@
-"""Feature levels: what ApiVersions tells of them, and UpdateFeatures (KIP-584)."""
+"""Feature levels: reading them with ApiVersions, changing them with UpdateFeatures (KIP-584)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesReques
 
 
 class Feature(NamedTuple):
-    """Level 0 is off. Supported are the levels of the broker that was asked."""
+    """Level 0 is off. The supported levels are those of the broker that answered."""
 
     name: str
     supported_min: int
@@ -29,7 +29,7 @@ class Features(NamedTuple):
 
 
 def describe_features(cluster: ClusterClient) -> Features:
-    """All features that the broker knows, or the cluster has finalized. Raises `ApiError`."""
+    """All features that the broker supports or the cluster has finalized. Raises `ApiError`."""
 
     def check(answer: Any) -> None:
         if answer.error_code:
@@ -52,7 +52,7 @@ def update_features(
     upgrade_type: UpgradeType = UpgradeType.UPGRADE,
     validate_only: bool = False,
 ) -> None:
-    """Finalize levels, all or none of them; level 0 turns a feature off. Raises `ApiError`."""
+    """Finalize these levels, all or none; level 0 turns a feature off. Raises `ApiError`."""
     request = UpdateFeaturesRequest(
         timeout_ms=cluster.timeout_ms,
         feature_updates=[

@@ -1,7 +1,7 @@
 """Groups and their offsets.
 
-Groups are asked for by type: DescribeGroups tells of classic groups, ConsumerGroupDescribe of those of KIP-848. A
-group without members exists as long as it has offsets.
+Each type of group has an API: DescribeGroups describes classic groups, ConsumerGroupDescribe those of KIP-848. A group
+without members exists as long as it has offsets.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kalda.protocol.messages.offsets import (
 )
 
 _MAX_OFFSET_FETCH = 7
-"""One group a request, by topic name."""
+"""The last version with one group a request; it has topic names and no topic ids."""
 _MAX_OFFSET_COMMIT = 9
-"""By topic name."""
+"""The last version with topic names instead of topic ids."""
 
 
 class ListedGroup(NamedTuple):
-    """Type and state are empty where the broker is too old to say."""
+    """Type and state are empty where the broker's version of ListGroups does not have them."""
 
     group_id: str
     type: str
@@ -69,7 +69,7 @@ class CommittedOffset(NamedTuple):
 def list_groups(
     cluster: ClusterClient, *, states: Collection[str] = (), types: Collection[str] = ()
 ) -> list[ListedGroup]:
-    """All groups of all coordinators, by name. Raises `ApiError`."""
+    """All groups of all coordinators, sorted by name. Raises `ApiError`."""
     found = {}
     for node_id in sorted(cluster.metadata(()).brokers):
         request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
@@ -86,7 +86,7 @@ def list_groups(
 
 
 def describe_group(cluster: ClusterClient, group_id: str) -> Group:
-    """A group of either protocol, with its members. Raises `ApiError` where there is none."""
+    """A group of either protocol, with its members. Raises `ApiError` where the group does not exist."""
     try:
         return _describe_modern(cluster, group_id)
     except ApiError as error:
@@ -160,7 +160,8 @@ def delete_group(cluster: ClusterClient, group_id: str) -> None:
 def committed_offsets(
     cluster: ClusterClient, group_id: str, partitions: Collection[TopicPartition] | None = None, *, lane: str = ""
 ) -> dict[TopicPartition, CommittedOffset]:
-    """What the group has committed, of these partitions or of all; what it has not is left out. Raises `ApiError`."""
+    """The group's committed offsets of these partitions, or with None of all; partitions without one are left out.
+    Raises `ApiError`."""
 
     def check(answer: Any) -> None:
         if answer.error_code:
@@ -198,7 +199,7 @@ def commit_offsets(
     instance_id: str | None = None,
     lane: str = "",
 ) -> None:
-    """Commit offsets, as a member or, to a group without members, from outside. Raises `ApiError`."""
+    """Commit offsets as a member; without `member_id`, into a group without members. Raises `ApiError`."""
     topics = [
         OffsetCommitRequestTopic(
             name=name,
@@ -229,7 +230,7 @@ def commit_offsets(
 
 
 def delete_offsets(cluster: ClusterClient, group_id: str, partitions: Collection[TopicPartition]) -> None:
-    """Let the group forget its offsets of these partitions. Raises `ApiError`."""
+    """Delete the group's offsets of these partitions. Raises `ApiError`."""
     request = OffsetDeleteRequest(
         group_id=group_id,
         topics=[

@@ -21,7 +21,7 @@ class Node(NamedTuple):
 
 
 class ClusterDescription(NamedTuple):
-    """The controller is one that a client may be sent to; in KRaft, any broker passes its requests on."""
+    """From brokers, `controller_id` is a live broker, which forwards requests; from controllers, the active one."""
 
     cluster_id: str
     controller_id: int
@@ -29,7 +29,7 @@ class ClusterDescription(NamedTuple):
 
 
 class LogDir(NamedTuple):
-    """Sizes are -1 where the broker is too old to say."""
+    """Sizes are -1 where the broker's version of DescribeLogDirs does not have them."""
 
     broker_id: int
     path: str
@@ -42,8 +42,8 @@ class LogDir(NamedTuple):
 
 
 def describe_cluster(cluster: ClusterClient, *, fenced: bool = False) -> ClusterDescription:
-    """The brokers that are alive, and with `fenced` those that are registered but fenced; or, as controllers see it,
-    the controllers. Raises `ApiError`."""
+    """The brokers that are alive, and with `fenced` those that are registered but fenced; from a client of
+    controllers, the controllers. Raises `ApiError`."""
 
     def check(answer: Any) -> None:
         if answer.error_code:
@@ -62,16 +62,17 @@ def describe_log_dirs(
     *,
     timeout_ms: int | None = None,
 ) -> list[LogDir]:
-    """The log directories of a broker, with these partitions, or all, that are in them. Raises `ApiError`."""
-    wanted: dict[str, DescribableLogDirTopic] = {}
+    """The log directories of a broker, each with those of `partitions`, or with None all, that are in it.
+    Raises `ApiError`."""
+    topics: dict[str, DescribableLogDirTopic] = {}
     for name, partition in partitions or ():
-        wanted.setdefault(name, DescribableLogDirTopic(topic=name)).partitions.append(partition)
+        topics.setdefault(name, DescribableLogDirTopic(topic=name)).partitions.append(partition)
 
     def check(answer: Any) -> None:
         if answer.error_code:
             raise refused(answer.error_code, f"broker {broker_id}")
 
-    request = DescribeLogDirsRequest(topics=None if partitions is None else list(wanted.values()))
+    request = DescribeLogDirsRequest(topics=None if partitions is None else list(topics.values()))
     answer = cluster.broker(broker_id, request, check=check, timeout_ms=timeout_ms)
     return [
         LogDir(

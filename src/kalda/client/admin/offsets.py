@@ -19,11 +19,12 @@ from kalda.protocol.messages.fetch import (
 )
 
 _CONSUMER = -1
-"""The replica id of those who are none."""
+"""The replica id of a client that is not a replica."""
 
 
 class FoundOffset(NamedTuple):
-    """The offset is -1 where no record is that young. Timestamp -1: none was looked at."""
+    """`offset` is -1 where every record is older than the requested timestamp. `timestamp` is -1 where the request was
+    for an end of the log, which reads no record."""
 
     offset: int
     timestamp: int
@@ -32,7 +33,7 @@ class FoundOffset(NamedTuple):
 
 def list_offsets(
     cluster: ClusterClient,
-    wanted: Mapping[TopicPartition, int],
+    times: Mapping[TopicPartition, int],
     *,
     read_committed: bool = False,
     timeout_ms: int | None = None,
@@ -50,13 +51,13 @@ def list_offsets(
                 ListOffsetsPartition(
                     partition_index=partition.partition,
                     current_leader_epoch=leader.epoch,
-                    timestamp=wanted[partition],
+                    timestamp=times[partition],
                 )
             )
         return ListOffsetsRequest(
             replica_id=_CONSUMER,
             isolation_level=int(read_committed),
-            topics=[ListOffsetsTopic(name=name, partitions=asked) for name, asked in topics.items()],
+            topics=[ListOffsetsTopic(name=name, partitions=entries) for name, entries in topics.items()],
             timeout_ms=cluster.timeout_ms,
         )
 
@@ -66,11 +67,12 @@ def list_offsets(
                 found = FoundOffset(p.offset, p.timestamp, p.leader_epoch)
                 yield TopicPartition(topic.name, p.partition_index), p.error_code, found
 
-    return cluster.ask_leaders(wanted, build, read, timeout_ms=timeout_ms)
+    return cluster.ask_leaders(times, build, read, timeout_ms=timeout_ms)
 
 
 def offsets_at(cluster: ClusterClient, partitions: Collection[TopicPartition], mark: int) -> dict[TopicPartition, int]:
-    """The offset of each partition at the same mark or timestamp; where no record is that young, the latest."""
+    """The offset of each partition at `mark`, a timestamp in ms or an `OffsetSpec`; the latest offset where every
+    record is older."""
     found = list_offsets(cluster, dict.fromkeys(partitions, mark))
     missing = [partition for partition, at in found.items() if at.offset < 0]
     ends = list_offsets(cluster, dict.fromkeys(missing, OffsetSpec.LATEST)) if missing else {}
@@ -78,8 +80,8 @@ def offsets_at(cluster: ClusterClient, partitions: Collection[TopicPartition], m
 
 
 def delete_records(cluster: ClusterClient, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Delete all records before an offset, or below the high watermark where it is -1; returns where each log starts
-    now. Raises `ApiError`.
+    """Delete the records below an offset, or below the high watermark where it is -1; returns each partition's new log
+    start offset. Raises `ApiError`.
     """
 
     def build(partitions: list[tuple[TopicPartition, Leader]]) -> DeleteRecordsRequest:
@@ -89,7 +91,7 @@ def delete_records(cluster: ClusterClient, before: Mapping[TopicPartition, int])
                 DeleteRecordsPartition(partition_index=partition.partition, offset=before[partition])
             )
         return DeleteRecordsRequest(
-            topics=[DeleteRecordsTopic(name=name, partitions=asked) for name, asked in topics.items()],
+            topics=[DeleteRecordsTopic(name=name, partitions=entries) for name, entries in topics.items()],
             timeout_ms=cluster.timeout_ms,
         )
 

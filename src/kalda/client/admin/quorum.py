@@ -20,7 +20,7 @@ from kalda.protocol.messages.quorum import (
 
 
 class QuorumReplica(NamedTuple):
-    """Timestamps are wall-clock ms of the leader; -1 where it has none. `lag` is in records behind the leader."""
+    """Timestamps are wall-clock ms of the leader; -1 where it has none. `lag` is in records."""
 
     node_id: int
     directory_id: Uuid
@@ -37,11 +37,11 @@ class Quorum(NamedTuple):
     voters: tuple[QuorumReplica, ...]
     observers: tuple[QuorumReplica, ...]
     endpoints: dict[int, tuple[str, ...]]
-    """`NAME://HOST:PORT` of each voter's controller listeners, where the cluster tells."""
+    """`NAME://HOST:PORT` of each voter's controller listeners; empty where the response has none."""
 
 
 def describe_quorum(cluster: ClusterClient) -> Quorum:
-    """The quorum as its leader sees it. Raises `ApiError`."""
+    """The quorum's replicas, from its leader. Raises `ApiError`."""
 
     def check(answer: Any) -> None:
         if answer.error_code:
@@ -75,7 +75,7 @@ def describe_quorum(cluster: ClusterClient) -> Quorum:
 
 
 class VoterListener(NamedTuple):
-    """Where a controller is reached."""
+    """One listener of a controller."""
 
     name: str
     host: str
@@ -86,7 +86,7 @@ class VoterListener(NamedTuple):
 
 
 def add_voter(cluster: ClusterClient, node_id: int, directory_id: Uuid, listeners: Collection[VoterListener]) -> None:
-    """Let a controller, which must have caught up as an observer, vote. Raises `ApiError`."""
+    """Make a controller that has caught up as an observer a voter. Raises `ApiError`."""
     request = AddRaftVoterRequest(
         cluster_id=None,
         timeout_ms=cluster.timeout_ms,
@@ -98,7 +98,7 @@ def add_voter(cluster: ClusterClient, node_id: int, directory_id: Uuid, listener
 
 
 def remove_voter(cluster: ClusterClient, node_id: int, directory_id: Uuid) -> None:
-    """Take a controller's vote. Raises `ApiError`."""
+    """Remove a controller from the voters. Raises `ApiError`."""
     request = RemoveRaftVoterRequest(cluster_id=None, voter_id=node_id, voter_directory_id=directory_id)
     _change_voters(cluster, request, node_id)
 

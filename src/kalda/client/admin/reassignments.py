@@ -21,7 +21,7 @@ from kalda.protocol.messages.topics import (
 
 
 class Reassignment(NamedTuple):
-    """One that runs. Replicas are all that there are, those to be removed among them."""
+    """A reassignment in progress. `replicas` are all replicas, including those being added and removed."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...]
@@ -29,7 +29,7 @@ class Reassignment(NamedTuple):
 
     @property
     def target(self) -> tuple[int, ...]:
-        """The replicas when it is over."""
+        """The replicas after the reassignment."""
         return tuple(replica for replica in self.replicas if replica not in self.removing)
 
 
@@ -39,8 +39,8 @@ def alter_reassignments(
     *,
     allow_replication_factor_change: bool = True,
 ) -> dict[TopicPartition, ApiError | None]:
-    """Begin to move partitions to these replicas; None cancels what runs. What became of each: None where it was
-    taken. Raises `ApiError` where all of it was refused."""
+    """Start to move partitions to these replicas; None cancels a partition's reassignment. Returns each partition's
+    error, None where it was accepted. Raises `ApiError` where the whole request was refused."""
     topics: dict[str, ReassignableTopic] = {}
     for (name, partition), replicas in targets.items():
         topic = topics.setdefault(name, ReassignableTopic(name=name))
@@ -64,15 +64,15 @@ def alter_reassignments(
 def list_reassignments(
     cluster: ClusterClient, partitions: Collection[TopicPartition] | None = None
 ) -> dict[TopicPartition, Reassignment]:
-    """Those that run, of these partitions or of all. Raises `ApiError`."""
-    wanted = None
+    """The reassignments in progress, of these partitions or with None of all. Raises `ApiError`."""
+    requested = None
     if partitions is not None:
         topics: dict[str, ListPartitionReassignmentsTopics] = {}
         for name, partition in partitions:
             topic = topics.setdefault(name, ListPartitionReassignmentsTopics(name=name))
             topic.partition_indexes.append(partition)
-        wanted = list(topics.values())
-    request = ListPartitionReassignmentsRequest(timeout_ms=cluster.timeout_ms, topics=wanted)
+        requested = list(topics.values())
+    request = ListPartitionReassignmentsRequest(timeout_ms=cluster.timeout_ms, topics=requested)
     answer = cluster.any_broker(request, check=_check)
     return {
         TopicPartition(topic.name, p.partition_index): Reassignment(
@@ -89,8 +89,8 @@ def _check(answer: Any) -> None:
 
 
 def alter_replica_log_dirs(cluster: ClusterClient, broker_id: int, paths: Mapping[TopicPartition, str]) -> None:
-    """Put replicas of a broker into these directories of its own, those too that it does not have yet. Raises
-    `ApiError` for the first that is refused."""
+    """Move replicas into these log directories of the broker. For a replica that the broker does not have yet, the
+    directory is used when it is created. Raises `ApiError` for the first that is refused."""
     by_path: dict[str, dict[str, list[int]]] = {}
     for (name, partition), path in paths.items():
         by_path.setdefault(path, {}).setdefault(name, []).append(partition)

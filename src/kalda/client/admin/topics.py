@@ -1,4 +1,4 @@
-"""Topics: CreateTopics, DeleteTopics, CreatePartitions, and what Metadata and DescribeTopicPartitions tell."""
+"""Topics: CreateTopics, DeleteTopics, CreatePartitions, Metadata, DescribeTopicPartitions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ from kalda.protocol.messages.topics import (
 )
 
 BROKER_DEFAULT = -1
-"""For partitions and replication factor: let the cluster choose (KIP-464)."""
+"""For partitions and replication factor: the cluster's default (KIP-464)."""
 
 _MAX_DELETE_BY_NAME = 5
+"""The last version of DeleteTopics with a plain list of names."""
 
 
 class NewTopic(NamedTuple):
-    """With an `assignment`, a list of broker ids for each partition, the two numbers stay at their default."""
+    """With an `assignment` (for each partition a list of broker ids), `partitions` and `replication_factor` must stay
+    at their default."""
 
     name: str
     partitions: int = BROKER_DEFAULT
@@ -44,7 +46,8 @@ class NewTopic(NamedTuple):
 
 
 class CreatedTopic(NamedTuple):
-    """Partitions and replication factor are -1 where the caller may not see them, or the broker is too old to say."""
+    """Partitions and replication factor are -1 where the caller has no right to see them, or the broker's version of
+    CreateTopics does not have them."""
 
     name: str
     topic_id: Uuid
@@ -53,14 +56,15 @@ class CreatedTopic(NamedTuple):
 
 
 class EligibleReplicas(NamedTuple):
-    """Replicas out of sync that may lead without loss, and the last that might (KIP-966)."""
+    """Replicas outside the ISR (KIP-966): `eligible` ones have all committed records and may become leader;
+    `last_known` were the last eligible ones."""
 
     eligible: tuple[int, ...]
     last_known: tuple[int, ...]
 
 
 def list_topics(cluster: ClusterClient, *, internal: bool = False) -> list[Topic]:
-    """Topics by name, the internal ones where wanted."""
+    """Topics sorted by name, with `internal` also the internal ones."""
     topics = cluster.metadata().topics.values()
     return sorted((topic for topic in topics if internal or not topic.is_internal), key=lambda topic: topic.name)
 
@@ -76,7 +80,7 @@ def describe_topics(cluster: ClusterClient, names: Collection[str]) -> list[Topi
 
 
 def eligible_replicas(cluster: ClusterClient, names: Collection[str]) -> dict[TopicPartition, EligibleReplicas]:
-    """Of all partitions of the topics; empty where the cluster does not know of such replicas."""
+    """The eligible replicas of all partitions of the topics; empty where brokers do not support KIP-966."""
     if ApiKey.DESCRIBE_TOPIC_PARTITIONS not in cluster.versions():
         return {}
     found: dict[TopicPartition, EligibleReplicas] = {}
@@ -132,26 +136,26 @@ def _check_topics(answer: Any) -> None:
 
 
 def delete_topics(cluster: ClusterClient, names: Collection[str]) -> None:
-    """Delete topics. Raises `ApiError` for the first that could not be; the others may be gone."""
+    """Delete topics. Raises `ApiError` for the first that could not be; the others may have been deleted."""
     request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=cluster.timeout_ms)
 
     def check(answer: Any) -> None:
         for topic in answer.responses:
             if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise _Gone(topic.name or "")
+                raise _NoSuchTopic(topic.name or "")
             if topic.error_code:
                 raise refused(topic.error_code, f"topic {topic.name}", topic.error_message)
 
     try:
         cluster.any_broker(request, check=check, max_version=_MAX_DELETE_BY_NAME)
-    except _Gone as gone:
-        raise refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {gone}") from None
+    except _NoSuchTopic as name:
+        raise refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name}") from None
     finally:
         cluster.forget(names)
 
 
-class _Gone(Exception):
-    """A topic that is not there: retriable by its code, but whoever deletes need not wait for it."""
+class _NoSuchTopic(Exception):
+    """The topic does not exist. The error code is retriable, but these requests do not wait for a topic to appear."""
 
 
 def create_partitions(
@@ -162,7 +166,7 @@ def create_partitions(
     assignment: Sequence[Sequence[int]] | None = None,
     validate_only: bool = False,
 ) -> None:
-    """Let the topic have `count` partitions in all; `assignment` places the new ones. Raises `ApiError`."""
+    """Add partitions to a topic until it has `count`; `assignment` places the new ones. Raises `ApiError`."""
     placed = None
     if assignment is not None:
         placed = [CreatePartitionsAssignment(broker_ids=list(broker_ids)) for broker_ids in assignment]
@@ -175,13 +179,13 @@ def create_partitions(
     def check(answer: Any) -> None:
         for result in answer.results:
             if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise _Gone(topic)
+                raise _NoSuchTopic(topic)
             if result.error_code:
                 raise refused(result.error_code, f"topic {topic}", result.error_message)
 
     try:
         cluster.any_broker(request, check=check)
-    except _Gone:
+    except _NoSuchTopic:
         raise refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic}") from None
     finally:
         cluster.forget([topic])

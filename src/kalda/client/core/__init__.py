@@ -1,7 +1,7 @@
-"""What clients decide, without sockets, clocks or threads.
+"""Decisions of clients, without sockets, clocks or threads.
 
-- `partitioner`: which partition a key goes to
+- `partitioner`: the partition of a key
 - `assignors`: which member of a group gets which partitions
-- `consumer_protocol`: what members of a classic group tell each other
+- `consumer_protocol`: the subscriptions and assignments that members of a classic group exchange
 - `transactions_seen`: which batches of a fetch belong to aborted transactions
 """

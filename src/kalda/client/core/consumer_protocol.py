@@ -1,7 +1,8 @@
-"""What members of a classic group tell each other, opaque to the coordinator: a version, then a message of it.
+"""The subscriptions and assignments that members of a classic group exchange; opaque bytes to the coordinator.
 
-Written in version 1, which every client reads. What others wrote is read in any version, newer ones as the newest
-known; bytes that no consumer wrote are nothing, for they may come from anybody.
+The bytes are a two-byte version, then a message of that version. Version 1 is written, since every client reads it.
+Any version is read; a version above 3 is decoded as version 3, since later versions only append fields. Bytes that do
+not decode are read as an empty subscription or assignment: they come from other clients, and must not raise here.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _PREFIX = _WRITTEN.to_bytes(2, "big")
 
 
 def write_subscription(topics: Sequence[str], user_data: bytes | None = None) -> bytes:
-    """The topics that a member wants, and what its assignor adds."""
+    """A member's subscription: its topics, and bytes that its assignor adds."""
     return _PREFIX + encode(ConsumerProtocolSubscription(topics=list(topics), user_data=user_data), _WRITTEN)
 
 
 def read_subscription(data: Buffer) -> tuple[str, ...]:
-    """The topics that a member wants."""
+    """The topics to which a member subscribes."""
     if len(data) < 2:
         return ()
     try:
@@ -38,7 +39,7 @@ def read_subscription(data: Buffer) -> tuple[str, ...]:
 
 
 def write_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """The partitions that a member gets."""
+    """The partitions assigned to a member, encoded."""
     topics: dict[str, list[int]] = {}
     for partition in partitions:
         topics.setdefault(partition.topic, []).append(partition.partition)
@@ -49,7 +50,7 @@ def write_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 def read_assignment(data: Buffer) -> tuple[TopicPartition, ...]:
-    """The partitions that a member got."""
+    """The partitions assigned to a member, decoded."""
     if len(data) < 2:
         return ()
     try:

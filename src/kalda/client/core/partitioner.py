@@ -1,4 +1,4 @@
-"""Where a record goes: murmur2 of its key, as in every Kafka client, so that equal keys meet in one partition."""
+"""The partition of a record with a key: murmur2 of the key, as in Kafka's Java client, so that all clients agree."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def murmur2(data: Buffer) -> int:
 
 
 def partition_of(key: Buffer, partition_count: int) -> int:
-    """The partition of a record with a key. The hash's sign bit is dropped, as Java does before the remainder."""
+    """The partition of a record with this key. The hash's sign bit is cleared before the remainder, as in Java."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count
