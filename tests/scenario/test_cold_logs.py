@@ -12,7 +12,7 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
-from kalda.broker.dispatch import Encoded, RequestContext
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.metadata_cache import MetadataCache
@@ -54,7 +54,7 @@ def request(world: World, acks: int, *indexes: int) -> ProduceRequest:
 
 
 class FakeConnection:
-    """Records what a handler calls."""
+    """Records which methods a handler calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -120,7 +120,7 @@ def test_rights_quotas_and_policies() -> None:
     assert (mine.error_code, mine.topic_config_error_code) == (0, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     assert (mine.num_partitions, mine.configs) == (-1, [])
 
-    def throttle(_partitions: int) -> None:
+    def throttle(_caller: Caller, _partitions: int) -> None:
         raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
     throttled = world.create_topic("much", caller=Caller(charge=throttle))

@@ -8,10 +8,14 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `services.py`: what a broker serves clients with: the list of its modules
 - `modules/`: one file for each area that a broker serves, and the manual for a new one
 - `dynamic_configs.py`: the effective configuration, handed to all modules when it changes
-- `dispatch.py`: from a frame to an answer; ApiVersions
+- `pipeline.py`: from a frame to an answer, through the stages of the API's row
+- `rows.py`: a row an API: handler, authorization, quota, failure
+- `context.py`: what a handler receives and may return
+- `steps.py`: long work in steps, one in each turn of the loop
+- `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers
-- `failures.py`: how each API says that a whole request failed
+- `controller_failures.py`: how the APIs of controllers alone report that the whole request failed
 - `forwarding.py`: envelopes to and from the active controller
 - `prober.py`: probes of brokers that may be dead
 - `controller_channel.py`: requests to the active controller, on whichever node it is

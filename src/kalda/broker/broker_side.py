@@ -19,8 +19,8 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
 from kalda.base.sensors import Sensors
+from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.dispatch import Features
 from kalda.broker.dynamic_configs import DynamicConfigs
 from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle
 from kalda.broker.log_keeper import make_log_manager

@@ -1,56 +1,90 @@
 """What a controller's listener answers: the quorum's APIs, the controller's, and envelopes from brokers.
 
-Every admin API that changes the cluster ends here, whether a broker forwarded it or a tool came directly.
+Every admin API that changes the cluster ends here, whether a broker forwarded it or a tool sent it directly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, TypeVar
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.dispatch import Dispatcher, Features, ForwardedContext, Handler, Reply, RequestContext
-from kalda.broker.forwarding import Unwrapping
+from kalda.base.pending import Pending
+from kalda.broker.api_versions import Features
+from kalda.broker.context import RequestContext
+from kalda.broker.controller_failures import (
+    allocate_producer_ids_failed,
+    alter_partition_failed,
+    assign_replicas_to_dirs_failed,
+    begin_quorum_epoch_failed,
+    broker_heartbeat_failed,
+    broker_registration_failed,
+    controller_registration_failed,
+    end_quorum_epoch_failed,
+    fetch_snapshot_failed,
+    update_raft_voter_failed,
+    vote_failed,
+)
+from kalda.broker.forwarding import Unwrapping, envelope_failed
 from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.handlers.forwarded import (
+    add_raft_voter_failed,
+    alter_client_quotas_failed,
+    alter_configs_failed,
+    alter_scram_failed,
+    create_partitions_failed,
+    create_topics_failed,
+    delete_topics_failed,
+    describe_quorum_failed,
+    elect_leaders_failed,
+    incremental_alter_configs_failed,
+    list_reassignments_failed,
+    reassign_failed,
+    remove_raft_voter_failed,
+    unregister_broker_failed,
+    update_features_failed,
+)
+from kalda.broker.handlers.shared import describe_cluster_failed, fetch_failed
+from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.raft_driver import RaftDriver
+from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle, joined, on_cluster
+from kalda.broker.steps import NextTurn
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
 from kalda.network.connection import Connection
-from kalda.protocol.apis import API, ApiKey, Listener
-from kalda.protocol.caller import Caller
+from kalda.protocol.apis import ApiKey, Listener
+from kalda.protocol.caller import Authorizer, Caller
+from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
     EndpointType,
 )
+from kalda.protocol.messages.security import AclOperation
+from kalda.protocol.notation import Request, Response
 
-_TIMED = frozenset(
-    (
-        ApiKey.CREATE_TOPICS,
-        ApiKey.DELETE_TOPICS,
-        ApiKey.CREATE_PARTITIONS,
-        ApiKey.ELECT_LEADERS,
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-    )
-)
-"""APIs whose timeout is over before they begin where it is not positive: nothing is changed then."""
-_QUORUM = (
-    ApiKey.FETCH,
-    ApiKey.VOTE,
-    ApiKey.BEGIN_QUORUM_EPOCH,
-    ApiKey.END_QUORUM_EPOCH,
-    ApiKey.DESCRIBE_QUORUM,
-    ApiKey.FETCH_SNAPSHOT,
-    ApiKey.ADD_RAFT_VOTER,
-    ApiKey.REMOVE_RAFT_VOTER,
-    ApiKey.UPDATE_RAFT_VOTER,
-)
+
+class _Timed(Protocol):
+    timeout_ms: int
+
+
+Q = TypeVar("Q")
+T = TypeVar("T", bound=_Timed)
+R = TypeVar("R", bound=Response)
+Handle = Callable[[Q, Caller, int], Pending[R]]
+"""A `handle_*` of the controller: request, caller, now."""
+
+_ANYONE = Authorization.ANYONE
+_PER_ITEM = Authorization.PER_ITEM
+_EXEMPT = QuotaClass.EXEMPT
+_MUTATION = QuotaClass.CONTROLLER_MUTATION
+_REQUEST = QuotaClass.REQUEST
 
 
 class ControllerHandlers:
-    """Hands requests to the quorum and to the controller of this node."""
+    """Passes requests to the quorum and to the controller of this node."""
 
     def __init__(
         self,
@@ -62,8 +96,8 @@ class ControllerHandlers:
         configs: ConfigHandlers,
         on_handled: Callable[[], None],
     ) -> None:
-        """`configs` describes them as this node has them, leader or not. `on_handled` is told after each request that
-        the controller handled: its deadlines may have moved."""
+        """`configs` describes the configs that this node has, whether it is active or not. `on_handled` is called after
+        each request to the controller: its next deadline may be nearer than its timer."""
         self._raft = raft
         self._controller = controller
         self._loader = loader
@@ -72,7 +106,7 @@ class ControllerHandlers:
         self._configs = configs
         self._on_handled = on_handled
         self._brokers: dict[int, tuple[int, int]] = {}
-        """Whose heartbeats came last over a connection, by its id: broker and epoch."""
+        """Id and epoch of the broker whose heartbeat came last over a connection, by the id of the connection."""
 
     def on_close(self, connection: Connection) -> None:
         """A connection of a controller's listener has ended, for whatever reason."""
@@ -81,68 +115,156 @@ class ControllerHandlers:
             self._controller.on_broker_disconnected(*broker, self._clock.mono_ms())
             self._on_handled()
 
-    def dispatcher(self, features: Callable[[], Features], unstable_versions: bool) -> Dispatcher:
-        """The dispatcher of controller listeners."""
-        controller = self._controller
-        handlers: dict[ApiKey, Handler] = dict.fromkeys(_QUORUM, self._quorum)
-        for key, handle in (
-            (ApiKey.CREATE_TOPICS, controller.handle_create_topics),
-            (ApiKey.DELETE_TOPICS, controller.handle_delete_topics),
-            (ApiKey.CREATE_PARTITIONS, controller.handle_create_partitions),
-            (ApiKey.ALTER_CONFIGS, controller.handle_alter_configs),
-            (ApiKey.INCREMENTAL_ALTER_CONFIGS, controller.handle_incremental_alter_configs),
-            (ApiKey.ALTER_CLIENT_QUOTAS, controller.handle_alter_client_quotas),
-            (ApiKey.ALTER_USER_SCRAM_CREDENTIALS, controller.handle_alter_user_scram_credentials),
-            (ApiKey.UPDATE_FEATURES, controller.handle_update_features),
-            (ApiKey.ELECT_LEADERS, controller.handle_elect_leaders),
-            (ApiKey.ALTER_PARTITION_REASSIGNMENTS, controller.handle_alter_partition_reassignments),
-            (ApiKey.LIST_PARTITION_REASSIGNMENTS, controller.handle_list_partition_reassignments),
-            (ApiKey.UNREGISTER_BROKER, controller.handle_unregister_broker),
-            (ApiKey.BROKER_REGISTRATION, controller.handle_broker_registration),
-            (ApiKey.BROKER_HEARTBEAT, controller.handle_broker_heartbeat),
-            (ApiKey.CONTROLLER_REGISTRATION, controller.handle_controller_registration),
-            (ApiKey.ALTER_PARTITION, controller.handle_alter_partition),
-            (ApiKey.ALLOCATE_PRODUCER_IDS, controller.handle_allocate_producer_ids),
-            (ApiKey.ASSIGN_REPLICAS_TO_DIRS, controller.handle_assign_replicas_to_dirs),
-        ):
-            assert API[key].listeners & Listener.CONTROLLER
-            handlers[key] = self._controlled(handle)
-        handlers[ApiKey.BROKER_HEARTBEAT] = self._remembered(handlers[ApiKey.BROKER_HEARTBEAT])
-        handlers[ApiKey.DESCRIBE_CLUSTER] = self._describe_cluster
-        handlers[ApiKey.DESCRIBE_CONFIGS] = self._configs.describe_configs
-        dispatcher: Dispatcher
-        unwrapping = Unwrapping(lambda context: dispatcher.answer(context))
-        handlers[ApiKey.ENVELOPE] = unwrapping.unwrap
-        dispatcher = Dispatcher(handlers, features, unstable_versions)
-        return dispatcher
+    def pipeline(
+        self,
+        features: Callable[[], Features],
+        next_turn: NextTurn,
+        *,
+        unstable_versions: bool = False,
+        authorizer: Authorizer | None = None,
+        throttle: Throttle | None = None,
+    ) -> RequestPipeline:
+        """The pipeline of controller listeners."""
+        pipeline: RequestPipeline
+        rows = self.rows()
+        unwrapping = Unwrapping(rows, lambda context: pipeline.answer(context))
+        is_broker = on_cluster(AclOperation.CLUSTER_ACTION)
+        rows.append(Row(ApiKey.ENVELOPE, unwrapping.unwrap, envelope_failed, is_broker, _EXEMPT))
+        pipeline = RequestPipeline(
+            rows,
+            features,
+            next_turn,
+            unstable_versions=unstable_versions,
+            authorizer=authorizer,
+            throttle=throttle,
+        )
+        return pipeline
 
-    def _quorum(self, context: RequestContext, request: Any) -> Reply:
-        if isinstance(context, ForwardedContext) and not self._raft.machine.is_leader:
+    def rows(self) -> list[Row]:
+        """Every API of the controller's listener but ApiVersions and Envelope, which the pipeline itself answers."""
+        return joined(Listener.CONTROLLER, self._quorum_rows(), self._admin_rows(), self._node_rows(), self._own_rows())
+
+    def _own_rows(self) -> list[Row]:
+        """What this node answers by itself, whether it is the active controller or not."""
+        return [
+            Row(ApiKey.DESCRIBE_CLUSTER, self._describe_cluster, describe_cluster_failed, _ANYONE),
+            self._configs.describe_row(),
+        ]
+
+    def _quorum_rows(self) -> list[Row]:
+        quorum, node = self._quorum, on_cluster(AclOperation.CLUSTER_ACTION)
+        describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
+        return [
+            Row(ApiKey.FETCH, quorum, fetch_failed, node, _EXEMPT),
+            Row(ApiKey.FETCH_SNAPSHOT, quorum, fetch_snapshot_failed, node, _EXEMPT),
+            Row(ApiKey.VOTE, quorum, vote_failed, node, _EXEMPT),
+            Row(ApiKey.BEGIN_QUORUM_EPOCH, quorum, begin_quorum_epoch_failed, node, _EXEMPT),
+            Row(ApiKey.END_QUORUM_EPOCH, quorum, end_quorum_epoch_failed, node, _EXEMPT),
+            Row(ApiKey.UPDATE_RAFT_VOTER, quorum, update_raft_voter_failed, node, _EXEMPT),
+            Row(ApiKey.DESCRIBE_QUORUM, quorum, describe_quorum_failed, describe, forwarded=True),
+            Row(ApiKey.ADD_RAFT_VOTER, quorum, add_raft_voter_failed, alter, forwarded=True),
+            Row(ApiKey.REMOVE_RAFT_VOTER, quorum, remove_raft_voter_failed, alter, forwarded=True),
+        ]
+
+    def _admin_rows(self) -> list[Row]:
+        """What brokers forward for their clients."""
+        controller, handled = self._controller, self._handled
+        describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
+        alter_configs = on_cluster(AclOperation.ALTER_CONFIGS)
+        create_topics = self._in_time(controller.handle_create_topics)
+        delete_topics = self._in_time(controller.handle_delete_topics)
+        create_partitions = self._in_time(controller.handle_create_partitions)
+        elect_leaders = self._in_time(controller.handle_elect_leaders)
+        reassign = self._in_time(controller.handle_alter_partition_reassignments)
+        list_reassignments = handled(controller.handle_list_partition_reassignments)
+        incremental = handled(controller.handle_incremental_alter_configs)
+        client_quotas = handled(controller.handle_alter_client_quotas)
+        scram = handled(controller.handle_alter_user_scram_credentials)
+        features = handled(controller.handle_update_features)
+        unregister = handled(controller.handle_unregister_broker)
+        legacy = handled(controller.handle_alter_configs)
+        return [
+            Row(ApiKey.CREATE_TOPICS, create_topics, create_topics_failed, _PER_ITEM, _MUTATION, True),
+            Row(ApiKey.DELETE_TOPICS, delete_topics, delete_topics_failed, _PER_ITEM, _MUTATION, True),
+            Row(ApiKey.CREATE_PARTITIONS, create_partitions, create_partitions_failed, _PER_ITEM, _MUTATION, True),
+            Row(ApiKey.ALTER_CONFIGS, legacy, alter_configs_failed, _PER_ITEM, _REQUEST, True),
+            Row(
+                ApiKey.INCREMENTAL_ALTER_CONFIGS,
+                incremental,
+                incremental_alter_configs_failed,
+                _PER_ITEM,
+                _REQUEST,
+                True,
+            ),
+            Row(ApiKey.ALTER_CLIENT_QUOTAS, client_quotas, alter_client_quotas_failed, alter_configs, _REQUEST, True),
+            Row(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, scram, alter_scram_failed, alter, _REQUEST, True),
+            Row(ApiKey.UPDATE_FEATURES, features, update_features_failed, alter, _REQUEST, True),
+            Row(ApiKey.ELECT_LEADERS, elect_leaders, elect_leaders_failed, alter, _REQUEST, True),
+            Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, reassign, reassign_failed, alter, _REQUEST, True),
+            Row(
+                ApiKey.LIST_PARTITION_REASSIGNMENTS,
+                list_reassignments,
+                list_reassignments_failed,
+                describe,
+                _REQUEST,
+                True,
+            ),
+            Row(ApiKey.UNREGISTER_BROKER, unregister, unregister_broker_failed, alter, _REQUEST, True),
+        ]
+
+    def _node_rows(self) -> list[Row]:
+        """What brokers and controllers send for themselves."""
+        controller, handled = self._controller, self._handled
+        node = on_cluster(AclOperation.CLUSTER_ACTION)
+        register = handled(controller.handle_broker_registration)
+        register_controller = handled(controller.handle_controller_registration)
+        alter_partition = handled(controller.handle_alter_partition)
+        allocate = handled(controller.handle_allocate_producer_ids)
+        assign = handled(controller.handle_assign_replicas_to_dirs)
+        return [
+            Row(ApiKey.BROKER_REGISTRATION, register, broker_registration_failed, node, _EXEMPT),
+            Row(ApiKey.BROKER_HEARTBEAT, self._broker_heartbeat, broker_heartbeat_failed, node, _EXEMPT),
+            Row(ApiKey.CONTROLLER_REGISTRATION, register_controller, controller_registration_failed, node, _EXEMPT),
+            Row(ApiKey.ALTER_PARTITION, alter_partition, alter_partition_failed, node, _EXEMPT),
+            Row(ApiKey.ALLOCATE_PRODUCER_IDS, allocate, allocate_producer_ids_failed, node, _EXEMPT, True),
+            Row(ApiKey.ASSIGN_REPLICAS_TO_DIRS, assign, assign_replicas_to_dirs_failed, node, _EXEMPT),
+        ]
+
+    def _quorum(self, context: RequestContext, request: Request) -> Response | Pending[Response]:
+        if context.forwarded_by is not None and not self._raft.machine.is_leader:
             raise ApiError(ErrorCode.NOT_CONTROLLER)
         return self._raft.handle(request, context.api_version)
 
-    def _controlled(self, handle: Callable[[Any, Caller, int], Reply]) -> Handler:
-        def handler(context: RequestContext, request: Any) -> Reply:
-            if request.API_KEY in _TIMED and request.timeout_ms <= 0:
-                raise ApiError(ErrorCode.REQUEST_TIMED_OUT)
-            caller = Caller(principal=context.principal, api_version=context.api_version)
-            reply = handle(request, caller, self._clock.mono_ms())
+    def _handled(self, handle: Handle[Q, R]) -> Callable[[RequestContext, Q], Pending[R]]:
+        """`handle` with the time, and `on_handled` after it."""
+
+        def handler(context: RequestContext, request: Q) -> Pending[R]:
+            reply = handle(request, context, self._clock.mono_ms())
             self._on_handled()
             return reply
 
         return handler
 
-    def _remembered(self, handle: Handler) -> Handler:
-        """Remember who sends heartbeats over which connection. Registrations need not be: a broker is fenced until it
-        sends a heartbeat."""
-        brokers = self._brokers
+    def _in_time(self, handle: Handle[T, R]) -> Callable[[RequestContext, T], Pending[R]]:
+        """As `_handled`. Where the timeout is not positive, it has expired already: nothing is changed then."""
+        in_time = self._handled(handle)
 
-        def handler(context: RequestContext, request: Any) -> Reply:
-            reply = handle(context, request)
-            brokers[context.connection.id] = (request.broker_id, request.broker_epoch)
-            return reply
+        def handler(context: RequestContext, request: T) -> Pending[R]:
+            if request.timeout_ms <= 0:
+                raise ApiError(ErrorCode.REQUEST_TIMED_OUT)
+            return in_time(context, request)
 
         return handler
+
+    def _broker_heartbeat(
+        self, context: RequestContext, request: BrokerHeartbeatRequest
+    ) -> Pending[BrokerHeartbeatResponse]:
+        """Handle a heartbeat, and note over which connection it came. Registrations need no such note: a broker is
+        fenced until its first heartbeat."""
+        reply = self._controller.handle_broker_heartbeat(request, context, self._clock.mono_ms())
+        self._on_handled()
+        self._brokers[context.connection.id] = (request.broker_id, request.broker_epoch)
+        return reply
 
     def _describe_cluster(self, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
         """The controllers, for tools that bootstrap from them (KIP-919)."""

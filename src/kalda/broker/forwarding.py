@@ -1,23 +1,25 @@
 """Requests that only the active controller may decide, forwarded in an envelope (KIP-590).
 
-The client's frame travels as it came, with who the client is beside it; the controller's answer comes back as a whole
-response, header included, and goes to the client as it is.
+An envelope holds the client's frame unchanged, its principal and its address. The controller's answer to it holds a
+whole response, header included, which the broker sends to the client unchanged.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.dispatch import Encoded, ForwardedContext, RequestContext
-from kalda.network.connection import Answer
+from kalda.broker.rows import Row
+from kalda.network.connection import Answer, AtTurn, Buffer
 from kalda.protocol.codec import decode, encode
+from kalda.protocol.framing import decode_request_header
 from kalda.protocol.messages.brokers import EnvelopeRequest, EnvelopeResponse
 from kalda.protocol.messages.client_protocol import DefaultPrincipalData
+from kalda.protocol.notation import Request
 
 _PRINCIPAL_VERSION = 0
 
@@ -30,7 +32,7 @@ def encode_principal(principal: str) -> bytes:
 
 
 def decode_principal(raw: bytes) -> str:
-    """The inverse. Raises `InvalidRequest`."""
+    """The inverse of `encode_principal`. Raises `InvalidRequest`."""
     if len(raw) < 2 or int.from_bytes(raw[:2], "big") != _PRINCIPAL_VERSION:
         raise InvalidRequest("a forwarded principal has an unknown version")
     data = decode(DefaultPrincipalData, raw, _PRINCIPAL_VERSION, 2)
@@ -43,8 +45,8 @@ class Forwarding:
     def __init__(self, channel: ControllerChannel) -> None:
         self._channel = channel
 
-    def forward(self, context: RequestContext, request: Any) -> Pending[Encoded]:
-        """Hand the request to the active controller; settles with the controller's own response."""
+    def forward(self, context: RequestContext, request: Request) -> Pending[Encoded]:
+        """Send the request to the active controller; settles with the controller's own response."""
         envelope = EnvelopeRequest(
             request_data=context.frame,
             request_principal=encode_principal(context.principal),
@@ -62,7 +64,7 @@ class Forwarding:
                 assert response.response_data is not None
                 pending.complete(Encoded([response.response_data]))
 
-        timeout_ms = getattr(request, "timeout_ms", 0)
+        timeout_ms: int = getattr(request, "timeout_ms", 0)
         self._channel.send(envelope, timeout_ms if timeout_ms > 0 else None).then(settle)
         return pending
 
@@ -75,37 +77,54 @@ def _packed_address(host: str) -> bytes:
 
 
 class Unwrapping:
-    """The controller's side: envelopes into requests, answered as if their client were here."""
+    """The controller's side: a request out of an envelope is answered as if its client were connected here."""
 
-    def __init__(self, answer: Callable[[RequestContext], Answer]) -> None:
+    def __init__(self, rows: Iterable[Row], answer: Callable[[RequestContext], Answer]) -> None:
+        """`answer` runs the request through the pipeline of the listener, whose rows mark what an envelope may hold."""
+        self._forwarded = frozenset(row.key for row in rows if row.forwarded)
         self._answer = answer
 
     def unwrap(
         self, context: RequestContext, envelope: EnvelopeRequest
     ) -> EnvelopeResponse | Pending[EnvelopeResponse]:
-        """Answer the request inside, with the forwarded principal and client."""
-        from kalda.protocol.apis import API
-        from kalda.protocol.framing import decode_request_header
-
+        """Answer the request in the envelope, with the principal and address of its client. Raises `InvalidRequest`."""
         frame = memoryview(bytearray(envelope.request_data))
         header = decode_request_header(frame)
-        if not API[header.api_key].forwarded:
+        if header.api_key not in self._forwarded:
             return EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
-        inner = ForwardedContext(context.connection, header, frame)
+        inner = RequestContext(context.connection, header, frame, context.authorizer)
+        inner.forwarded_by = context.principal
         if envelope.request_principal is not None:
             inner.principal = decode_principal(bytes(envelope.request_principal))
-        inner.client_host = str(ipaddress.ip_address(bytes(envelope.client_host_address)))
+        inner.client_host = _address(bytes(envelope.client_host_address))
         answer = self._answer(inner)
         if not isinstance(answer, Pending):
-            assert isinstance(answer, list), "only what the controller decides is forwarded"
-            return EnvelopeResponse(response_data=b"".join(answer))
+            return EnvelopeResponse(response_data=_whole(answer))
         pending: Pending[EnvelopeResponse] = Pending()
+        pending.on_abandoned = answer.abandon
 
-        def settle(buffers: Any, error: ApiError | None) -> None:
+        def settle(buffers: list[Buffer] | None, error: ApiError | None) -> None:
             if error is not None:
                 pending.complete(EnvelopeResponse(error_code=error.code))
             else:
-                pending.complete(EnvelopeResponse(response_data=b"".join(buffers)))
+                pending.complete(EnvelopeResponse(response_data=_whole(buffers)))
 
         answer.then(settle)
         return pending
+
+
+def _whole(answer: list[Buffer] | AtTurn | None) -> bytes:
+    assert isinstance(answer, list), "an API that is forwarded answers every request, and not at its turn"
+    return b"".join(answer)
+
+
+def _address(packed: bytes) -> str:
+    try:
+        return str(ipaddress.ip_address(packed))
+    except ValueError:
+        raise InvalidRequest(f"a forwarded client has an address of {len(packed)} bytes") from None
+
+
+def envelope_failed(request: EnvelopeRequest, version: int, error: ApiError) -> EnvelopeResponse:
+    """The error of the envelope, for the broker that sent it."""
+    return EnvelopeResponse(error_code=error.code)

@@ -28,9 +28,9 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
 from kalda.base.sensors import Sensors
+from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dir_locks import DirLocks
-from kalda.broker.dispatch import Features
 from kalda.broker.lifecycle import BrokerIdentity
 from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
@@ -234,7 +234,7 @@ class Node:
         if self._broker is not None:
             await self._broker.start(self._accept)
             for endpoint in config.broker_listeners:
-                self._gates[endpoint.listener].open(self._broker.services.dispatcher.on_frame)
+                self._gates[endpoint.listener].open(self._broker.services.pipeline.on_frame)
         # Test suites of other clients wait for exactly this line.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
@@ -331,9 +331,13 @@ class Node:
         handlers = self._controller_handlers = ControllerHandlers(
             quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, configs, quorum.arm
         )
-        dispatcher = handlers.dispatcher(self._features, self.config["unstable.api.versions.enable"])
+        pipeline = handlers.pipeline(
+            self._features,
+            asyncio.get_running_loop().call_soon,
+            unstable_versions=self.config["unstable.api.versions.enable"],
+        )
         for name in self.config.controller_listener_names:
-            self._gates[name].open(dispatcher.on_frame)
+            self._gates[name].open(pipeline.on_frame)
         self._register_controller()
 
     def _on_controller_connection_closed(self, connection: Connection) -> None:

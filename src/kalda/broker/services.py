@@ -1,14 +1,14 @@
 """What a broker serves its clients with: the list of its modules, and all that is done to each of them in turn.
 
 The list is below, in `Services.__init__`; `modules/module.py` is the manual for a new module. The modules are made
-before the broker registers. Clients are served through `dispatcher` when the broker is unfenced.
+before the broker registers. Clients are served through `pipeline` when the broker is unfenced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from kalda.broker.dispatch import Dispatcher, Features, Handler
+from kalda.broker.api_versions import Features
 from kalda.broker.dynamic_configs import DynamicConfigPublisher
 from kalda.broker.modules.configs import ConfigsModule
 from kalda.broker.modules.connections import ConnectionsModule
@@ -22,8 +22,10 @@ from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.modules.partitions import PartitionsModule
 from kalda.broker.modules.producers import ProducersModule
 from kalda.broker.modules.replication import ReplicationModule
+from kalda.broker.pipeline import RequestPipeline
+from kalda.broker.rows import joined
 from kalda.metadata.manifest import Publisher
-from kalda.protocol.apis import ApiKey
+from kalda.protocol.apis import Listener
 
 
 class Services:
@@ -55,8 +57,12 @@ class Services:
         `PartitionsModule` comes after all that hold state of partitions, since it hands partitions to them: closed
         before them, it hands over none to one that is closed.
         """
-        unstable_versions = context.config["unstable.api.versions.enable"]
-        self.dispatcher = Dispatcher(_handlers(self.modules), features, unstable_versions)
+        self.pipeline = RequestPipeline(
+            joined(Listener.BROKER, *(module.rows() for module in self.modules)),
+            features,
+            lambda step: context.timers.call_later_ms(0, step),
+            unstable_versions=context.config["unstable.api.versions.enable"],
+        )
         self._cache = context.cache
         self._config_publisher = DynamicConfigPublisher(
             context.dynamic_configs, [module.on_config for module in self.modules]
@@ -76,13 +82,3 @@ class Services:
         self._config_publisher.close()
         for module in reversed(self.modules):
             await module.close()
-
-
-def _handlers(modules: Iterable[Module]) -> dict[ApiKey, Handler]:
-    """The APIs of the broker's listeners. ApiVersions is not among them: the dispatcher answers it from this table."""
-    table: dict[ApiKey, Handler] = {}
-    for module in modules:
-        for key, handler in module.handlers().items():
-            assert key not in table, f"two modules answer {key.name}"
-            table[key] = handler
-    return table

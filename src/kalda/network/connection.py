@@ -78,12 +78,15 @@ class Hold:
     """a request whose answer may be large is pending; see `answer_alone`"""
     SENDING = 256
     """slices of files are being sent, piece by piece"""
+    MUTED = 512
+    """the client has used up a quota; see `mute`"""
 
 
 _WRITE = Hold.WRITE
 _CLOSED = Hold.CLOSED
 _ALONE = Hold.ALONE
 _SENDING = Hold.SENDING
+_MUTED = Hold.MUTED
 _PIECE_BYTES = 256 * 1024
 _ENDED = frozenset((7, 8))
 """TCP's states CLOSE and CLOSE_WAIT, as `TCP_INFO` numbers them."""
@@ -120,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         "_handler",
         "_holds",
         "_listener",
+        "_muted_until_ms",
         "_out",
         "_out_bytes",
         "_parked_bytes",
@@ -130,6 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         "_swept_requests",
         "_transport",
         "_unanswered_bytes",
+        "_unmuting",
         "active",
         "active_ms",
         "admitted",
@@ -184,6 +189,9 @@ class Connection(asyncio.BufferedProtocol):
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._sending: deque[Buffer | FileSlice] = deque()
+        self._muted_until_ms = 0
+        self._unmuting: asyncio.TimerHandle | None = None
+        """The timer that ends the mute; None where the connection is not muted."""
 
     def __str__(self) -> str:
         return f"{self.peer_host}:{self.peer_port} on {self.listener_name}"
@@ -208,6 +216,7 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
         self._holds |= _CLOSED
         self.closing_ms = self._listener.now_ms()
+        self._unmute()
         if not self._serving:
             self._hang_up()
 
@@ -218,6 +227,26 @@ class Connection(asyncio.BufferedProtocol):
         nothing could have many of them parked, and each would hold a large answer when it completes.
         """
         self._hold(Hold.ALONE)
+
+    def mute(self, duration_ms: int) -> None:
+        """Serve no further request for so long; answers still leave. For a client that has used up a quota (KIP-219).
+
+        A later end replaces the end of a mute that is under way; an earlier one changes nothing.
+        """
+        until_ms = self._listener.now_ms() + duration_ms
+        if self._holds & _CLOSED or (self._unmuting is not None and until_ms <= self._muted_until_ms):
+            return
+        if self._unmuting is not None:
+            self._unmuting.cancel()
+        self._muted_until_ms = until_ms
+        self._unmuting = self._listener.call_later_ms(duration_ms, self._unmute)
+        self._hold(_MUTED)
+
+    def _unmute(self) -> None:
+        if self._unmuting is not None:
+            self._unmuting.cancel()
+            self._unmuting = None
+            self._release(_MUTED)
 
     def abort(self) -> None:
         """Close at once; unsent answers are lost."""
@@ -261,6 +290,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection has ended, by either side: abandon pending requests and release their budget."""
         self._holds |= _CLOSED
+        self._unmute()
         self._transport = None
         self._out.clear()
         self._sending.clear()

@@ -121,6 +121,10 @@ class Listener:
         if self._on_close is not None and connection.admitted:
             self._on_close(connection)
 
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call back once on the loop, not before `delay_ms` have passed."""
+        return self._loop.call_later(delay_ms / 1000, callback)
+
     def complain(self, message: str, *args: object) -> None:
         """Log a warning about a peer, within the limit of lines per second."""
         self._server.complaints(self.now_ms(), message, *args)

@@ -1,9 +1,9 @@
-"""Who sent a request: the one notion that handlers, coordinators and the controller share.
+"""Who sent a request: handlers, coordinators and the controller all receive it as a `Caller`.
 
 A `Caller` is made for each request, from the connection it came over or from the envelope that a broker forwarded it
-in (KIP-590). It authenticates nobody and decides nothing by itself. The request pipeline gives it an `Authorizer`,
-which decides what the principal may do, and a function that charges the client's mutation quota (KIP-599). Without
-them everything is allowed and free.
+in (KIP-590). It authenticates nobody and decides nothing by itself. The request pipeline sets its `Authorizer`, which
+decides what the principal may do, and `charge`, which charges the client's mutation quota (KIP-599). Without them
+everything is allowed and free.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ class Authorizer(Protocol):
 
     def allows(self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str) -> bool:
         """Whether `caller` may do `operation` on the resource of that type and name."""
+        ...
+
+    def allows_on_any(self, caller: Caller, operation: AclOperation, resource: AclResourceType) -> bool:
+        """Whether `caller` may do `operation` on at least one resource of that type, existing or not (KIP-679)."""
         ...
 
 
@@ -54,7 +58,7 @@ class Caller:
         listener_name: str = "",
         forwarded_by: str | None = None,
         authorizer: Authorizer | None = None,
-        charge: Callable[[int], None] | None = None,
+        charge: Callable[[Caller, int], None] | None = None,
     ) -> None:
         self.api_version = api_version
         self.principal = principal
@@ -69,19 +73,30 @@ class Caller:
         """Whether this caller may do `operation` on that resource."""
         return self.authorizer is None or self.authorizer.allows(self, operation, resource, name)
 
+    def allows_on_any(self, operation: AclOperation, resource: AclResourceType) -> bool:
+        """Whether this caller may do `operation` on at least one resource of that type."""
+        return self.authorizer is None or self.authorizer.allows_on_any(self, operation, resource)
+
     def allows_on_cluster(self, operation: AclOperation) -> bool:
         """Whether this caller may do `operation` on the cluster as a whole."""
         return self.allows(operation, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME)
 
+    def refusal_on_cluster(self, operation: AclOperation) -> ApiError | None:
+        """CLUSTER_AUTHORIZATION_FAILED, or None where this caller may do `operation` on the cluster as a whole."""
+        if self.allows_on_cluster(operation):
+            return None
+        return ApiError(
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{self.principal} may not {operation.name} the cluster."
+        )
+
     def require_on_cluster(self, operation: AclOperation) -> None:
         """Raises `ApiError` CLUSTER_AUTHORIZATION_FAILED."""
-        if not self.allows_on_cluster(operation):
-            raise ApiError(
-                ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{self.principal} may not {operation.name} the cluster."
-            )
+        refusal = self.refusal_on_cluster(operation)
+        if refusal is not None:
+            raise refusal
 
     def charge_partitions(self, count: int) -> None:
         """Account for partitions that the request creates or deletes (KIP-599). Raises `ApiError`
         THROTTLING_QUOTA_EXCEEDED where the client's quota allows no more of them."""
         if self.charge is not None:
-            self.charge(count)
+            self.charge(self, count)

@@ -1,4 +1,4 @@
-"""What a tool that comes to a controller's listener is told there."""
+"""Answers of a controller's listener to tools that connect to it directly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def controller_of(cluster: Cluster) -> BlockingConnection:
 
 
 def test_configs_are_described_by_a_controller() -> None:
-    """Tools ask with `--bootstrap-controller`, for where there is no broker yet."""
+    """Tools use `--bootstrap-controller` where there is no broker yet."""
     with Cluster(1) as cluster, controller_of(cluster) as controller:
         altered = controller.request(
             IncrementalAlterConfigsRequest(
@@ -56,8 +56,8 @@ def test_configs_are_described_by_a_controller() -> None:
 def test_levels_that_are_not_released_yet(unstable: bool) -> None:
     with Cluster(1, config={"unstable.feature.versions.enable": str(unstable).lower()}) as cluster:
         with controller_of(cluster) as controller:
-            asked = ApiVersionsRequest(client_software_name="a", client_software_version="1")
-            announced = {feature.name: feature for feature in controller.request(asked, 4).supported_features}
+            request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
+            announced = {feature.name: feature for feature in controller.request(request, 4).supported_features}
             update = FeatureUpdateKey(feature="metadata.version", max_version_level=31)
             answer = controller.request(UpdateFeaturesRequest(feature_updates=[update]), 2)
         assert announced["metadata.version"].max_version == (31 if unstable else 30)

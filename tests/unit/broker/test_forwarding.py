@@ -1,4 +1,4 @@
-"""Envelopes and the channel they travel on: what a broker is told, what its client, and what is done once."""
+"""Envelopes, and the channel on which brokers send them: which errors the broker gets and which its client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.broker.api_versions import Features
+from kalda.broker.context import RequestContext
 from kalda.broker.controller_channel import ControllerChannel
+from kalda.broker.controller_failures import broker_heartbeat_failed
 from kalda.broker.controller_handlers import ControllerHandlers
-from kalda.broker.dispatch import Dispatcher, Features, Handler, Reply, RequestContext
-from kalda.broker.forwarding import Unwrapping, encode_principal
+from kalda.broker.forwarding import Unwrapping, encode_principal, envelope_failed
+from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.handlers.forwarded import create_topics_failed
+from kalda.broker.pipeline import Handler, RequestPipeline
+from kalda.broker.rows import Authorization, QuotaClass, Row
 from kalda.broker.shell import SystemClock
 from kalda.network.client import RpcConnection
 from kalda.network.server import Server
@@ -26,14 +32,25 @@ from kalda.protocol.messages.quorum import DescribeQuorumRequest, DescribeQuorum
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 
 
+def row(key: ApiKey, handler: Handler) -> Row:
+    """A row of an API that brokers forward, or of BrokerHeartbeat."""
+    anyone = Authorization.ANYONE
+    if key is ApiKey.BROKER_HEARTBEAT:
+        return Row(key, handler, broker_heartbeat_failed, anyone, QuotaClass.EXEMPT)
+    assert key is ApiKey.CREATE_TOPICS
+    return Row(key, handler, create_topics_failed, anyone, forwarded=True)
+
+
 @asynccontextmanager
 async def controller(handlers: dict[ApiKey, Handler]) -> AsyncIterator[int]:
-    """A listener that answers so, also from envelopes; its port."""
-    dispatcher: Dispatcher
-    unwrapping = Unwrapping(lambda context: dispatcher.answer(context))
-    dispatcher = Dispatcher({**handlers, ApiKey.ENVELOPE: unwrapping.unwrap}, lambda: Features({}, {}, 0))
+    """A listener with these handlers, which also takes their requests in envelopes; its port."""
+    pipeline: RequestPipeline
+    rows = [row(key, handler) for key, handler in handlers.items()]
+    unwrapping = Unwrapping(rows, lambda context: pipeline.answer(context))
+    rows.append(Row(ApiKey.ENVELOPE, unwrapping.unwrap, envelope_failed, Authorization.ANYONE, QuotaClass.EXEMPT))
+    pipeline = RequestPipeline(rows, lambda: Features({}, {}, 0), asyncio.get_running_loop().call_soon)
     server = Server(SystemClock())
-    listener = await server.listen("CONTROLLER", "127.0.0.1", 0, dispatcher.on_frame)
+    listener = await server.listen("CONTROLLER", "127.0.0.1", 0, pipeline.on_frame)
     try:
         yield listener.port
     finally:
@@ -48,11 +65,11 @@ def running(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(bounded())
 
 
-def _refused_at_once(error: ApiError) -> Reply:
+def _refused_at_once(error: ApiError) -> Pending[Any]:
     raise error
 
 
-def _refused_later(error: ApiError) -> Reply:
+def _refused_later(error: ApiError) -> Pending[Any]:
     pending: Pending[Any] = Pending()
     asyncio.get_running_loop().call_soon(pending.fail, error)
     return pending
@@ -60,15 +77,15 @@ def _refused_later(error: ApiError) -> Reply:
 
 @pytest.mark.parametrize("refuse", [_refused_at_once, _refused_later])
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "of_envelope"),
     [(ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER), (ErrorCode.POLICY_VIOLATION, ErrorCode.NONE)],
 )
-def test_only_the_broker_is_told_to_look_elsewhere(
-    refuse: Callable[[ApiError], Reply], error: ErrorCode, told: ErrorCode
+def test_only_the_broker_gets_not_controller(
+    refuse: Callable[[ApiError], Pending[Any]], error: ErrorCode, of_envelope: ErrorCode
 ) -> None:
-    """Its client cannot do anything with NOT_CONTROLLER, and the broker would not look into the answer."""
+    """A client can do nothing about NOT_CONTROLLER, and a broker does not decode the response in an envelope."""
 
-    def create(context: RequestContext, request: Any) -> Reply:
+    def create(context: RequestContext, request: Any) -> Pending[Any]:
         return refuse(ApiError(error))
 
     async def scenario() -> None:
@@ -81,15 +98,15 @@ def test_only_the_broker_is_told_to_look_elsewhere(
                 client_host_address=bytes((127, 0, 0, 1)),
             )
             response = await connection.request(envelope, 0)
-            assert response.error_code == told
-            assert (response.response_data is None) == (told is not ErrorCode.NONE)
+            assert response.error_code == of_envelope
+            assert (response.response_data is None) == (of_envelope is not ErrorCode.NONE)
             connection.close()
 
     running(scenario())
 
 
-def test_what_waits_is_not_sent_again_because_somebody_was_refused() -> None:
-    """A new leader refuses heartbeats until it is active, and has taken in a request meanwhile."""
+def test_a_waiting_request_is_not_sent_again_when_another_is_refused() -> None:
+    """A new leader refuses heartbeats until it is active, while a request already waits at it."""
     created: list[Pending[CreateTopicsResponse]] = []
     heartbeats: list[BrokerHeartbeatRequest] = []
     refused = asyncio.Event()
@@ -126,33 +143,34 @@ def test_what_waits_is_not_sent_again_because_somebody_was_refused() -> None:
     assert (len(created), len(heartbeats)) == (1, 2)
 
 
-@pytest.mark.parametrize(("leads", "told"), [(True, ErrorCode.NONE), (False, ErrorCode.NOT_CONTROLLER)])
-def test_a_follower_does_not_answer_for_the_quorum(leads: bool, told: ErrorCode) -> None:
-    """A broker that has not noticed yet that the leader is another one forwards to the old one."""
+@pytest.mark.parametrize(("is_leader", "of_envelope"), [(True, ErrorCode.NONE), (False, ErrorCode.NOT_CONTROLLER)])
+def test_a_follower_does_not_answer_for_the_quorum(is_leader: bool, of_envelope: ErrorCode) -> None:
+    """A broker forwards to the old leader until it has learned of the new one."""
     raft = Mock()
-    raft.machine.is_leader = leads
+    raft.machine.is_leader = is_leader
     raft.handle.return_value = DescribeQuorumResponse()
-    handlers = ControllerHandlers(raft, Mock(), Mock(), SystemClock(), "cluster", Mock(), lambda: None)
+    configs = ConfigHandlers(1, Mock(), Mock())
+    handlers = ControllerHandlers(raft, Mock(), Mock(), SystemClock(), "cluster", configs, lambda: None)
 
     async def scenario() -> None:
         server = Server(SystemClock())
-        dispatcher = handlers.dispatcher(lambda: Features({}, {}, 0), False)
-        listener = await server.listen("CONTROLLER", "127.0.0.1", 0, dispatcher.on_frame)
+        pipeline = handlers.pipeline(lambda: Features({}, {}, 0), asyncio.get_running_loop().call_soon)
+        listener = await server.listen("CONTROLLER", "127.0.0.1", 0, pipeline.on_frame)
         connection = await RpcConnection.connect("127.0.0.1", listener.port)
         envelope = EnvelopeRequest(
             request_data=b"".join(encode_request(DescribeQuorumRequest(), 1, 1, "client")),
             request_principal=encode_principal("User:alice"),
             client_host_address=bytes((127, 0, 0, 1)),
         )
-        assert (await connection.request(envelope, 0)).error_code == told
+        assert (await connection.request(envelope, 0)).error_code == of_envelope
         connection.close()
         await server.stop(deadline_ms=0)
 
     running(scenario())
 
 
-def test_whoever_finds_no_controller_is_told_that_time_ran_out() -> None:
-    """Anything else would be final to some clients."""
+def test_a_request_without_a_controller_times_out() -> None:
+    """Some clients do not try again after any other error."""
 
     async def scenario() -> None:
         answers: asyncio.Queue[Any] = asyncio.Queue()
@@ -160,7 +178,7 @@ def test_whoever_finds_no_controller_is_told_that_time_ran_out() -> None:
         for timeout_ms in (20, 60_000):
             channel.send(CreateTopicsRequest(), timeout_ms).then(lambda _, error: answers.put_nowait(error))
         assert (await answers.get()).code is ErrorCode.REQUEST_TIMED_OUT
-        assert answers.empty(), "the other one is tried on"
+        assert answers.empty(), "the other request has time left"
         await channel.close()
         assert (await answers.get()).code is ErrorCode.REQUEST_TIMED_OUT
         late = channel.send(CreateTopicsRequest())
@@ -170,8 +188,8 @@ def test_whoever_finds_no_controller_is_told_that_time_ran_out() -> None:
     running(scenario())
 
 
-def test_what_the_controllers_version_cannot_say_fails_and_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker whose heartbeat was never answered would not send another."""
+def test_a_request_that_an_older_controller_cannot_take_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must be answered: a broker sends no heartbeat while another is unanswered."""
 
     async def scenario() -> None:
         older = Mock(closed=asyncio.Event())

@@ -13,7 +13,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.broker.dynamic_configs import DynamicConfigPublisher, DynamicConfigs
 from kalda.broker.modules.module import Module
-from kalda.broker.services import Services, _handlers
+from kalda.broker.services import Services
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.cluster_client import ClusterClient
 from kalda.metadata.delta import MetadataDelta
@@ -104,18 +104,6 @@ def test_modules_that_are_closed_receive_no_more_configs(world: World) -> None:
     assert world.seen == [2]
 
 
-def test_no_api_has_two_modules() -> None:
-    handler: Any = object()
-
-    class One(Module):
-        def handlers(self) -> Any:
-            return {ApiKey.FETCH: handler}
-
-    assert _handlers([One(), Module()]) == {ApiKey.FETCH: handler}
-    with pytest.raises(AssertionError, match="FETCH"):
-        _handlers([One(), One()])
-
-
 def test_modules_start_in_order_and_close_in_reverse() -> None:
     calls: list[str] = []
 
@@ -173,6 +161,6 @@ def test_dynamic_configs_reach_all_modules_of_a_running_broker() -> None:
 def test_a_broker_answers_every_api_of_its_listeners_that_it_serves() -> None:
     with Cluster() as cluster:
         broker: Any = cluster.nodes[1]._broker
-        answered = {key for module in broker.services.modules for key in module.handlers()}
+        answered = {row.key for module in broker.services.modules for row in module.rows()}
     assert {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA, ApiKey.JOIN_GROUP, ApiKey.CREATE_TOPICS} <= answered
     assert all(API[key].listeners & Listener.BROKER for key in answered)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from by_hand import HandJobs
+from by_hand import HandJobs, HandTime, HandTimer
 from paper_files import PaperFile
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
@@ -80,7 +80,7 @@ class PaperListener:
         self.limits = limits
         self.arena = Arena()
         self.budget = budget
-        self.now = 1_000
+        self.time = HandTime(1_000)
         self.soon: list[Callable[[], None]] = []
         self.complaints: list[str] = []
         self.queued = 0
@@ -88,7 +88,10 @@ class PaperListener:
         self.lost = 0
 
     def now_ms(self) -> int:
-        return self.now
+        return self.time.now_ms
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> HandTimer:
+        return self.time.call_later_ms(delay_ms, callback)
 
     def connected(self, connection: Connection, transport: object) -> None:
         connection.admit()
@@ -592,3 +595,83 @@ class TestSweep:
         bench.connection.close()
         assert bench.connection.sweep(1_400) is None
         assert bench.connection.sweep(1_500) is not None
+
+
+class TestMute:
+    """Throttled connections: answers leave, requests wait, others are served."""
+
+    def muted(self, duration_ms: int = 100) -> Bench:
+        """A connection whose first request was answered and which was muted with that answer."""
+        bench = Bench()
+
+        def handle(connection: Connection, frame: memoryview) -> Answer:
+            if not bench.seen:
+                connection.mute(duration_ms)
+            return bench.handle(connection, frame)
+
+        bench.answer = handle
+        bench.send(body("a", 1), body("a", 2))
+        return bench
+
+    def pass_time(self, bench: Bench, ms: int) -> None:
+        bench.listener.time.advance(ms)
+        bench.listener.run()
+
+    def test_the_answer_leaves_and_the_next_request_waits(self) -> None:
+        bench = self.muted()
+        assert bench.transport.answers() == [b"re:" + body("a", 1)]
+        assert not bench.transport.reading
+        self.pass_time(bench, 99)
+        assert len(bench.seen) == 1
+        self.pass_time(bench, 1)
+        assert bench.transport.answers() == [b"re:" + body("a", 1), b"re:" + body("a", 2)]
+        assert bench.transport.reading
+
+    def test_another_connection_is_not_held(self) -> None:
+        self.muted()
+        other = Bench()
+        other.send(body("a", 1))
+        assert len(other.transport.answers()) == 1
+
+    def test_pending_answers_leave_meanwhile(self) -> None:
+        bench = Bench()
+        bench.send(body("w"))
+        bench.connection.mute(100)
+        assert not bench.transport.reading
+        bench.settle(body("w"))
+        assert bench.transport.answers() == [b"late:" + body("w")]
+        assert not bench.transport.reading
+
+    @pytest.mark.parametrize(("second_ms", "end_ms"), [(30, 100), (80, 130), (50, 100)])
+    def test_the_later_end_of_two_mutes_holds(self, second_ms: int, end_ms: int) -> None:
+        bench = self.muted(100)
+        self.pass_time(bench, 50)
+        bench.connection.mute(second_ms)
+        assert bench.listener.time.timers == 1
+        self.pass_time(bench, end_ms - 51)
+        assert len(bench.seen) == 1
+        self.pass_time(bench, 1)
+        assert len(bench.seen) == 2
+
+    def test_muted_again(self) -> None:
+        bench = self.muted(100)
+        self.pass_time(bench, 100)
+        bench.connection.mute(10)
+        assert not bench.transport.reading
+        self.pass_time(bench, 10)
+        assert bench.transport.reading
+
+    @pytest.mark.parametrize("end", [Connection.close, Connection.drain, lambda each: each.connection_lost(None)])
+    def test_the_end_of_the_connection_ends_the_mute(self, end: Callable[[Connection], None]) -> None:
+        bench = self.muted()
+        end(bench.connection)
+        assert bench.listener.time.timers == 0
+        bench.connection.mute(100)
+        assert bench.listener.time.timers == 0
+        self.pass_time(bench, 1_000)
+        assert len(bench.seen) == 1
+
+    def test_a_muted_connection_is_not_idle(self) -> None:
+        bench = self.muted(100_000)
+        bench.connection.sweep(1_000)
+        assert bench.connection.sweep(10_000_000) is None

@@ -1,14 +1,18 @@
-"""What a broker's listener answers, one file a domain. The modules in `kalda.broker.modules` map APIs to these.
+"""What a broker's listener answers, one file a domain. The modules in `kalda.broker.modules` serve their rows.
 
-A handler is `(context, request) -> response`, or a `Pending` of one where it must wait. It decides nothing itself: it
-asks the floor that knows, and says the result in the words of the API.
+A handler is `(context, request) -> reply` (see `kalda.broker.context`). It decides nothing itself: it calls the floor
+that does, and puts the result into the API's response. Each file declares the rows of its APIs, and beside them the
+functions that make the response to a request which failed as a whole.
 
 - `data`: Produce, Fetch
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
-- `groups`: the group APIs, handed to the coordinator
-- `configs`: DescribeConfigs, ListConfigResources
+- `groups`: the group APIs, passed to the coordinator
+- `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
+- `config_descriptions`: the answer to DescribeConfigs, made in steps
 - `describe`: DescribeProducers, client quotas, SCRAM credentials
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
 - `producers`: InitProducerId
+- `forwarded`: what the active controller answers
+- `shared`: failures of APIs that both kinds of listener serve
 """

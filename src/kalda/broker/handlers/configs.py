@@ -1,59 +1,64 @@
-"""DescribeConfigs (32), ListConfigResources (74), and a broker's say in altering its own dynamic configs.
+"""DescribeConfigs (32), ListConfigResources (74), and a broker's checks of AlterConfigs (33, 44) before it forwards it.
 
-The values come from the image's overrides over this node's properties; what each key means, where its value comes
-from and what it falls back to is the business of the tables.
+Values come from the overrides in the metadata image, over this node's properties. The key tables in
+`kalda.base.configs` define what each key means, what it falls back to, and which values it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, TypeAlias
 
-from kalda.base.configs import describe
-from kalda.base.configs.dynamic import Layers, check_alteration, effective
-from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
+from kalda.base.configs.dynamic import Layers, check_alteration
+from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.topic_names import validate_topic_name
-from kalda.broker.dispatch import Handler, Reply, RequestContext
+from kalda.base.pending import Pending
+from kalda.broker.context import Encoded, RequestContext, Steps
 from kalda.broker.forwarding import Forwarding
-from kalda.broker.loggers import LoggerChange, alter_loggers, logger_levels
-from kalda.metadata.configs import ConfigResource, broker_resource
+from kalda.broker.handlers.config_descriptions import (
+    DOCUMENTED_AS,
+    ConfigDescriptions,
+    check_broker,
+    describe_configs_failed,
+)
+from kalda.broker.handlers.forwarded import alter_configs_failed, incremental_alter_configs_failed
+from kalda.broker.loggers import LoggerChange, alter_loggers
+from kalda.broker.rows import Authorization, Row, on_cluster
+from kalda.metadata.configs import broker_resource
 from kalda.metadata.image import MetadataImage
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages import configs as messages
 from kalda.protocol.messages.configs import (
+    AlterConfigsRequest,
+    AlterConfigsRequestAlterConfigsResource,
     AlterConfigsResponse,
     AlterConfigsResponseAlterConfigsResourceResponse,
     DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
     DescribeConfigsResponse,
-    DescribeConfigsResult,
-    DescribeConfigsSynonym,
     IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
+from kalda.protocol.messages.security import AclOperation
 
-_DOCUMENTED_AS = {
-    ConfigResourceType.TOPIC: "topic",
-    ConfigResourceType.BROKER: "broker",
-    ConfigResourceType.GROUP: "group",
-    ConfigResourceType.CLIENT_METRICS: "client_metrics",
-}
+AlteredResource: TypeAlias = (
+    AlterConfigsRequestAlterConfigsResource | IncrementalAlterConfigsRequestAlterConfigsResource
+)
 
 
 class Metadata(Protocol):
-    """Who has the newest image."""
+    """Holds the newest image."""
 
     @property
     def image(self) -> MetadataImage: ...
 
 
 class ConfigHandlers:
-    """Configs as this broker sees them."""
+    """Configs as this node has them."""
 
     def __init__(self, broker_id: int, static: ServerConfig, metadata: Metadata) -> None:
         """`broker_id` is the node's id, also of one that is a controller alone."""
@@ -61,132 +66,118 @@ class ConfigHandlers:
         self._static = static
         self._metadata = metadata
 
-    def layers(self) -> Layers:
-        """This broker's configuration, layer by layer."""
-        configs = self._metadata.image.configs
-        return Layers(
-            self._static.properties, configs.of(broker_resource(None)), configs.of(broker_resource(self._broker_id))
-        )
+    def describe_row(self) -> Row:
+        """DescribeConfigs, which controllers serve too."""
+        return Row(ApiKey.DESCRIBE_CONFIGS, self.describe_configs, describe_configs_failed, Authorization.PER_ITEM)
 
-    def effective(self) -> ServerConfig:
-        """What the layers give."""
-        return effective(self.layers())[0]
+    def rows(self, forwarding: Forwarding) -> list[Row]:
+        """A broker's rows: DescribeConfigs, ListConfigResources, and the two that alter configs."""
+        return [
+            self.describe_row(),
+            Row(
+                ApiKey.LIST_CONFIG_RESOURCES,
+                self.list_config_resources,
+                list_config_resources_failed,
+                on_cluster(AclOperation.DESCRIBE_CONFIGS),
+            ),
+            Row(
+                ApiKey.ALTER_CONFIGS,
+                self.alter_configs(forwarding),
+                alter_configs_failed,
+                Authorization.AT_CONTROLLER,
+                forwarded=True,
+            ),
+            Row(
+                ApiKey.INCREMENTAL_ALTER_CONFIGS,
+                self.incremental_alter_configs(forwarding),
+                incremental_alter_configs_failed,
+                Authorization.PER_ITEM,  # levels of loggers are altered here, all else at the controller
+                forwarded=True,
+            ),
+        ]
 
     # -- DescribeConfigs
 
-    def describe_configs(self, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    def describe_configs(
+        self, context: RequestContext, request: DescribeConfigsRequest
+    ) -> Steps[DescribeConfigsResponse | Encoded]:
         """Values with their sources; on demand with all synonyms and documentation."""
-        response = DescribeConfigsResponse()
-        for resource in request.resources:
-            result = DescribeConfigsResult(
-                resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=""
-            )
-            response.results.append(result)
-            try:
-                if resource.resource_type == ConfigResourceType.BROKER_LOGGER:
-                    result.configs = self._loggers(resource)
-                    continue
-                kind = _kind(resource.resource_type)
-                for entry in self._entries(kind, resource):
-                    result.configs.append(_described(entry, kind, request))
-            except ApiError as error:
-                result.error_code = error.code
-                result.error_message = error.message
-        return response
-
-    def _entries(self, kind: ConfigResourceType, resource: DescribeConfigsResource) -> list[describe.Entry]:
-        name = resource.resource_name
-        keys: Collection[str] | None = resource.configuration_keys or None
-        if kind is ConfigResourceType.TOPIC:
-            return self._topic(name, keys)
-        layers = self.layers()
-        if kind is ConfigResourceType.BROKER:
-            if not name:
-                return describe.describe_cluster_default(layers, keys)
-            self._check_broker(name)
-            return describe.describe_broker(layers, self.effective(), keys)
-        overrides = self._metadata.image.configs.of(ConfigResource(kind, name))
-        if kind is ConfigResourceType.GROUP:
-            if not name:
-                raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-            return describe.describe_group(layers, self.effective(), overrides, keys)
-        if not name:
-            raise ApiError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
-        return describe.describe_client_metrics(overrides, keys)
-
-    def _topic(self, name: str, keys: Collection[str] | None) -> list[describe.Entry]:
-        validate_topic_name(name)
-        image = self._metadata.image
-        if name not in image.topics.by_name:
-            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        overrides = image.configs.of_topic(name)
-        return describe.describe_topic(self.layers(), self.effective(), overrides, keys)
-
-    def _loggers(self, resource: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:
-        self._check_broker(resource.resource_name)
-        return [
-            DescribeConfigsResourceResult(
-                name=name, value=level, config_source=ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
-            )
-            for name, level in logger_levels(resource.configuration_keys or None)
-        ]
-
-    def _check_broker(self, name: str) -> None:
-        if name != str(self._broker_id):
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"Unexpected broker id, expected {self._broker_id} or empty string, but received {name}",
-            )
+        descriptions = ConfigDescriptions(self._broker_id, self._static, self._metadata.image, request)
+        return descriptions.steps(context.api_version, context.header.correlation_id)
 
     # -- altering
 
-    def alter_configs(self, forwarding: Forwarding) -> Handler:
-        """Checks what only this broker can check of its own configs, then lets the controller decide."""
-        return lambda context, request: self._check_then_forward(context, request, forwarding)
+    def alter_configs(
+        self, forwarding: Forwarding
+    ) -> Callable[[RequestContext, AlterConfigsRequest], AlterConfigsResponse | Pending[Encoded]]:
+        """The handler that checks what only this broker can check of its own configs, then forwards the request."""
 
-    def incremental_alter_configs(self, forwarding: Forwarding) -> Handler:
-        """As `alter_configs`, key by key (KIP-339)."""
-        return lambda context, request: self._check_then_forward(context, request, forwarding)
-
-    def _check_then_forward(self, context: RequestContext, request: Any, forwarding: Forwarding) -> Reply:
-        """A broker's dynamic configs must fit its static ones, which the controller does not know.
-
-        A request is refused here only when all its resources are: otherwise the controller answers for the rest, and
-        its own tables refuse what no broker could take.
-        """
-        incremental = isinstance(request, IncrementalAlterConfigsRequest)
-        if (
-            incremental
-            and request.resources
-            and all(each.resource_type == ConfigResourceType.BROKER_LOGGER for each in request.resources)
-        ):
-            return self._alter_loggers(request)
-        refused: list[tuple[Any, ApiError]] = []
-        for resource in request.resources:
-            try:
-                self._check_shape(resource, incremental)
-                if resource.resource_type == ConfigResourceType.BROKER:
-                    self._check_alteration(resource, incremental)
-            except ApiError as error:
-                refused.append((resource, error))
-        if not refused or len(refused) < len(request.resources):
-            return forwarding.forward(context, request)
-        if incremental:
-            return IncrementalAlterConfigsResponse(
+        def handler(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse | Pending[Encoded]:
+            refused = self._refused(request.resources)
+            if len(refused) < len(request.resources) or not refused:
+                return forwarding.forward(context, request)
+            return AlterConfigsResponse(
                 responses=[
-                    IncrementalAlterConfigsResponseAlterConfigsResourceResponse(**_refusal(resource, error))
+                    AlterConfigsResponseAlterConfigsResourceResponse(
+                        error_code=error.code,
+                        error_message=error.message,
+                        resource_type=resource.resource_type,
+                        resource_name=resource.resource_name,
+                    )
                     for resource, error in refused
                 ]
             )
-        return AlterConfigsResponse(
-            responses=[
-                AlterConfigsResponseAlterConfigsResourceResponse(**_refusal(resource, error))
-                for resource, error in refused
-            ]
-        )
+
+        return handler
+
+    def incremental_alter_configs(
+        self, forwarding: Forwarding
+    ) -> Callable[[RequestContext, IncrementalAlterConfigsRequest], IncrementalAlterConfigsResponse | Pending[Encoded]]:
+        """As `alter_configs`, key by key (KIP-339). Levels of loggers are altered here (KIP-412)."""
+
+        def handler(
+            context: RequestContext, request: IncrementalAlterConfigsRequest
+        ) -> IncrementalAlterConfigsResponse | Pending[Encoded]:
+            if request.resources and all(
+                each.resource_type == ConfigResourceType.BROKER_LOGGER for each in request.resources
+            ):
+                return self._alter_loggers(request)
+            refused = self._refused(request.resources)
+            if len(refused) < len(request.resources) or not refused:
+                return forwarding.forward(context, request)
+            return IncrementalAlterConfigsResponse(
+                responses=[
+                    IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
+                        error_code=error.code,
+                        error_message=error.message,
+                        resource_type=resource.resource_type,
+                        resource_name=resource.resource_name,
+                    )
+                    for resource, error in refused
+                ]
+            )
+
+        return handler
+
+    def _refused(self, resources: Sequence[AlteredResource]) -> list[tuple[AlteredResource, ApiError]]:
+        """The resources that this broker refuses. A broker's dynamic configs must fit its static ones, which the
+        controller does not have.
+
+        A request is answered here only where all its resources are refused: otherwise the controller answers for all,
+        and its own tables refuse what no broker can take.
+        """
+        refused: list[tuple[AlteredResource, ApiError]] = []
+        for resource in resources:
+            try:
+                _check_shape(resource)
+                if resource.resource_type == ConfigResourceType.BROKER:
+                    self._check_alteration(resource)
+            except ApiError as error:
+                refused.append((resource, error))
+        return refused
 
     def _alter_loggers(self, request: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
-        """Levels of this process's loggers: nobody else's business, and gone with the process."""
+        """Levels of this process's loggers, until the process ends."""
         response = IncrementalAlterConfigsResponse()
         for resource in request.resources:
             answer = IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
@@ -194,35 +185,32 @@ class ConfigHandlers:
             )
             response.responses.append(answer)
             try:
-                self._check_broker(resource.resource_name)
+                check_broker(self._broker_id, resource.resource_name)
                 changes = [LoggerChange(each.name, each.config_operation, each.value) for each in resource.configs]
                 alter_loggers(changes, request.validate_only)
             except ApiError as error:
                 answer.error_code, answer.error_message = error.code, error.message
         return response
 
-    def _check_shape(self, resource: Any, incremental: bool) -> None:
-        """What is wrong whatever the state is."""
-        known = (*_DOCUMENTED_AS, ConfigResourceType.BROKER_LOGGER) if incremental else tuple(_DOCUMENTED_AS)
-        if resource.resource_type not in known:
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
-        if not incremental:
-            nulls = [config.name for config in resource.configs if config.value is None]
-            if nulls:
-                raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
-
-    def _check_alteration(self, resource: Any, incremental: bool) -> None:
+    def _check_alteration(self, resource: AlteredResource) -> None:
+        """Raises `ApiError` where this broker, or the default of all, cannot take these configs."""
         name = resource.resource_name
         if name:
-            self._check_broker(name)
-        layers = self.layers()
-        altered = dict(layers.broker if name else layers.cluster) if incremental else {}
-        for config in resource.configs:
-            operation = config.config_operation if incremental else ConfigOperation.SET
-            if operation == ConfigOperation.SET and config.value is not None:
-                altered[config.name] = config.value
-            elif operation == ConfigOperation.DELETE:
-                altered.pop(config.name, None)
+            check_broker(self._broker_id, name)
+        configs = self._metadata.image.configs
+        layers = Layers(
+            self._static.properties, configs.of(broker_resource(None)), configs.of(broker_resource(self._broker_id))
+        )
+        altered: dict[str, str] = {}
+        if isinstance(resource, IncrementalAlterConfigsRequestAlterConfigsResource):
+            altered = dict(layers.broker if name else layers.cluster)
+            for change in resource.configs:
+                if change.config_operation == ConfigOperation.SET and change.value is not None:
+                    altered[change.name] = change.value
+                elif change.config_operation == ConfigOperation.DELETE:
+                    altered.pop(change.name, None)
+        else:
+            altered = {config.name: config.value for config in resource.configs if config.value is not None}
         check_alteration(layers, altered, per_broker=bool(name))
 
     # -- ListConfigResources
@@ -230,7 +218,7 @@ class ConfigHandlers:
     def list_config_resources(
         self, context: RequestContext, request: ListConfigResourcesRequest
     ) -> ListConfigResourcesResponse:
-        """Names of what can have configs (KIP-1142); version 0 knew client metrics only."""
+        """Names of what can have configs (KIP-1142); in version 0, of client metrics subscriptions alone."""
         everything = (
             ConfigResourceType.TOPIC,
             ConfigResourceType.BROKER,
@@ -246,7 +234,7 @@ class ConfigHandlers:
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"Resource type {kind} is not supported")
         image = self._metadata.image
         response = ListConfigResourcesResponse()
-        for kind in wanted:
+        for kind in dict.fromkeys(wanted):
             if kind == ConfigResourceType.TOPIC:
                 names = sorted(image.topics.by_name)
             elif kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
@@ -259,39 +247,21 @@ class ConfigHandlers:
         return response
 
 
-def _kind(resource_type: int) -> ConfigResourceType:
-    if resource_type not in _DOCUMENTED_AS:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource_type}")
-    return ConfigResourceType(resource_type)
+def _check_shape(resource: AlteredResource) -> None:
+    """Raises `ApiError` for what is wrong whatever the configs are."""
+    is_incremental = isinstance(resource, IncrementalAlterConfigsRequestAlterConfigsResource)
+    if resource.resource_type not in DOCUMENTED_AS and not (
+        is_incremental and resource.resource_type == ConfigResourceType.BROKER_LOGGER
+    ):
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
+    if not is_incremental:
+        nulls = [config.name for config in resource.configs if config.value is None]
+        if nulls:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
 
 
-def _refusal(resource: Any, error: ApiError) -> dict[str, Any]:
-    return {
-        "error_code": error.code,
-        "error_message": error.message,
-        "resource_type": resource.resource_type,
-        "resource_name": resource.resource_name,
-    }
-
-
-def _described(
-    entry: describe.Entry, kind: ConfigResourceType, request: DescribeConfigsRequest
-) -> DescribeConfigsResourceResult:
-    documentation = None
-    if request.include_documentation:
-        documentation = describe.documentation(_DOCUMENTED_AS[kind], entry.name)
-    return DescribeConfigsResourceResult(
-        name=entry.name,
-        value=entry.value,
-        read_only=entry.read_only,
-        config_source=entry.source,
-        is_sensitive=entry.sensitive,
-        synonyms=[
-            DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
-            for synonym in entry.synonyms
-        ]
-        if request.include_synonyms
-        else [],
-        config_type=entry.type,
-        documentation=documentation,
-    )
+def list_config_resources_failed(
+    request: ListConfigResourcesRequest, version: int, error: ApiError
+) -> ListConfigResourcesResponse:
+    """The error on top."""
+    return ListConfigResourcesResponse(error_code=error.code)

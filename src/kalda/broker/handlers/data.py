@@ -1,7 +1,7 @@
 """Produce (0) and Fetch (1): the data path's two ends.
 
-Nothing here touches a record: a produce hands views of the request's frame to the log, a fetch hands the log's
-buffers to the response.
+Nothing here reads a record: a produce passes views of the request's frame to the log, a fetch passes the log's buffers
+to the response.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ from functools import partial
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.dispatch import Encoded, RequestContext
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
+from kalda.broker.handlers.shared import fetch_failed
 from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponseNodeEndpoint
-from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse, ProduceResponseNodeEndpoint
+from kalda.protocol.messages.produce import (
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceResponseNodeEndpoint,
+    TopicProduceResponse,
+)
 from kalda.replication import produce
 from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchSessionCache
@@ -48,12 +57,20 @@ class DataHandlers:
         self._metadata = metadata
         self._sessions = sessions
         self._clock = clock
-        self._tell_leaders: dict[str, Callable[[ProduceResponse | FetchResponse], None]] = {}
+        self._add_leaders_on: dict[str, Callable[[ProduceResponse | FetchResponse], None]] = {}
+        """What adds the addresses of new leaders to a response, by the name of the listener that it leaves on."""
+
+    def rows(self) -> list[Row]:
+        """Both APIs. Topics and transactional ids are authorized one by one."""
+        return [
+            Row(ApiKey.PRODUCE, self.produce, produce_failed, Authorization.PER_ITEM, QuotaClass.PRODUCE),
+            Row(ApiKey.FETCH, self.fetch, fetch_failed, Authorization.PER_ITEM, QuotaClass.FETCH),
+        ]
 
     def produce(
         self, context: RequestContext, request: ProduceRequest
     ) -> ProduceResponse | Pending[ProduceResponse] | Pending[Encoded] | None:
-        """Append and answer; with acks=0 there is no answer, and a failure closes the connection instead."""
+        """Append and answer. With acks=0 there is no answer, and a failure closes the connection instead."""
         if request.acks not in (-1, 0, 1):
             raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
         if request.transactional_id is not None:
@@ -87,11 +104,11 @@ class DataHandlers:
         return done.finish(max(0, request.timeout_ms))
 
     def _leaders(self, context: RequestContext) -> Callable[[ProduceResponse | FetchResponse], None]:
-        """What adds the new leaders' addresses to an answer that goes out on this listener. One for each listener."""
+        """What adds the addresses of new leaders to a response that leaves on this listener."""
         listener = context.listener_name
-        known = self._tell_leaders.get(listener)
+        known = self._add_leaders_on.get(listener)
         if known is None:
-            known = self._tell_leaders[listener] = partial(self._add_leaders, listener)
+            known = self._add_leaders_on[listener] = partial(self._add_leaders, listener)
         return known
 
     def _add_leaders(self, listener: str, response: ProduceResponse | FetchResponse) -> None:
@@ -114,7 +131,7 @@ class DataHandlers:
         ]
 
     def fetch(self, context: RequestContext, request: FetchRequest) -> FetchResponse | Pending[FetchResponse]:
-        """Read what is there, or wait for it."""
+        """Read what is stored; where that is less than `min_bytes`, wait for more."""
         check_isolation(request.isolation_level)
         try:
             fetch_context = self._sessions.context(
@@ -135,13 +152,13 @@ class DataHandlers:
             prefer=self._prefer,
         ).run()
         if isinstance(answer, Pending):
-            # Its answer may be large: a peer that reads nothing must not have many of them waiting.
+            # The answer may be large: a peer that reads nothing must not have many of them waiting.
             context.connection.answer_alone()
         return answer
 
 
 def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encoded]:
-    """No answer, when the logs are opened; a failure closes the connection."""
+    """No answer, once the logs have been opened; a failure closes the connection."""
     nothing: Pending[Encoded] = Pending()
 
     def settle(_: ProduceResponse | None, error: ApiError | None) -> None:
@@ -153,3 +170,24 @@ def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encod
     assert isinstance(opened, Pending), "a cold log is opened by a job"
     opened.then(settle)
     return nothing
+
+
+def produce_failed(request: ProduceRequest, version: int, error: ApiError) -> ProduceResponse | None:
+    """The error of every partition. None with acks=0."""
+    if request.acks == 0:
+        return None
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=[
+                    PartitionProduceResponse(
+                        index=each.index, error_code=error.code, error_message=message_of(error), base_offset=-1
+                    )
+                    for each in topic.partition_data
+                ],
+            )
+            for topic in request.topic_data
+        ]
+    )

@@ -1,4 +1,4 @@
-"""What a broker tells of what is stored: producers, quotas, SCRAM users.
+"""What a broker answers from its logs and its metadata image: producers, quotas, SCRAM users.
 
 DescribeProducers (61), DescribeClientQuotas (48), DescribeUserScramCredentials (50).
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.dispatch import RequestContext
+from kalda.broker.context import RequestContext
 from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.rows import Authorization, Row, message_of, on_cluster
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
     ComponentData,
     DescribeClientQuotasRequest,
@@ -19,6 +21,7 @@ from kalda.protocol.messages.admin import (
     ValueData,
 )
 from kalda.protocol.messages.security import (
+    AclOperation,
     CredentialInfo,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
@@ -38,18 +41,41 @@ _ENTITY_TYPES = ("user", "client-id", "ip")
 
 
 class DescribeHandlers:
-    """Answers from the logs at hand and from the metadata image."""
+    """Descriptions that this broker makes by itself."""
 
     def __init__(self, replicas: ReplicaManager, metadata: MetadataCache) -> None:
         self._replicas = replicas
         self._metadata = metadata
+
+    def rows(self) -> list[Row]:
+        """One row an API."""
+        return [
+            Row(
+                ApiKey.DESCRIBE_PRODUCERS,
+                self.describe_producers,
+                describe_producers_failed,
+                Authorization.PER_ITEM,
+            ),
+            Row(
+                ApiKey.DESCRIBE_CLIENT_QUOTAS,
+                self.describe_client_quotas,
+                describe_client_quotas_failed,
+                on_cluster(AclOperation.DESCRIBE_CONFIGS),
+            ),
+            Row(
+                ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+                self.describe_user_scram_credentials,
+                describe_user_scram_credentials_failed,
+                on_cluster(AclOperation.DESCRIBE),
+            ),
+        ]
 
     # -- DescribeProducers
 
     def describe_producers(
         self, context: RequestContext, request: DescribeProducersRequest
     ) -> DescribeProducersResponse:
-        """The producers that a partition's leader remembers (KIP-664)."""
+        """The producers whose state the leader of a partition holds (KIP-664)."""
         response = DescribeProducersResponse()
         for topic in request.topics:
             answer = TopicResponse(name=topic.name)
@@ -82,7 +108,7 @@ class DescribeHandlers:
     def describe_client_quotas(
         self, context: RequestContext, request: DescribeClientQuotasRequest
     ) -> DescribeClientQuotasResponse:
-        """Quotas of the entities that match every component; `strict`: and have no other (KIP-546)."""
+        """Quotas of the entities that match every component; with `strict`, and have no other part (KIP-546)."""
         self._check_components(request.components)
         entries = []
         for entity, quotas in self._metadata.image.client_quotas.entities.items():
@@ -165,4 +191,46 @@ def _quota_entry(parts: Mapping[str, str | None], quotas: Mapping[str, float]) -
             DescribeClientQuotasResponseEntityData(entity_type=kind, entity_name=name) for kind, name in parts.items()
         ],
         values=[ValueData(key=key, value=value) for key, value in quotas.items()],
+    )
+
+
+# How each API reports that the whole request failed.
+
+
+def describe_producers_failed(
+    request: DescribeProducersRequest, version: int, error: ApiError
+) -> DescribeProducersResponse:
+    """The error of every partition."""
+    return DescribeProducersResponse(
+        topics=[
+            TopicResponse(
+                name=topic.name,
+                partitions=[
+                    PartitionResponse(partition_index=index, error_code=error.code, error_message=message_of(error))
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def describe_client_quotas_failed(
+    request: DescribeClientQuotasRequest, version: int, error: ApiError
+) -> DescribeClientQuotasResponse:
+    """The error on top, and no list of entries."""
+    return DescribeClientQuotasResponse(error_code=error.code, error_message=message_of(error), entries=None)
+
+
+def describe_user_scram_credentials_failed(
+    request: DescribeUserScramCredentialsRequest, version: int, error: ApiError
+) -> DescribeUserScramCredentialsResponse:
+    """The error on top and of every user."""
+    return DescribeUserScramCredentialsResponse(
+        error_code=error.code,
+        error_message=message_of(error),
+        results=[
+            DescribeUserScramCredentialsResult(user=user.name, error_code=error.code, error_message=message_of(error))
+            for user in request.users or ()
+        ],
     )

@@ -1,25 +1,58 @@
-"""The group APIs: handed to the coordinator, with the time.
+"""The group APIs: passed to the coordinator, with the time.
 
-After each one the coordinator's next deadline may be nearer than the timer that is set; `on_handled` is told.
+JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups (15), ListGroups (16), DeleteGroups
+(42), OffsetCommit (8), OffsetFetch (9), OffsetDelete (47).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from kalda.base.clock import Clock
+from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
-from kalda.broker.dispatch import Handler, Reply, RequestContext
+from kalda.broker.context import RequestContext
+from kalda.broker.rows import Authorization, Row, message_of, on_group
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
+    DescribeGroupsResponseDescribedGroup,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from kalda.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
 )
 from kalda.protocol.messages.security import AclOperation
 
-# Without an authorizer everybody may do everything.
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+# Without an authorizer every caller may do everything.
 GROUP_OPERATIONS = AclOperation.bits(
     AclOperation.READ,
     AclOperation.DELETE,
@@ -27,36 +60,43 @@ GROUP_OPERATIONS = AclOperation.bits(
     AclOperation.DESCRIBE_CONFIGS,
     AclOperation.ALTER_CONFIGS,
 )
+_FIRST_JOIN_WITHOUT_NAME = 7
+_FIRST_DESCRIBE_WITH_MESSAGE = 6
+_FIRST_FETCH_ERROR_ON_TOP = 2
+_FIRST_FETCH_OF_GROUPS = 8
 
 
 class GroupHandlers:
     """Classic groups and their offsets."""
 
     def __init__(self, coordinator: GroupCoordinator, clock: Clock, on_handled: Callable[[], None]) -> None:
+        """`on_handled` is called after each request: the coordinator's next deadline may be nearer than its timer."""
         self._coordinator = coordinator
         self._clock = clock
         self._on_handled = on_handled
 
-    def table(self) -> dict[ApiKey, Handler]:
-        """A handler for each API."""
-        coordinator = self._coordinator
-        return {
-            ApiKey.JOIN_GROUP: self._timed(coordinator.join_group),
-            ApiKey.SYNC_GROUP: self._timed(coordinator.sync_group),
-            ApiKey.HEARTBEAT: self._timed(coordinator.heartbeat),
-            ApiKey.LEAVE_GROUP: self._timed(coordinator.leave_group),
-            ApiKey.DESCRIBE_GROUPS: self._timed(self._describe_groups),
-            ApiKey.LIST_GROUPS: self._timed(coordinator.list_groups),
-            ApiKey.DELETE_GROUPS: self._timed(coordinator.delete_groups),
-            ApiKey.OFFSET_COMMIT: self._timed(coordinator.offset_commit),
-            ApiKey.OFFSET_FETCH: self._timed(coordinator.offset_fetch),
-            ApiKey.OFFSET_DELETE: self._timed(coordinator.offset_delete),
-        }
+    def rows(self) -> list[Row]:
+        """One row an API. Of OffsetCommit and OffsetDelete, the topics are authorized one by one as well."""
+        coordinator, timed = self._coordinator, self._timed
+        read, delete = on_group(AclOperation.READ), on_group(AclOperation.DELETE)
+        per_item = Authorization.PER_ITEM
+        return [
+            Row(ApiKey.JOIN_GROUP, timed(coordinator.join_group), join_group_failed, read),
+            Row(ApiKey.SYNC_GROUP, timed(coordinator.sync_group), sync_group_failed, read),
+            Row(ApiKey.HEARTBEAT, timed(coordinator.heartbeat), heartbeat_failed, read),
+            Row(ApiKey.LEAVE_GROUP, timed(coordinator.leave_group), leave_group_failed, read),
+            Row(ApiKey.DESCRIBE_GROUPS, timed(self._describe_groups), describe_groups_failed, per_item),
+            Row(ApiKey.LIST_GROUPS, timed(coordinator.list_groups), list_groups_failed, per_item),
+            Row(ApiKey.DELETE_GROUPS, timed(coordinator.delete_groups), delete_groups_failed, per_item),
+            Row(ApiKey.OFFSET_COMMIT, timed(coordinator.offset_commit), offset_commit_failed, read),
+            Row(ApiKey.OFFSET_FETCH, timed(coordinator.offset_fetch), offset_fetch_failed, per_item),
+            Row(ApiKey.OFFSET_DELETE, timed(coordinator.offset_delete), offset_delete_failed, delete),
+        ]
 
-    def _timed(self, handle: Callable[[RequestContext, Any, int], Reply]) -> Handler:
+    def _timed(self, handle: Callable[[RequestContext, Q, int], R]) -> Callable[[RequestContext, Q], R]:
         clock, on_handled = self._clock, self._on_handled
 
-        def handler(context: RequestContext, request: Any) -> Reply:
+        def handler(context: RequestContext, request: Q) -> R:
             reply = handle(context, request, clock.mono_ms())
             on_handled()
             return reply
@@ -72,3 +112,96 @@ class GroupHandlers:
                 if not group.error_code:
                     group.authorized_operations = GROUP_OPERATIONS
         return response
+
+
+# How each API reports that the whole request failed.
+
+
+def join_group_failed(request: JoinGroupRequest, version: int, error: ApiError) -> JoinGroupResponse:
+    """The error on top. No protocol is null from version 7 on, an empty name before."""
+    name = None if version >= _FIRST_JOIN_WITHOUT_NAME else ""
+    return JoinGroupResponse(error_code=error.code, protocol_name=name)
+
+
+def sync_group_failed(request: SyncGroupRequest, version: int, error: ApiError) -> SyncGroupResponse:
+    """The error on top."""
+    return SyncGroupResponse(error_code=error.code)
+
+
+def heartbeat_failed(request: HeartbeatRequest, version: int, error: ApiError) -> HeartbeatResponse:
+    """The error on top."""
+    return HeartbeatResponse(error_code=error.code)
+
+
+def leave_group_failed(request: LeaveGroupRequest, version: int, error: ApiError) -> LeaveGroupResponse:
+    """The error on top."""
+    return LeaveGroupResponse(error_code=error.code)
+
+
+def describe_groups_failed(request: DescribeGroupsRequest, version: int, error: ApiError) -> DescribeGroupsResponse:
+    """The error of every group."""
+    message = message_of(error) if version >= _FIRST_DESCRIBE_WITH_MESSAGE else None
+    return DescribeGroupsResponse(
+        groups=[
+            DescribeGroupsResponseDescribedGroup(group_id=group_id, error_code=error.code, error_message=message)
+            for group_id in request.groups
+        ]
+    )
+
+
+def list_groups_failed(request: ListGroupsRequest, version: int, error: ApiError) -> ListGroupsResponse:
+    """The error on top."""
+    return ListGroupsResponse(error_code=error.code)
+
+
+def delete_groups_failed(request: DeleteGroupsRequest, version: int, error: ApiError) -> DeleteGroupsResponse:
+    """The error of every group."""
+    return DeleteGroupsResponse(
+        results=[DeletableGroupResult(group_id=group_id, error_code=error.code) for group_id in request.groups_names]
+    )
+
+
+def offset_commit_failed(request: OffsetCommitRequest, version: int, error: ApiError) -> OffsetCommitResponse:
+    """The error of every partition."""
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=error.code)
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def offset_fetch_failed(request: OffsetFetchRequest, version: int, error: ApiError) -> OffsetFetchResponse:
+    """The error of every group from version 8 on, on top in versions 2 to 7, of every partition in version 1."""
+    if version >= _FIRST_FETCH_OF_GROUPS:
+        return OffsetFetchResponse(
+            groups=[
+                OffsetFetchResponseGroup(group_id=group.group_id, error_code=error.code) for group in request.groups
+            ]
+        )
+    if version >= _FIRST_FETCH_ERROR_ON_TOP:
+        return OffsetFetchResponse(error_code=error.code)
+    return OffsetFetchResponse(
+        topics=[
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetFetchResponsePartition(partition_index=index, committed_offset=-1, error_code=error.code)
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in request.topics or ()
+        ]
+    )
+
+
+def offset_delete_failed(request: OffsetDeleteRequest, version: int, error: ApiError) -> OffsetDeleteResponse:
+    """The error on top."""
+    return OffsetDeleteResponse(error_code=error.code)

@@ -1,4 +1,4 @@
-"""Log directories: DescribeLogDirs (35) tells what is in them, AlterReplicaLogDirs (34) moves replicas between them."""
+"""Log directories: DescribeLogDirs (35) lists what is in them, AlterReplicaLogDirs (34) moves replicas between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
-from kalda.broker.dispatch import RequestContext
+from kalda.broker.context import RequestContext
+from kalda.broker.rows import Row, on_cluster
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
     AlterReplicaLogDirPartitionResult,
     AlterReplicaLogDirsRequest,
@@ -20,6 +22,7 @@ from kalda.protocol.messages.admin import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from kalda.protocol.messages.security import AclOperation
 from kalda.replication.dir_moves import DirMoves
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDirDescription
@@ -32,19 +35,28 @@ Wanted = set[tuple[str, int]] | None
 
 
 class LogDirHandlers:
-    """Answers from the logs at hand."""
+    """The log directories of this broker."""
 
     def __init__(self, logs: LogManager, moves: DirMoves, jobs: Jobs) -> None:
         self._logs = logs
         self._moves = moves
         self._jobs = jobs
 
+    def rows(self) -> list[Row]:
+        """Both APIs."""
+        describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
+        return [
+            Row(ApiKey.DESCRIBE_LOG_DIRS, self.describe_log_dirs, describe_log_dirs_failed, describe),
+            Row(ApiKey.ALTER_REPLICA_LOG_DIRS, self.alter_replica_log_dirs, alter_replica_log_dirs_failed, alter),
+        ]
+
     # -- DescribeLogDirs
 
     def describe_log_dirs(
         self, context: RequestContext, request: DescribeLogDirsRequest
     ) -> Pending[DescribeLogDirsResponse]:
-        """Sizes of the replicas in each log directory; a failed one says so. The file systems are asked on a thread."""
+        """Sizes of the replicas in each log directory, or its error where it has failed. The sizes of the file systems
+        are read on a thread."""
         wanted: Wanted = None
         if request.topics is not None:
             wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
@@ -92,7 +104,7 @@ class LogDirHandlers:
             )
 
     def _future_lag(self, future: Log) -> int:
-        """How many offsets the copy is behind; what it has too much is negative, as in Kafka."""
+        """How many offsets the copy is behind; negative where it is ahead, as in Kafka."""
         current = self._logs.get(future.topic_partition)
         return _UNKNOWN_LAG if current is None else current.log_end_offset - future.log_end_offset
 
@@ -101,7 +113,7 @@ class LogDirHandlers:
     def alter_replica_log_dirs(
         self, context: RequestContext, request: AlterReplicaLogDirsRequest
     ) -> AlterReplicaLogDirsResponse:
-        """Begin to move replicas to other directories; DescribeLogDirs tells how far they are (KIP-113)."""
+        """Begin to move replicas to other directories; DescribeLogDirs shows their progress (KIP-113)."""
         orders = {
             TopicPartition(topic.name, index): directory.path
             for directory in request.dirs
@@ -119,3 +131,28 @@ class LogDirHandlers:
             except ApiError as error:
                 result.error_code = error.code
         return AlterReplicaLogDirsResponse(results=list(topics.values()))
+
+
+def describe_log_dirs_failed(request: DescribeLogDirsRequest, version: int, error: ApiError) -> DescribeLogDirsResponse:
+    """The error on top. Versions 1 and 2 have no field for it: their clients take a response without any directory for
+    a failed request."""
+    return DescribeLogDirsResponse(error_code=error.code)
+
+
+def alter_replica_log_dirs_failed(
+    request: AlterReplicaLogDirsRequest, version: int, error: ApiError
+) -> AlterReplicaLogDirsResponse:
+    """The error of every partition."""
+    return AlterReplicaLogDirsResponse(
+        results=[
+            AlterReplicaLogDirTopicResult(
+                topic_name=topic.name,
+                partitions=[
+                    AlterReplicaLogDirPartitionResult(partition_index=index, error_code=error.code)
+                    for index in topic.partitions
+                ],
+            )
+            for directory in request.dirs
+            for topic in directory.topics
+        ]
+    )

@@ -1,4 +1,4 @@
-"""Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75), FindCoordinator (10): where things are."""
+"""Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75), FindCoordinator (10): brokers, topics, leaders."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
 from kalda.broker.auto_topics import AutoTopics
-from kalda.broker.dispatch import Encoded, RequestContext
+from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.handlers.shared import describe_cluster_failed
 from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.rows import Authorization, Row, message_of
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import AtTurn, Buffer
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import encode_response
 from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
@@ -32,7 +35,7 @@ from kalda.protocol.messages.metadata import (
 )
 from kalda.protocol.messages.security import AclOperation
 
-# Without an authorizer everybody may do everything: the bits of all operations that a resource knows.
+# Without an authorizer every caller may do everything: the bits of all operations that the resource type has.
 TOPIC_OPERATIONS = AclOperation.bits(
     AclOperation.READ,
     AclOperation.WRITE,
@@ -52,13 +55,14 @@ CLUSTER_OPERATIONS = AclOperation.bits(
     AclOperation.ALTER_CONFIGS,
     AclOperation.IDEMPOTENT_WRITE,
 )
-_UNASKED = -(2**31)
+_OMITTED = -(2**31)
+"""The authorized operations of a response whose request does not include them."""
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
 
 
 class MetadataHandlers:
-    """What the metadata cache knows, in the words of each API."""
+    """Answers from the metadata cache."""
 
     def __init__(
         self,
@@ -76,18 +80,36 @@ class MetadataHandlers:
         self._coordinator_topic = coordinator_topic
         self._max_partitions = max_partitions
 
+    def rows(self) -> list[Row]:
+        """One row an API."""
+        per_item = Authorization.PER_ITEM
+        return [
+            Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item),
+            Row(ApiKey.DESCRIBE_CLUSTER, self.describe_cluster, describe_cluster_failed, Authorization.ANYONE),
+            Row(
+                ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+                self.describe_topic_partitions,
+                describe_topic_partitions_failed,
+                per_item,
+            ),
+            Row(ApiKey.FIND_COORDINATOR, self.find_coordinator, find_coordinator_failed, per_item),
+        ]
+
     # -- Metadata
 
     def metadata(self, context: RequestContext, request: MetadataRequest) -> Encoded:
-        """Brokers and topics. An answer that names no missing topic is kept for the next equal request. Behind requests
-        that wait, it is made when they are answered: a client that asks there is in trouble, and wants the news."""
+        """Brokers and topics. An answer that names no missing topic is kept for the next equal request.
+
+        Behind requests of the connection that wait, the answer is made when those have been answered: they may wait
+        for a leader that has died, and an answer made on arrival would still name it.
+        """
         by_id = any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
         if context.api_version < _FIRST_BY_ID and (by_id or any(topic.name is None for topic in request.topics or ())):
             raise ApiError(
                 ErrorCode.INVALID_REQUEST, f"Topic ids are not supported in requests of version {context.api_version}"
             )
         if not by_id and any(topic.name is None for topic in request.topics or ()):
-            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is asked for by neither name nor id")
+            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is requested by neither name nor id")
         if context.connection.unanswered:
             return Encoded(AtTurn(lambda: self._encoded(context, request)))
         return Encoded(self._encoded(context, request))
@@ -114,7 +136,7 @@ class MetadataHandlers:
             controller_id=alive[0].id if alive else -1,
             cluster_authorized_operations=CLUSTER_OPERATIONS
             if request.include_cluster_authorized_operations
-            else _UNASKED,
+            else _OMITTED,
         )
         by_id = any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
         complete = True
@@ -123,15 +145,19 @@ class MetadataHandlers:
             response.topics = [self._topic_entry(context, request, topics[name]) for name in sorted(topics)]
             return response, complete
         missing: list[str] = []
-        for asked in _distinct(request.topics):
-            if by_id and asked.topic_id == ZERO_UUID:
+        for requested in _distinct(request.topics):
+            if by_id and requested.topic_id == ZERO_UUID:
                 continue
-            topic = cache.topic_by_id(asked.topic_id) if asked.topic_id != ZERO_UUID else cache.topic(asked.name or "")
+            topic = (
+                cache.topic_by_id(requested.topic_id)
+                if requested.topic_id != ZERO_UUID
+                else cache.topic(requested.name or "")
+            )
             if topic is not None:
                 response.topics.append(self._topic_entry(context, request, topic))
             else:
                 complete = False
-                response.topics.append(self._missing_entry(asked, version, missing))
+                response.topics.append(self._missing_entry(requested, version, missing))
         if missing and request.allow_auto_topic_creation:
             self._auto_topics.create(missing)
         return response, complete
@@ -144,15 +170,17 @@ class MetadataHandlers:
             topic_id=topic.id,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=list(self._cache.partition_entries(topic, context.listener_name, context.api_version)),
-            topic_authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else _UNASKED,
+            topic_authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else _OMITTED,
         )
 
-    def _missing_entry(self, asked: MetadataRequestTopic, version: int, missing: list[str]) -> MetadataResponseTopic:
-        """A topic that is not there; its name goes to `missing` where it could be created."""
-        if asked.topic_id != ZERO_UUID:
+    def _missing_entry(
+        self, requested: MetadataRequestTopic, version: int, missing: list[str]
+    ) -> MetadataResponseTopic:
+        """A topic that does not exist; its name is added to `missing` where it could be created."""
+        if requested.topic_id != ZERO_UUID:
             name = None if version >= 12 else ""
-            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=asked.topic_id)
-        name = asked.name or ""
+            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=requested.topic_id)
+        name = requested.name or ""
         code = ErrorCode.INVALID_TOPIC_EXCEPTION
         if is_topic_name(name):
             missing.append(name)
@@ -162,7 +190,7 @@ class MetadataHandlers:
     # -- DescribeCluster
 
     def describe_cluster(self, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
-        """The brokers; the controllers are described by the controllers themselves."""
+        """The brokers. The listeners of controllers describe the controllers."""
         if request.endpoint_type != EndpointType.BROKERS:
             code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
             if request.endpoint_type != EndpointType.CONTROLLERS:
@@ -175,7 +203,7 @@ class MetadataHandlers:
             endpoint_type=EndpointType.BROKERS,
             cluster_authorized_operations=CLUSTER_OPERATIONS
             if request.include_cluster_authorized_operations
-            else _UNASKED,
+            else _OMITTED,
         )
         brokers = self._cache.image.cluster.brokers
         for broker_id in sorted(brokers):
@@ -303,9 +331,43 @@ class MetadataHandlers:
         return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
 
 
-def _no_coordinator(key: str, code: ErrorCode, message: str) -> Coordinator:
+def _no_coordinator(key: str, code: ErrorCode, message: str | None) -> Coordinator:
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
 
 
 def _distinct(topics: list[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
     return list({(topic.name, topic.topic_id): topic for topic in topics}.values())
+
+
+# How each API reports that the whole request failed.
+
+
+def metadata_failed(request: MetadataRequest, version: int, error: ApiError) -> MetadataResponse:
+    """The error of every topic; on top as well, in the versions that have that field."""
+    return MetadataResponse(
+        error_code=error.code,
+        topics=[
+            MetadataResponseTopic(name=topic.name or "", topic_id=topic.topic_id, error_code=error.code)
+            for topic in request.topics or ()
+        ],
+    )
+
+
+def describe_topic_partitions_failed(
+    request: DescribeTopicPartitionsRequest, version: int, error: ApiError
+) -> DescribeTopicPartitionsResponse:
+    """The error of every topic."""
+    return DescribeTopicPartitionsResponse(
+        topics=[
+            DescribeTopicPartitionsResponseTopic(name=topic.name, error_code=error.code) for topic in request.topics
+        ]
+    )
+
+
+def find_coordinator_failed(request: FindCoordinatorRequest, version: int, error: ApiError) -> FindCoordinatorResponse:
+    """The error of every key from version 4 on, on top before."""
+    if version >= _FIRST_FIND_OF_MANY:
+        return FindCoordinatorResponse(
+            coordinators=[_no_coordinator(key, error.code, message_of(error)) for key in request.coordinator_keys]
+        )
+    return FindCoordinatorResponse(error_code=error.code, error_message=message_of(error), node_id=-1, host="", port=-1)

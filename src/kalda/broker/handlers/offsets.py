@@ -1,4 +1,4 @@
-"""ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): where a partition begins, ends, and may be cut."""
+"""ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): where a partition begins and ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS
-from kalda.broker.dispatch import RequestContext
+from kalda.broker.context import RequestContext
+from kalda.broker.rows import Authorization, Row
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -44,7 +46,7 @@ _OLDEST_VERSION_OF: dict[int, int] = {
 
 
 class Found(NamedTuple):
-    """An offset, the timestamp of its record where that was asked for, and its leader epoch."""
+    """An offset, its leader epoch, and the timestamp of its record where the request was for a timestamp."""
 
     timestamp: int
     offset: int
@@ -55,11 +57,12 @@ _NOTHING = Found(-1, -1, -1)
 
 
 class _Search:
-    """A search by time in a log, bounded by what its asker may see."""
+    """A search by time in a log, below the end that its client may see. `run` reads the disk, on a thread."""
 
     __slots__ = ("_end", "_job", "run")
 
     def __init__(self, job: Job[TimestampOffset | None], end: int) -> None:
+        """An offset from `end` on counts as not found."""
         self._job = job
         self._end = end
         self.run = job.run
@@ -72,7 +75,7 @@ class _Search:
 
 
 def check_isolation(level: int) -> None:
-    """Raises `ApiError` for a level that is none, with Kafka's code for what it did not expect."""
+    """Raises `ApiError` for an unknown isolation level, with the code that Kafka gives unexpected values."""
     if not 0 <= level <= READ_COMMITTED:
         raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"Unknown isolation level {level}")
 
@@ -82,6 +85,20 @@ class OffsetHandlers:
 
     def __init__(self, replicas: ReplicaManager) -> None:
         self._replicas = replicas
+
+    def rows(self) -> list[Row]:
+        """One row an API."""
+        per_item = Authorization.PER_ITEM
+        return [
+            Row(ApiKey.LIST_OFFSETS, self.list_offsets, list_offsets_failed, per_item),
+            Row(
+                ApiKey.OFFSET_FOR_LEADER_EPOCH,
+                self.offset_for_leader_epoch,
+                offset_for_leader_epoch_failed,
+                per_item,
+            ),
+            Row(ApiKey.DELETE_RECORDS, self.delete_records, delete_records_failed, per_item),
+        ]
 
     # -- ListOffsets
 
@@ -97,22 +114,22 @@ class OffsetHandlers:
             answer = answers.get(topic.name)
             if answer is None:
                 answer = answers[topic.name] = ListOffsetsTopicResponse(name=topic.name)
-            for asked in topic.partitions:
-                key = (topic.name, asked.partition_index)
+            for requested in topic.partitions:
+                key = (topic.name, requested.partition_index)
                 if key in results:
-                    # Which of the two is meant, nobody can tell: one answer, and that is a refusal.
+                    # A partition that is named twice has one result, which is an error: the two may differ.
                     searches.pop(key, None)
                     _fill(results[key], _NOTHING)
                     results[key].error_code = ErrorCode.INVALID_REQUEST
                     continue
-                result = results[key] = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
+                result = results[key] = ListOffsetsPartitionResponse(partition_index=requested.partition_index)
                 answer.partitions.append(result)
                 try:
-                    if context.api_version < _OLDEST_VERSION_OF.get(asked.timestamp, 0):
+                    if context.api_version < _OLDEST_VERSION_OF.get(requested.timestamp, 0):
                         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
                     partition = self._replicas.get(*key)
-                    partition.check_leader(asked.current_leader_epoch)
-                    found = self._find(partition, request, asked)
+                    partition.check_leader(requested.current_leader_epoch)
+                    found = self._find(partition, request, requested)
                 except ApiError as error:
                     result.error_code = error.code
                     if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and context.api_version < _FIRST_NOT_AVAILABLE:
@@ -128,19 +145,21 @@ class OffsetHandlers:
             return _without_epochs(done)
         return done
 
-    def _find(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> Found | _Search:
-        """The offset, or the search for it."""
+    def _find(
+        self, partition: Partition, request: ListOffsetsRequest, requested: ListOffsetsPartition
+    ) -> Found | _Search:
+        """The offset, or the search for it where the disk has to be read."""
         log = partition.log
         epochs = log.leader_epochs
-        end = self._visible_end(partition, request, asked)
-        match asked.timestamp:
+        end = self._visible_end(partition, request, requested)
+        match requested.timestamp:
             case OffsetSpec.LATEST:
                 return Found(-1, end, partition.leader_epoch)
             case OffsetSpec.EARLIEST | OffsetSpec.EARLIEST_LOCAL:
                 epoch = epochs.epoch_for_offset(log.log_start_offset)
                 return Found(-1, log.log_start_offset, -1 if epoch is None else epoch)
             case OffsetSpec.LATEST_TIERED | OffsetSpec.EARLIEST_PENDING_UPLOAD:
-                # Both ask of remote storage, and nothing is there.
+                # Both are offsets in remote storage, which holds nothing.
                 return _NOTHING
             case OffsetSpec.MAX_TIMESTAMP:
                 search = max_timestamp_job(log)
@@ -150,11 +169,13 @@ class OffsetHandlers:
                 search = timestamp_job(log, timestamp)
         return _Search(search, end)
 
-    def _visible_end(self, partition: Partition, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> int:
+    def _visible_end(self, partition: Partition, request: ListOffsetsRequest, requested: ListOffsetsPartition) -> int:
         if request.replica_id >= 0 or request.replica_id == -2:
             return partition.log.log_end_offset
-        if asked.timestamp not in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL) and partition.predecessor_hw_unknown:
-            # The end must never seem to go back, and this new leader may not know all that is committed.
+        earliest = (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL)
+        if requested.timestamp not in earliest and partition.predecessor_hw_unknown:
+            # The end that clients see must never go back, and the high watermark of this new leader may be lower
+            # than the one that its predecessor has shown.
             raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE)
         return partition.readable_end(request.isolation_level == READ_COMMITTED)
 
@@ -167,7 +188,7 @@ class OffsetHandlers:
 
         def job() -> None:
             for _, search in searches:
-                with contextlib.suppress(Exception):  # kept for `finish`: the others are searched all the same
+                with contextlib.suppress(Exception):  # `finish` raises it; the other searches go on
                     search.run()
 
         def finish(_: None, error: BaseException | None) -> None:
@@ -188,18 +209,18 @@ class OffsetHandlers:
     def offset_for_leader_epoch(
         self, context: RequestContext, request: OffsetForLeaderEpochRequest
     ) -> OffsetForLeaderEpochResponse:
-        """Where an epoch ended: what a follower or consumer truncates to (KIP-101, KIP-320)."""
+        """The end offset of a leader epoch: what a follower or consumer truncates to (KIP-101, KIP-320)."""
         response = OffsetForLeaderEpochResponse()
         for topic in request.topics:
             answer = OffsetForLeaderTopicResult(topic=topic.topic)
             response.topics.append(answer)
-            for asked in topic.partitions:
-                result = OffsetForLeaderEpochResponseEpochEndOffset(partition=asked.partition)
+            for requested in topic.partitions:
+                result = OffsetForLeaderEpochResponseEpochEndOffset(partition=requested.partition)
                 answer.partitions.append(result)
                 try:
-                    partition = self._replicas.get(topic.topic, asked.partition)
-                    partition.check_leader(asked.current_leader_epoch)
-                    result.leader_epoch, result.end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+                    partition = self._replicas.get(topic.topic, requested.partition)
+                    partition.check_leader(requested.current_leader_epoch)
+                    result.leader_epoch, result.end_offset = partition.log.end_offset_for_epoch(requested.leader_epoch)
                 except ApiError as error:
                     result.error_code = error.code
         return response
@@ -209,22 +230,22 @@ class OffsetHandlers:
     def delete_records(
         self, context: RequestContext, request: DeleteRecordsRequest
     ) -> DeleteRecordsResponse | Pending[DeleteRecordsResponse]:
-        """Move log start offsets up, and answer when every living replica has done so."""
+        """Move log start offsets up, and answer when every replica that is alive has done so."""
         response = DeleteRecordsResponse()
         waiting_for: dict[Partition, int] = {}
         results: dict[Partition, DeleteRecordsPartitionResult] = {}
         for topic in request.topics:
             answer = DeleteRecordsTopicResult(name=topic.name)
             response.topics.append(answer)
-            for asked in topic.partitions:
-                result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
+            for requested in topic.partitions:
+                result = DeleteRecordsPartitionResult(partition_index=requested.partition_index, low_watermark=-1)
                 answer.partitions.append(result)
                 try:
-                    partition = self._replicas.get(topic.name, asked.partition_index)
+                    partition = self._replicas.get(topic.name, requested.partition_index)
                     if topic.name in INTERNAL_TOPICS:
                         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)
-                    result.low_watermark = partition.delete_records(asked.offset)
-                    goal = partition.log.high_watermark if asked.offset == -1 else asked.offset
+                    result.low_watermark = partition.delete_records(requested.offset)
+                    goal = partition.log.high_watermark if requested.offset == -1 else requested.offset
                     if result.low_watermark < goal:
                         waiting_for[partition], results[partition] = goal, result
                 except ApiError as error:
@@ -260,7 +281,7 @@ class OffsetHandlers:
 def _without_epochs(
     done: ListOffsetsResponse | Pending[ListOffsetsResponse],
 ) -> ListOffsetsResponse | Pending[ListOffsetsResponse]:
-    """The answer for versions that know no leader epochs."""
+    """The answer for versions whose clients cannot read leader epochs."""
     if not isinstance(done, Pending):
         for topic in done.topics:
             for result in topic.partitions:
@@ -279,3 +300,58 @@ def _without_epochs(
 
 def _fill(result: ListOffsetsPartitionResponse, found: Found) -> None:
     result.timestamp, result.offset, result.leader_epoch = found
+
+
+# How each API reports that the whole request failed.
+
+
+def list_offsets_failed(request: ListOffsetsRequest, version: int, error: ApiError) -> ListOffsetsResponse:
+    """The error of every partition."""
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[
+                    ListOffsetsPartitionResponse(partition_index=each.partition_index, error_code=error.code)
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def offset_for_leader_epoch_failed(
+    request: OffsetForLeaderEpochRequest, version: int, error: ApiError
+) -> OffsetForLeaderEpochResponse:
+    """The error of every partition."""
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=[
+                    OffsetForLeaderEpochResponseEpochEndOffset(partition=each.partition, error_code=error.code)
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def delete_records_failed(request: DeleteRecordsRequest, version: int, error: ApiError) -> DeleteRecordsResponse:
+    """The error of every partition."""
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[
+                    DeleteRecordsPartitionResult(
+                        partition_index=each.partition_index, low_watermark=-1, error_code=error.code
+                    )
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )

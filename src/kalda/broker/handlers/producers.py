@@ -1,7 +1,7 @@
 """InitProducerId (22): ids for idempotent producers, from blocks that the controller allocates.
 
-A block is asked for when the one at hand is nearly used up, so that producers seldom wait for it; ids of a block that
-a restart throws away are never given out again.
+The next block is requested when the current one is nearly used up, so that producers seldom wait for it. A restart
+drops the rest of a block: its ids are never used.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.dispatch import RequestContext
+from kalda.broker.context import RequestContext
+from kalda.broker.rows import Row
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.brokers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 from kalda.protocol.notation import Request
 
@@ -31,50 +35,53 @@ class ProducerIds:
         self._broker_epoch = broker_epoch
         self._send = send
         self._next = 0
+        """the next id to be given out; ids up to `_end` remain in the current block"""
         self._end = 0
         self._prefetch_from = 0
-        self._coming: range | None = None
-        self._asking = False
+        """the id from which on the next block is requested"""
+        self._next_block: range | None = None
+        """the block after the current one, where it has arrived already"""
+        self._is_requesting = False
         self._waiting: deque[Pending[int]] = deque()
 
     def take(self) -> int | Pending[int]:
-        """A producer id that nobody has."""
-        if self._next == self._end and self._coming is not None:
-            self._start_block(self._coming)
+        """A producer id that has never been given out."""
+        if self._next == self._end and self._next_block is not None:
+            self._start_block(self._next_block)
         if self._next < self._end:
             producer_id = self._next
             self._next += 1
-            if self._next >= self._prefetch_from and self._coming is None:
-                self._ask()
+            if self._next >= self._prefetch_from and self._next_block is None:
+                self._request_block()
             return producer_id
         if len(self._waiting) >= _MAX_WAITING:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "too many producers wait for a block of ids")
         pending: Pending[int] = Pending()
         self._waiting.append(pending)
-        self._ask()
+        self._request_block()
         return pending
 
     def _start_block(self, block: range) -> None:
         self._next, self._end = block.start, block.stop
         self._prefetch_from = block.start + int(len(block) * _PREFETCH_AT)
-        self._coming = None
+        self._next_block = None
 
-    def _ask(self) -> None:
-        if self._asking:
+    def _request_block(self) -> None:
+        if self._is_requesting:
             return
-        self._asking = True
+        self._is_requesting = True
         request = AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch())
         self._send(request).then(self._on_block)
 
     def _on_block(self, response: AllocateProducerIdsResponse | None, error: ApiError | None) -> None:
-        self._asking = False
+        self._is_requesting = False
         if response is None or response.error_code or response.producer_id_len <= 0:
-            # Producers retry what says that the coordinator is still loading.
+            # A code after which producers try again.
             for pending in list(self._waiting):
                 pending.fail(ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, str(error or "no block of producer ids")))
             self._waiting.clear()
             return
-        self._coming = range(response.producer_id_start, response.producer_id_start + response.producer_id_len)
+        self._next_block = range(response.producer_id_start, response.producer_id_start + response.producer_id_len)
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
             producer_id = self.take()
@@ -90,10 +97,14 @@ class ProducerHandlers:
     def __init__(self, ids: ProducerIds) -> None:
         self._ids = ids
 
+    def rows(self) -> list[Row]:
+        """The one API."""
+        return [Row(ApiKey.INIT_PRODUCER_ID, self.init_producer_id, init_producer_id_failed, _may_init_producer_id)]
+
     def init_producer_id(
         self, context: RequestContext, request: InitProducerIdRequest
     ) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
-        """A fresh id at epoch 0: an idempotent producer that lost its place starts anew (KIP-360)."""
+        """A new id at epoch 0, also for an idempotent producer that has one and lost its sequence (KIP-360)."""
         if request.transactional_id is not None:
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION, "this broker serves no transactions")
         if (request.producer_id < 0) != (request.producer_epoch < 0):
@@ -112,3 +123,23 @@ class ProducerHandlers:
 
         producer_id.then(settle)
         return pending
+
+
+def _may_init_producer_id(caller: Caller, request: InitProducerIdRequest) -> ApiError | None:
+    """A transactional producer must be allowed to write under its id; an idempotent one to any topic (KIP-679)."""
+    transactional_id = request.transactional_id
+    if transactional_id is not None:
+        if caller.allows(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id):
+            return None
+        return ApiError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            f"{caller.principal} may not WRITE the transactional id {transactional_id}.",
+        )
+    if caller.allows_on_any(AclOperation.WRITE, AclResourceType.TOPIC):
+        return None
+    return caller.refusal_on_cluster(AclOperation.IDEMPOTENT_WRITE)
+
+
+def init_producer_id_failed(request: InitProducerIdRequest, version: int, error: ApiError) -> InitProducerIdResponse:
+    """The error on top."""
+    return InitProducerIdResponse(error_code=error.code, producer_epoch=-1)

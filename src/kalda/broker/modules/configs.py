@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.handlers.configs import ConfigHandlers
-from kalda.broker.modules.module import BrokerContext, Handlers, Module
-from kalda.protocol.apis import ApiKey
+from kalda.broker.modules.module import BrokerContext, Module
+from kalda.broker.rows import Row
 
 
 class ConfigsModule(Module):
@@ -19,11 +19,6 @@ class ConfigsModule(Module):
         self._configs = ConfigHandlers(context.config.node_id, context.config, context.cache)
         self._forwarding = forwarding
 
-    def handlers(self) -> Handlers:
+    def rows(self) -> list[Row]:
         """Descriptions and alterations."""
-        return {
-            ApiKey.DESCRIBE_CONFIGS: self._configs.describe_configs,
-            ApiKey.LIST_CONFIG_RESOURCES: self._configs.list_config_resources,
-            ApiKey.ALTER_CONFIGS: self._configs.alter_configs(self._forwarding),
-            ApiKey.INCREMENTAL_ALTER_CONFIGS: self._configs.incremental_alter_configs(self._forwarding),
-        }
+        return self._configs.rows(self._forwarding)

@@ -10,7 +10,8 @@ from kalda.base.ids import Uuid
 from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.modules.module import BrokerContext, Handlers, Module
+from kalda.broker.modules.module import BrokerContext, Module
+from kalda.broker.rows import Row
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.internal_topics import GROUPS
@@ -32,9 +33,9 @@ class GroupsModule(Module):
         shell = coordinators.add(GROUPS, coordinator.runtime)
         self._handlers = GroupHandlers(coordinator, clock, shell.arm)
 
-    def handlers(self) -> Handlers:
+    def rows(self) -> list[Row]:
         """The group APIs."""
-        return self._handlers.table()
+        return self._handlers.rows()
 
 
 class TopicNames:

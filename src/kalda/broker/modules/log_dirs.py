@@ -12,9 +12,9 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.broker.assignments import DirectoryAssignments
 from kalda.broker.handlers.log_dirs import LogDirHandlers
-from kalda.broker.modules.module import BrokerContext, Handlers, Module
+from kalda.broker.modules.module import BrokerContext, Module
+from kalda.broker.rows import Row
 from kalda.metadata.image import MetadataImage
-from kalda.protocol.apis import ApiKey
 from kalda.replication.dir_moves import DirMoves
 from kalda.replication.replica_manager import ReplicaManager
 
@@ -45,12 +45,9 @@ class LogDirsModule(Module):
         )
         self._handlers = LogDirHandlers(context.logs, self._moves, context.jobs)
 
-    def handlers(self) -> Handlers:
+    def rows(self) -> list[Row]:
         """Sizes and moves."""
-        return {
-            ApiKey.DESCRIBE_LOG_DIRS: self._handlers.describe_log_dirs,
-            ApiKey.ALTER_REPLICA_LOG_DIRS: self._handlers.alter_replica_log_dirs,
-        }
+        return self._handlers.rows()
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
         """Limit moves, and cordon the directories that `cordoned.log.dirs` names."""

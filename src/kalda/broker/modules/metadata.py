@@ -10,8 +10,8 @@ from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
-from kalda.broker.modules.module import BrokerContext, Handlers, Module
-from kalda.protocol.apis import ApiKey
+from kalda.broker.modules.module import BrokerContext, Module
+from kalda.broker.rows import Row
 from kalda.replication.replica_manager import ReplicaManager
 
 
@@ -32,14 +32,6 @@ class MetadataModule(Module):
         )
         self._describe = DescribeHandlers(replicas, context.cache)
 
-    def handlers(self) -> Handlers:
+    def rows(self) -> list[Row]:
         """Reads of the newest image; none changes it."""
-        return {
-            ApiKey.METADATA: self._metadata.metadata,
-            ApiKey.DESCRIBE_CLUSTER: self._metadata.describe_cluster,
-            ApiKey.DESCRIBE_TOPIC_PARTITIONS: self._metadata.describe_topic_partitions,
-            ApiKey.FIND_COORDINATOR: self._metadata.find_coordinator,
-            ApiKey.DESCRIBE_PRODUCERS: self._describe.describe_producers,
-            ApiKey.DESCRIBE_CLIENT_QUOTAS: self._describe.describe_client_quotas,
-            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: self._describe.describe_user_scram_credentials,
-        }
+        return [*self._metadata.rows(), *self._describe.rows()]

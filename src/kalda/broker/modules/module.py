@@ -11,35 +11,31 @@ modules in order, and that list is the only place that names them all. To add on
 
 Calls come in this order, all on the event loop:
 
-    constructor -> handlers, publishers -> on_config (first image) -> start -> on_config (each change) ... -> close
+    constructor -> rows, publishers -> on_config (first image) -> start -> on_config (each change) ... -> close
 
-`handlers` and `publishers` are called once, when all modules have been made. In `on_config`, `start` and what
+`rows` and `publishers` are called once, when all modules have been made. In `on_config`, `start` and what
 publishers do nothing may wait: the loader, and all else that follows metadata, goes on when they return. An exception
 in one of them stops the node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.dispatch import Handler
 from kalda.broker.dynamic_configs import DynamicConfigs
 from kalda.broker.lifecycle import BrokerLifecycle
 from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.rows import Row
 from kalda.broker.shell import Host
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
 from kalda.network.server import Server
-from kalda.protocol.apis import ApiKey
 from kalda.storage.log_manager import LogManager
-
-Handlers = Mapping[ApiKey, Handler]
-"""The APIs that a module answers on the broker's listeners. No API has two modules."""
 
 
 class BrokerContext(NamedTuple):
@@ -72,9 +68,9 @@ class BrokerContext(NamedTuple):
 class Module:
     """One area of a broker. Every method may be left out."""
 
-    def handlers(self) -> Handlers:
-        """The handler of each API that the module answers."""
-        return {}
+    def rows(self) -> Sequence[Row]:
+        """The row of each API that the module serves on the broker's listeners. No API has two modules."""
+        return ()
 
     def publishers(self) -> Sequence[Publisher]:
         """Called with each image, in the order of this list, after those of the modules before this one."""

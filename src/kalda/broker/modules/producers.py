@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
-from kalda.broker.modules.module import BrokerContext, Handlers, Module
-from kalda.protocol.apis import ApiKey
+from kalda.broker.modules.module import BrokerContext, Module
+from kalda.broker.rows import Row
 
 
 class ProducersModule(Module):
@@ -14,6 +14,6 @@ class ProducersModule(Module):
         ids = ProducerIds(context.config.node_id, context.broker_epoch, context.channel.send)
         self._handlers = ProducerHandlers(ids)
 
-    def handlers(self) -> Handlers:
+    def rows(self) -> list[Row]:
         """Ids from the blocks that the controller allocates."""
-        return {ApiKey.INIT_PRODUCER_ID: self._handlers.init_producer_id}
+        return self._handlers.rows()

@@ -13,10 +13,10 @@ from kalda.base.configs.server import ServerConfig
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.modules.module import BrokerContext, Handlers, Module
+from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.peers import BrokerPeers, ReplicaFetcherManager
+from kalda.broker.rows import Row
 from kalda.metadata.image import MetadataImage
-from kalda.protocol.apis import ApiKey
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
@@ -56,15 +56,9 @@ class ReplicationModule(Module):
         self._data = DataHandlers(self.replicas, cache, sessions, host.clock, _replica_selector(config, cache))
         self._offsets = OffsetHandlers(self.replicas)
 
-    def handlers(self) -> Handlers:
+    def rows(self) -> list[Row]:
         """Reads and writes of partitions."""
-        return {
-            ApiKey.PRODUCE: self._data.produce,
-            ApiKey.FETCH: self._data.fetch,
-            ApiKey.LIST_OFFSETS: self._offsets.list_offsets,
-            ApiKey.OFFSET_FOR_LEADER_EPOCH: self._offsets.offset_for_leader_epoch,
-            ApiKey.DELETE_RECORDS: self._offsets.delete_records,
-        }
+        return [*self._data.rows(), *self._offsets.rows()]
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
         """Set the number of fetchers for each leader. `fetch.max.bytes` cannot be altered dynamically."""

@@ -12,7 +12,6 @@ Version notes:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
@@ -29,6 +28,7 @@ from kalda.coordinator.groups.classic_group import (
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.rebalance import Rebalancer, Write
 from kalda.coordinator.groups.records import GroupRecord
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -46,21 +46,6 @@ _MEMBER_ID_REQUIRED_FROM = 4
 _SKIP_ASSIGNMENT_FROM = 9
 _PROTOCOL_NAMES_FROM = 5
 _SEVERAL_LEAVE_FROM = 3
-
-
-class GroupRequestContext(Protocol):
-    """What a request has besides its body."""
-
-    @property
-    def api_version(self) -> int: ...
-
-    @property
-    def client_id(self) -> str | None: ...
-
-    @property
-    def client_host(self) -> str:
-        """The peer's address as text, without a port; members store and show it with a slash before it."""
-        ...
 
 
 class ClassicProtocol:
@@ -85,20 +70,20 @@ class ClassicProtocol:
 
     # -- JoinGroup -----------------------------------------------------------------------------------------------
 
-    def join(self, context: GroupRequestContext, request: JoinGroupRequest) -> Pending[JoinGroupResponse]:
+    def join(self, caller: Caller, request: JoinGroupRequest) -> Pending[JoinGroupResponse]:
         """Answered at the end of the join barrier, at once where none is under way or the member is refused."""
         pending: Pending[JoinGroupResponse] = Pending()
-        waiter = JoinWaiter(pending, context.api_version)
+        waiter = JoinWaiter(pending, caller.api_version)
         group = self._groups.get(request.group_id)
         if group is not None:
-            self._join_group(context, request, group, waiter)
+            self._join_group(caller, request, group, waiter)
         elif request.member_id:
             refuse_join(waiter, request.member_id, ErrorCode.UNKNOWN_MEMBER_ID)
         else:
-            self._join_new_group(context, request, waiter)
+            self._join_new_group(caller, request, waiter)
         return pending
 
-    def _join_new_group(self, context: GroupRequestContext, request: JoinGroupRequest, waiter: JoinWaiter) -> None:
+    def _join_new_group(self, caller: Caller, request: JoinGroupRequest, waiter: JoinWaiter) -> None:
         """The replay of its first record makes the group; where that cannot be written there is no group to join."""
         group_id = request.group_id
         empty = ClassicGroup(group_id, GroupState.EMPTY, state_timestamp_ms=self._wall_ms())
@@ -115,12 +100,10 @@ class ClassicProtocol:
             refuse_join(waiter, request.member_id, write_error(outcome.error.code))
             return
         group = self._groups[group_id]
-        self._join_group(context, request, group, waiter)
+        self._join_group(caller, request, group, waiter)
         outcome.then(written)
 
-    def _join_group(
-        self, context: GroupRequestContext, request: JoinGroupRequest, group: ClassicGroup, waiter: JoinWaiter
-    ) -> None:
+    def _join_group(self, caller: Caller, request: JoinGroupRequest, group: ClassicGroup, waiter: JoinWaiter) -> None:
         member_id = request.member_id
         protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
         if not self._accepts(group, member_id):
@@ -131,15 +114,15 @@ class ClassicProtocol:
         elif not group.supports(request.protocol_type, protocols):
             refuse_join(waiter, member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         elif not member_id:
-            self._join_new_member(context, request, group, protocols, waiter)
+            self._join_new_member(caller, request, group, protocols, waiter)
         elif member_id in group.pending_joins:
             if request.group_instance_id is not None:
                 # Only dynamic members get MEMBER_ID_REQUIRED.
                 refuse_join(waiter, member_id, ErrorCode.UNKNOWN_SERVER_ERROR)
             else:
-                self._admit(context, request, group, member_id, protocols, waiter)
+                self._admit(caller, request, group, member_id, protocols, waiter)
         else:
-            self._join_known_member(context, request, group, protocols, waiter)
+            self._join_known_member(caller, request, group, protocols, waiter)
 
     def _accepts(self, group: ClassicGroup, member_id: str) -> bool:
         """group.max.size. During a join barrier the members that have joined count: where the limit was lowered below
@@ -154,26 +137,26 @@ class ClassicProtocol:
 
     def _join_new_member(
         self,
-        context: GroupRequestContext,
+        caller: Caller,
         request: JoinGroupRequest,
         group: ClassicGroup,
         protocols: Protocols,
         waiter: JoinWaiter,
     ) -> None:
         instance_id = request.group_instance_id
-        new_id = f"{instance_id if instance_id is not None else context.client_id or ''}-{self._uuid_text()}"
+        new_id = f"{instance_id if instance_id is not None else caller.client_id or ''}-{self._uuid_text()}"
         old_id = None if instance_id is None else group.static_members.get(instance_id)
         if old_id is not None:
-            self._restart_static_member(context, request, group, old_id, new_id, protocols, waiter)
-        elif instance_id is None and context.api_version >= _MEMBER_ID_REQUIRED_FROM:
+            self._restart_static_member(caller, request, group, old_id, new_id, protocols, waiter)
+        elif instance_id is None and caller.api_version >= _MEMBER_ID_REQUIRED_FROM:
             self._rebalancer.add_pending(group, new_id, request.session_timeout_ms)
             refuse_join(waiter, new_id, ErrorCode.MEMBER_ID_REQUIRED)
         else:
-            self._admit(context, request, group, new_id, protocols, waiter)
+            self._admit(caller, request, group, new_id, protocols, waiter)
 
     def _admit(
         self,
-        context: GroupRequestContext,
+        caller: Caller,
         request: JoinGroupRequest,
         group: ClassicGroup,
         member_id: str,
@@ -183,9 +166,9 @@ class ClassicProtocol:
         member = Member(
             member_id,
             instance_id=request.group_instance_id,
-            client_id=context.client_id or "",
-            client_host=f"/{context.client_host}",
-            rebalance_timeout_ms=_rebalance_timeout_ms(context, request),
+            client_id=caller.client_id or "",
+            client_host=f"/{caller.client_host}",
+            rebalance_timeout_ms=_rebalance_timeout_ms(caller, request),
             session_timeout_ms=request.session_timeout_ms,
             protocols=protocols,
         )
@@ -199,7 +182,7 @@ class ClassicProtocol:
 
     def _join_known_member(
         self,
-        context: GroupRequestContext,
+        caller: Caller,
         request: JoinGroupRequest,
         group: ClassicGroup,
         protocols: Protocols,
@@ -222,14 +205,14 @@ class ClassicProtocol:
         if may_repeat and member.protocols == protocols:
             waiter.answer(self._rebalancer.join_response(group, member_id))
             return
-        group.update(member, protocols, _rebalance_timeout_ms(context, request), request.session_timeout_ms, waiter)
+        group.update(member, protocols, _rebalance_timeout_ms(caller, request), request.session_timeout_ms, waiter)
         self._rebalancer.rebalance_or_complete_join(
             group, f"member {member_id} joined again: {request.reason or 'no reason given'}"
         )
 
     def _restart_static_member(
         self,
-        context: GroupRequestContext,
+        caller: Caller,
         request: JoinGroupRequest,
         group: ClassicGroup,
         old_id: str,
@@ -246,7 +229,7 @@ class ClassicProtocol:
         before = old.protocols, old.rebalance_timeout_ms, old.session_timeout_ms
         member = group.replace_static(instance_id, old_id, new_id)
         self._rebalancer.touch(group, member)
-        group.update(member, protocols, _rebalance_timeout_ms(context, request), request.session_timeout_ms, waiter)
+        group.update(member, protocols, _rebalance_timeout_ms(caller, request), request.session_timeout_ms, waiter)
         if group.state is GroupState.COMPLETING_REBALANCE:
             # The leader may have received the old member id: its assignment would not have the new one.
             self._rebalancer.prepare(group, f"static member {instance_id} restarted while assignments were awaited")
@@ -262,7 +245,7 @@ class ClassicProtocol:
             if group.members.get(new_id) is not member or group.state is GroupState.DEAD:
                 return
             if error is None:
-                group.answer_join(member, self._restarted(context, group, new_id, old_leader))
+                group.answer_join(member, self._restarted(caller, group, new_id, old_leader))
                 return
             response = refusal("", write_error(error.code))
             response.generation_id, response.leader = group.generation, old_leader or ""
@@ -274,11 +257,11 @@ class ClassicProtocol:
         self._write([GroupRecord(group.group_id, group.to_record())]).then(written)
 
     def _restarted(
-        self, context: GroupRequestContext, group: ClassicGroup, member_id: str, old_leader: str | None
+        self, caller: Caller, group: ClassicGroup, member_id: str, old_leader: str | None
     ) -> JoinGroupResponse:
         """A client without `skip_assignment` gets the old id as leader, so that it does not assign."""
         response = self._rebalancer.join_response(group, member_id)
-        if context.api_version >= _SKIP_ASSIGNMENT_FROM:
+        if caller.api_version >= _SKIP_ASSIGNMENT_FROM:
             response.skip_assignment = group.leader_id == member_id
         else:
             response.leader, response.members = old_leader or "", []
@@ -290,11 +273,9 @@ class ClassicProtocol:
 
     # -- SyncGroup -----------------------------------------------------------------------------------------------
 
-    def sync(
-        self, context: GroupRequestContext, request: SyncGroupRequest
-    ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
+    def sync(self, caller: Caller, request: SyncGroupRequest) -> SyncGroupResponse | Pending[SyncGroupResponse]:
         """A follower waits for the leader's assignment; the leader sends it, and waits for its commit."""
-        if context.api_version >= _PROTOCOL_NAMES_FROM and (
+        if caller.api_version >= _PROTOCOL_NAMES_FROM and (
             request.protocol_type is None or request.protocol_name is None
         ):
             return SyncGroupResponse(error_code=int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
@@ -361,21 +342,19 @@ class ClassicProtocol:
 
     # -- LeaveGroup ----------------------------------------------------------------------------------------------
 
-    def leave(
-        self, context: GroupRequestContext, request: LeaveGroupRequest
-    ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
+    def leave(self, caller: Caller, request: LeaveGroupRequest) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
         """Each member gets its own error code. Those that leave are removed at once, and the others rebalance."""
         leaving = request.members
-        if context.api_version < _SEVERAL_LEAVE_FROM:
+        if caller.api_version < _SEVERAL_LEAVE_FROM:
             leaving = [MemberIdentity(member_id=request.member_id)]
         group = self._groups.get(request.group_id)
         if group is None:
             unknown = int(ErrorCode.UNKNOWN_MEMBER_ID)
-            return _leave_response(context, [_left(each, unknown) for each in leaving])
+            return _leave_response(caller, [_left(each, unknown) for each in leaving])
         if group.state is GroupState.DEAD:
             return LeaveGroupResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
         results = [_left(each, int(self._remove(group, each))) for each in leaving]
-        response = _leave_response(context, results)
+        response = _leave_response(caller, results)
         written = None
         left = [result.member_id for result in results if result.error_code == 0]
         if left and group.state is GroupState.PREPARING_REBALANCE:
@@ -421,9 +400,9 @@ def refuse_join(waiter: JoinWaiter, member_id: str, code: ErrorCode) -> None:
     waiter.answer(refusal(member_id, code))
 
 
-def _rebalance_timeout_ms(context: GroupRequestContext, request: JoinGroupRequest) -> int:
+def _rebalance_timeout_ms(caller: Caller, request: JoinGroupRequest) -> int:
     """Version 0 has no rebalance timeout: the session timeout is used for both."""
-    return request.session_timeout_ms if context.api_version == 0 else request.rebalance_timeout_ms
+    return request.session_timeout_ms if caller.api_version == 0 else request.rebalance_timeout_ms
 
 
 def _differs(requested: str | None, held: str | None) -> bool:
@@ -434,8 +413,8 @@ def _left(leaving: MemberIdentity, code: int) -> MemberResponse:
     return MemberResponse(member_id=leaving.member_id, group_instance_id=leaving.group_instance_id, error_code=code)
 
 
-def _leave_response(context: GroupRequestContext, results: list[MemberResponse]) -> LeaveGroupResponse:
+def _leave_response(caller: Caller, results: list[MemberResponse]) -> LeaveGroupResponse:
     """Versions before 3 have one member, and its error is the response's."""
-    if context.api_version >= _SEVERAL_LEAVE_FROM:
+    if caller.api_version >= _SEVERAL_LEAVE_FROM:
         return LeaveGroupResponse(members=results)
     return LeaveGroupResponse(error_code=results[0].error_code)

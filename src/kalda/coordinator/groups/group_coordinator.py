@@ -18,7 +18,7 @@ from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
 from kalda.coordinator.errors import write_error
 from kalda.coordinator.groups.classic_group import GROUP_TYPE, GroupState, in_version
-from kalda.coordinator.groups.classic_protocol import GroupRequestContext, refusal
+from kalda.coordinator.groups.classic_protocol import refusal
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.offset_fetch import fetch_failed, group_requests, to_response
 from kalda.coordinator.groups.offsets import Topics, fail_commit
@@ -26,6 +26,7 @@ from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.groups.shard import GroupShard
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -91,7 +92,7 @@ class GroupCoordinator:
     # -- membership ----------------------------------------------------------------------------------------------
 
     def join_group(
-        self, context: GroupRequestContext, request: JoinGroupRequest, now_ms: int
+        self, caller: Caller, request: JoinGroupRequest, now_ms: int
     ) -> JoinGroupResponse | Pending[JoinGroupResponse]:
         """JoinGroup: answered at the end of the join barrier; at once with an error, or if no rebalance is needed."""
         self.runtime.advance(now_ms)
@@ -103,13 +104,13 @@ class GroupCoordinator:
             if request.group_id in shard.foreign_groups:
                 raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         except ApiError as error:
-            return in_version(refusal(request.member_id, error.code), context.api_version)
-        answer = shard.classic.join(context, request)
+            return in_version(refusal(request.member_id, error.code), caller.api_version)
+        answer = shard.classic.join(caller, request)
         self.runtime.fire_due()
         return now_or_later(answer)
 
     def sync_group(
-        self, context: GroupRequestContext, request: SyncGroupRequest, now_ms: int
+        self, caller: Caller, request: SyncGroupRequest, now_ms: int
     ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
         """SyncGroup: answered when the leader's assignment is committed."""
         self.runtime.advance(now_ms)
@@ -117,10 +118,10 @@ class GroupCoordinator:
             shard = self._shard_of(request.group_id)
         except ApiError as error:
             return SyncGroupResponse(error_code=int(error.code))
-        answer = shard.classic.sync(context, request)
+        answer = shard.classic.sync(caller, request)
         return now_or_later(answer) if isinstance(answer, Pending) else answer
 
-    def heartbeat(self, context: GroupRequestContext, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
+    def heartbeat(self, caller: Caller, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
         """Heartbeat: always answered at once. While its partition is being loaded, without an error: the member may be
         in the group, and must not leave it."""
         self.runtime.advance(now_ms)
@@ -133,7 +134,7 @@ class GroupCoordinator:
         return shard.classic.heartbeat(request)
 
     def leave_group(
-        self, context: GroupRequestContext, request: LeaveGroupRequest, now_ms: int
+        self, caller: Caller, request: LeaveGroupRequest, now_ms: int
     ) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
         """LeaveGroup: answered at once; where the group becomes empty, when its record is committed."""
         self.runtime.advance(now_ms)
@@ -141,19 +142,17 @@ class GroupCoordinator:
             shard = self._shard_of(request.group_id)
         except ApiError as error:
             return LeaveGroupResponse(error_code=int(error.code))
-        answer = shard.classic.leave(context, request)
+        answer = shard.classic.leave(caller, request)
         self.runtime.fire_due()
         return now_or_later(answer) if isinstance(answer, Pending) else answer
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def describe_groups(
-        self, context: GroupRequestContext, request: DescribeGroupsRequest, now_ms: int
-    ) -> DescribeGroupsResponse:
+    def describe_groups(self, caller: Caller, request: DescribeGroupsRequest, now_ms: int) -> DescribeGroupsResponse:
         """DescribeGroups. The caller fills in the authorized operations."""
         self.runtime.advance(now_ms)
         return DescribeGroupsResponse(
-            groups=[self._describe(group_id, context.api_version) for group_id in request.groups]
+            groups=[self._describe(group_id, caller.api_version) for group_id in request.groups]
         )
 
     def _describe(self, group_id: str, version: int) -> DescribeGroupsResponseDescribedGroup:
@@ -178,7 +177,7 @@ class GroupCoordinator:
             members=[member.describe(protocol) for member in group.members.values()],
         )
 
-    def list_groups(self, context: GroupRequestContext, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
+    def list_groups(self, caller: Caller, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
         """ListGroups, of all partitions that this node coordinates; filters ignore case."""
         self.runtime.advance(now_ms)
         states = {state.strip().lower() for state in request.states_filter}
@@ -202,7 +201,7 @@ class GroupCoordinator:
         return ListGroupsResponse(groups=groups)
 
     def delete_groups(
-        self, context: GroupRequestContext, request: DeleteGroupsRequest, now_ms: int
+        self, caller: Caller, request: DeleteGroupsRequest, now_ms: int
     ) -> DeleteGroupsResponse | Pending[DeleteGroupsResponse]:
         """DeleteGroups: empty groups are deleted, with their offsets."""
         self.runtime.advance(now_ms)
@@ -238,7 +237,7 @@ class GroupCoordinator:
     # -- offsets -------------------------------------------------------------------------------------------------
 
     def offset_commit(
-        self, context: GroupRequestContext, request: OffsetCommitRequest, now_ms: int
+        self, caller: Caller, request: OffsetCommitRequest, now_ms: int
     ) -> OffsetCommitResponse | Pending[OffsetCommitResponse]:
         """OffsetCommit: answered when the records are committed; at once where there are only errors."""
         self.runtime.advance(now_ms)
@@ -246,11 +245,11 @@ class GroupCoordinator:
             shard = self._shard_of(request.group_id, may_be_empty=True)
         except ApiError as error:
             return _commit_refused(request, error.code)
-        records, response = shard.offsets.commit(request, context.api_version, self.runtime.wall_ms())
+        records, response = shard.offsets.commit(request, caller.api_version, self.runtime.wall_ms())
         if not records:
             return response
         try:
-            self._check_commit(shard, context, request)
+            self._check_commit(shard, caller, request)
         except ApiError as error:
             return fail_commit(response, error.code)
         return answer_after(
@@ -258,7 +257,7 @@ class GroupCoordinator:
             lambda error: response if error is None else fail_commit(response, write_error(error.code)),
         )
 
-    def _check_commit(self, shard: GroupShard, context: GroupRequestContext, request: OffsetCommitRequest) -> None:
+    def _check_commit(self, shard: GroupShard, caller: Caller, request: OffsetCommitRequest) -> None:
         group = shard.groups.get(request.group_id)
         generation = request.generation_id_or_member_epoch
         if group is None:
@@ -266,7 +265,7 @@ class GroupCoordinator:
                 return  # offsets without membership: the commit makes a simple group
             raise ApiError(
                 ErrorCode.GROUP_ID_NOT_FOUND
-                if context.api_version >= _GROUP_NOT_FOUND_ON_COMMIT_FROM
+                if caller.api_version >= _GROUP_NOT_FOUND_ON_COMMIT_FROM
                 else ErrorCode.ILLEGAL_GENERATION
             )
         group.check_offset_commit(request.member_id, request.group_instance_id, generation, transactional=False)
@@ -274,13 +273,13 @@ class GroupCoordinator:
             shard.rebalancer.touch(group, group.members[request.member_id])
 
     def offset_fetch(
-        self, context: GroupRequestContext, request: OffsetFetchRequest, now_ms: int
+        self, caller: Caller, request: OffsetFetchRequest, now_ms: int
     ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
         """OffsetFetch: committed offsets, at once. With require_stable the answer waits for the writes before it. It
         does so without, while some of these are the former leader's: it may have answered them, so they must not seem
         undone."""
         self.runtime.advance(now_ms)
-        version = context.api_version
+        version = caller.api_version
         groups = group_requests(request, version)
         results = [self._fetch(group, version, request.require_stable) for group in groups]
 
@@ -303,7 +302,7 @@ class GroupCoordinator:
         return now_or_later(self.runtime.in_time(shard.partition.write_with([], found)))
 
     def offset_delete(
-        self, context: GroupRequestContext, request: OffsetDeleteRequest, now_ms: int
+        self, caller: Caller, request: OffsetDeleteRequest, now_ms: int
     ) -> OffsetDeleteResponse | Pending[OffsetDeleteResponse]:
         """OffsetDelete (KIP-496): answered when the tombstones are committed."""
         self.runtime.advance(now_ms)

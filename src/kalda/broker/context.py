@@ -1,0 +1,62 @@
+"""What a request handler receives besides the request, and what it may return.
+
+A handler is `(context, request) -> reply`. The reply is a response; or one that is encoded already; or a `Pending` of
+either, where the answer has to wait; or `Steps`, where making it takes long; or None where the request has no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeAlias, TypeVar
+
+from kalda.base.pending import Pending
+from kalda.network.connection import AtTurn, Buffer, Connection
+from kalda.protocol.caller import Authorizer, Caller
+from kalda.protocol.framing import RequestHeader
+from kalda.protocol.notation import Response
+
+R = TypeVar("R")
+A = TypeVar("A", bound=Response)
+
+
+class RequestContext(Caller):
+    """One request: who sent it, over which connection, and its bytes.
+
+    The context of a request out of an envelope has the connection of the broker that sent the envelope, and
+    `forwarded_by` is that broker's principal.
+    """
+
+    __slots__ = ("connection", "frame", "header")
+
+    def __init__(
+        self, connection: Connection, header: RequestHeader, frame: memoryview, authorizer: Authorizer | None = None
+    ) -> None:
+        # The attributes of `Caller` are set here: its own `__init__` would be one more call for each request.
+        self.connection = connection
+        self.header = header
+        self.frame = frame
+        self.api_version = header.api_version
+        self.client_id = header.client_id or ""
+        self.listener_name = connection.listener_name
+        self.client_host = connection.peer_host
+        self.principal = connection.principal
+        self.forwarded_by = None
+        self.authorizer = authorizer
+        self.charge = None
+
+
+class Encoded:
+    """A response that is encoded already, with its header; or one that is encoded when all answers before it on its
+    connection have left."""
+
+    __slots__ = ("buffers",)
+
+    def __init__(self, buffers: list[Buffer] | AtTurn) -> None:
+        self.buffers = buffers
+
+
+Steps: TypeAlias = Generator[None, None, R]
+"""Work in bounded pieces: each `next` does one, and the generator returns the reply. See `kalda.broker.steps`."""
+Known: TypeAlias = A | Encoded | None
+"""A reply that waits for nothing. None: the request has no answer."""
+Reply: TypeAlias = A | Encoded | Pending[A] | Pending[Encoded] | Pending[A | Encoded] | Steps[A | Encoded] | None

@@ -1,0 +1,292 @@
+"""How forwarded APIs report that the whole request failed.
+
+The handler of these APIs on a broker is `Forwarding.forward`; on a controller the active controller or the quorum
+answers. Both kinds of listener report a failure in the same way.
+
+CreateTopics (19), DeleteTopics (20), AlterConfigs (33), CreatePartitions (37), ElectLeaders (43),
+IncrementalAlterConfigs (44), AlterPartitionReassignments (45), ListPartitionReassignments (46), AlterClientQuotas (49),
+AlterUserScramCredentials (51), DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80),
+RemoveRaftVoter (81).
+"""
+
+from __future__ import annotations
+
+from kalda.base.errors import ApiError
+from kalda.broker.forwarding import Forwarding
+from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.admin import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    AlterClientQuotasResponseEntityData,
+    AlterClientQuotasResponseEntryData,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+from kalda.protocol.messages.brokers import UnregisterBrokerRequest, UnregisterBrokerResponse
+from kalda.protocol.messages.configs import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    AlterConfigsResponseAlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
+)
+from kalda.protocol.messages.quorum import (
+    AddRaftVoterRequest,
+    AddRaftVoterResponse,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    RemoveRaftVoterRequest,
+    RemoveRaftVoterResponse,
+)
+from kalda.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    AlterUserScramCredentialsResult,
+)
+from kalda.protocol.messages.topics import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ElectLeadersResponsePartitionResult,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+    ReplicaElectionResult,
+)
+
+_FIRST_ELECTION_ERROR_ON_TOP = 1
+_AT_CONTROLLER = Authorization.AT_CONTROLLER
+_MUTATION = QuotaClass.CONTROLLER_MUTATION
+_REQUEST = QuotaClass.REQUEST
+
+
+def forwarded_rows(forwarding: Forwarding) -> list[Row]:
+    """A broker's rows of the APIs that it forwards unread. It reads AlterConfigs and IncrementalAlterConfigs first:
+    those rows are in `configs`."""
+    forward = forwarding.forward
+    return [
+        Row(ApiKey.CREATE_TOPICS, forward, create_topics_failed, _AT_CONTROLLER, _MUTATION, True),
+        Row(ApiKey.DELETE_TOPICS, forward, delete_topics_failed, _AT_CONTROLLER, _MUTATION, True),
+        Row(ApiKey.CREATE_PARTITIONS, forward, create_partitions_failed, _AT_CONTROLLER, _MUTATION, True),
+        Row(ApiKey.ALTER_CLIENT_QUOTAS, forward, alter_client_quotas_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, forward, alter_scram_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.UPDATE_FEATURES, forward, update_features_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.ELECT_LEADERS, forward, elect_leaders_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, forward, reassign_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.LIST_PARTITION_REASSIGNMENTS, forward, list_reassignments_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.UNREGISTER_BROKER, forward, unregister_broker_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.DESCRIBE_QUORUM, forward, describe_quorum_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.ADD_RAFT_VOTER, forward, add_raft_voter_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.REMOVE_RAFT_VOTER, forward, remove_raft_voter_failed, _AT_CONTROLLER, _REQUEST, True),
+    ]
+
+
+# Topics and partitions
+
+
+def create_topics_failed(request: CreateTopicsRequest, version: int, error: ApiError) -> CreateTopicsResponse:
+    """The error of every topic."""
+    return CreateTopicsResponse(
+        topics=[
+            CreatableTopicResult(name=topic.name, error_code=error.code, error_message=message_of(error))
+            for topic in request.topics
+        ]
+    )
+
+
+def delete_topics_failed(request: DeleteTopicsRequest, version: int, error: ApiError) -> DeleteTopicsResponse:
+    """The error of every topic, by name or id as the request has it."""
+    response = DeleteTopicsResponse()
+    for topic in request.topics:
+        response.responses.append(
+            DeletableTopicResult(
+                name=topic.name, topic_id=topic.topic_id, error_code=error.code, error_message=message_of(error)
+            )
+        )
+    for name in request.topic_names:
+        response.responses.append(
+            DeletableTopicResult(name=name, error_code=error.code, error_message=message_of(error))
+        )
+    return response
+
+
+def create_partitions_failed(
+    request: CreatePartitionsRequest, version: int, error: ApiError
+) -> CreatePartitionsResponse:
+    """The error of every topic."""
+    return CreatePartitionsResponse(
+        results=[
+            CreatePartitionsTopicResult(name=topic.name, error_code=error.code, error_message=message_of(error))
+            for topic in request.topics
+        ]
+    )
+
+
+def elect_leaders_failed(request: ElectLeadersRequest, version: int, error: ApiError) -> ElectLeadersResponse:
+    """The error of every partition; on top as well, from version 1 on."""
+    return ElectLeadersResponse(
+        error_code=error.code if version >= _FIRST_ELECTION_ERROR_ON_TOP else 0,
+        replica_election_results=[
+            ReplicaElectionResult(
+                topic=topic.topic,
+                partition_result=[
+                    ElectLeadersResponsePartitionResult(
+                        partition_id=index, error_code=error.code, error_message=message_of(error)
+                    )
+                    for index in topic.partitions
+                ],
+            )
+            for topic in request.topic_partitions or ()
+        ],
+    )
+
+
+def reassign_failed(
+    request: AlterPartitionReassignmentsRequest, version: int, error: ApiError
+) -> AlterPartitionReassignmentsResponse:
+    """The error on top and of every partition."""
+    return AlterPartitionReassignmentsResponse(
+        error_code=error.code,
+        error_message=message_of(error),
+        responses=[
+            ReassignableTopicResponse(
+                name=topic.name,
+                partitions=[
+                    ReassignablePartitionResponse(
+                        partition_index=each.partition_index, error_code=error.code, error_message=message_of(error)
+                    )
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+def list_reassignments_failed(
+    request: ListPartitionReassignmentsRequest, version: int, error: ApiError
+) -> ListPartitionReassignmentsResponse:
+    """The error on top; the partitions of the request, as none that is being reassigned."""
+    return ListPartitionReassignmentsResponse(
+        error_code=error.code,
+        error_message=message_of(error),
+        topics=[
+            OngoingTopicReassignment(
+                name=topic.name,
+                partitions=[OngoingPartitionReassignment(partition_index=index) for index in topic.partition_indexes],
+            )
+            for topic in request.topics or ()
+        ],
+    )
+
+
+# Configs, quotas, credentials, features
+
+
+def alter_configs_failed(request: AlterConfigsRequest, version: int, error: ApiError) -> AlterConfigsResponse:
+    """The error of every resource."""
+    return AlterConfigsResponse(
+        responses=[
+            AlterConfigsResponseAlterConfigsResourceResponse(
+                error_code=error.code,
+                error_message=message_of(error),
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        ]
+    )
+
+
+def incremental_alter_configs_failed(
+    request: IncrementalAlterConfigsRequest, version: int, error: ApiError
+) -> IncrementalAlterConfigsResponse:
+    """The error of every resource."""
+    return IncrementalAlterConfigsResponse(
+        responses=[
+            IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
+                error_code=error.code,
+                error_message=message_of(error),
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        ]
+    )
+
+
+def alter_client_quotas_failed(
+    request: AlterClientQuotasRequest, version: int, error: ApiError
+) -> AlterClientQuotasResponse:
+    """The error of every entity."""
+    return AlterClientQuotasResponse(
+        entries=[
+            AlterClientQuotasResponseEntryData(
+                error_code=error.code,
+                error_message=message_of(error),
+                entity=[
+                    AlterClientQuotasResponseEntityData(entity_type=each.entity_type, entity_name=each.entity_name)
+                    for each in entry.entity
+                ],
+            )
+            for entry in request.entries
+        ]
+    )
+
+
+def alter_scram_failed(
+    request: AlterUserScramCredentialsRequest, version: int, error: ApiError
+) -> AlterUserScramCredentialsResponse:
+    """The error of every user, each once."""
+    users = {each.name for each in request.deletions} | {each.name for each in request.upsertions}
+    return AlterUserScramCredentialsResponse(
+        results=[
+            AlterUserScramCredentialsResult(user=user, error_code=error.code, error_message=message_of(error))
+            for user in sorted(users)
+        ]
+    )
+
+
+def update_features_failed(request: UpdateFeaturesRequest, version: int, error: ApiError) -> UpdateFeaturesResponse:
+    """The error on top."""
+    return UpdateFeaturesResponse(error_code=error.code, error_message=message_of(error))
+
+
+# Nodes and the quorum
+
+
+def unregister_broker_failed(
+    request: UnregisterBrokerRequest, version: int, error: ApiError
+) -> UnregisterBrokerResponse:
+    """The error on top."""
+    return UnregisterBrokerResponse(error_code=error.code, error_message=message_of(error))
+
+
+def describe_quorum_failed(request: DescribeQuorumRequest, version: int, error: ApiError) -> DescribeQuorumResponse:
+    """The error on top."""
+    return DescribeQuorumResponse(error_code=error.code, error_message=message_of(error))
+
+
+def add_raft_voter_failed(request: AddRaftVoterRequest, version: int, error: ApiError) -> AddRaftVoterResponse:
+    """The error on top."""
+    return AddRaftVoterResponse(error_code=error.code, error_message=message_of(error))
+
+
+def remove_raft_voter_failed(request: RemoveRaftVoterRequest, version: int, error: ApiError) -> RemoveRaftVoterResponse:
+    """The error on top."""
+    return RemoveRaftVoterResponse(error_code=error.code, error_message=message_of(error))

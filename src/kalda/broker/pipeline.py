@@ -1,0 +1,285 @@
+"""From a frame to an answer: header, version check, decode, then the stages of the API's row, then encode.
+
+The stages are: authorize, handle, (fail), charge, answer. What a row needs of them in one version is decided when the
+first request of that version arrives, and kept as a route: a stage that has nothing to do is not in the route. A
+request that does not wait costs no task, future or closure: its handler returns the response, which is encoded on the
+same stack.
+
+A listener serves the APIs that have a row, and ApiVersions announces exactly these. An unsupported version of any API
+but ApiVersions closes the connection, as in Kafka: the client has ignored what ApiVersions announced.
+
+A response is charged when it is known and before it is encoded, so that it can carry the throttle time. The connection
+is muted at the same moment: the answer still leaves at once, and the client's next request waits (KIP-219). A response
+that is `Encoded` already has no throttle time, but its connection is muted all the same. A request out of an envelope
+is not charged here: the broker that holds the client's connection charges it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from types import GeneratorType
+from typing import Any, cast
+
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.pending import Pending
+from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
+from kalda.broker.context import Encoded, Known, Reply, RequestContext, Steps
+from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle
+from kalda.broker.steps import NextTurn, StepRunner
+from kalda.network.connection import Answer, AtTurn, Buffer, Connection
+from kalda.protocol.apis import API, ApiKey, request_class, response_class
+from kalda.protocol.caller import Authorizer, Caller
+from kalda.protocol.codec import decoder
+from kalda.protocol.framing import decode_request_header, encode_response, response_encoder
+from kalda.protocol.notation import Request, Response
+from kalda.protocol.schema import is_flexible, wire_struct
+
+log = logging.getLogger("kalda.requests")
+
+Handler = Callable[[RequestContext, Any], Reply[Any]]
+Check = Callable[[Caller, Any], ApiError | None]
+
+
+class Served:
+    """What answers of one version of one API need besides the call of the handler."""
+
+    __slots__ = ("at_once", "encode", "has_throttle_time", "is_charged", "name", "row")
+
+    def __init__(self, row: Row, version: int, is_charged: bool) -> None:
+        response = response_class(row.key)
+        self.row = row
+        self.name = API[row.key].name
+        self.encode = response_encoder(response, version)
+        """A response's frame, given its correlation id."""
+        self.is_charged = is_charged
+        self.has_throttle_time = is_charged and _has_throttle_time(response, version)
+        """Whether the response has `throttle_time_ms` in this version; False where the route is not charged."""
+        self.at_once: type[Response] = _Charged if is_charged else response
+        """The class of the replies that are encoded at once. On a charged route no reply is of it."""
+
+
+Route = tuple[Handler, Callable[[Buffer, int], tuple[Any, int]], type[Response], Callable[..., list[Buffer]], Served]
+"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, and
+`at_once` and `encode` of `Served`. A plain tuple: a subclass of it is unpacked more slowly."""
+
+
+class _Charged(Response):
+    """The class in `Served.at_once` of charged routes."""
+
+
+class RequestPipeline:
+    """Answers the frames of one kind of listener."""
+
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        features: Callable[[], Features],
+        next_turn: NextTurn,
+        *,
+        unstable_versions: bool = False,
+        authorizer: Authorizer | None = None,
+        throttle: Throttle | None = None,
+    ) -> None:
+        """Without an authorizer every caller may do everything; without a throttle nothing is charged."""
+        self._steps = StepRunner(next_turn)
+        self._authorizer = authorizer
+        self._throttle = throttle
+        self._rows: dict[int, Row] = {row.key: row for row in rows}
+        self._versions: dict[ApiKey, range] = {
+            row.key: range(API[row.key].lowest, API[row.key].highest_served(unstable_versions) + 1)
+            for row in self._rows.values()
+        }
+        self._routes: dict[tuple[int, ...], Route] = {}
+        assert ApiKey.API_VERSIONS not in self._rows, "the pipeline has its own row of ApiVersions"
+        own = ApiVersionsHandlers(self._versions, features).row()
+        self._rows[own.key] = own
+        self._versions[own.key] = range(API[own.key].lowest, API[own.key].highest + 1)
+
+    def on_frame(self, connection: Connection, frame: memoryview, context: RequestContext | None = None) -> Answer:
+        """The network's frame handler. The context is made here, unless the request comes out of an envelope."""
+        if context is None:
+            header = decode_request_header(frame)
+            context = RequestContext(connection, header, frame, self._authorizer)
+        else:
+            header = context.header
+        try:
+            route = self._routes[header[:2]]
+        except KeyError:
+            made = self._new_route(context)
+            if made is None:
+                return encode_response(header.correlation_id, unsupported_api_versions(), 0)
+            route = made
+        handler, decode, at_once, encode, served = route
+        request, _ = decode(frame, header.body_at)
+        try:
+            reply = handler(context, request)
+        except ApiError as error:
+            reply = self._failed(served, context, request, error)
+        if type(reply) is at_once:
+            return encode(header.correlation_id, reply)
+        if reply is None and not served.is_charged:
+            return None
+        if isinstance(reply, Encoded) and not served.is_charged:
+            return reply.buffers
+        if isinstance(reply, Pending):
+            return self._later(served, context, request, reply)
+        if isinstance(reply, GeneratorType):
+            return self._in_steps(served, context, request, reply)
+        return self._known(served, context, request, cast(Known[Response], reply))
+
+    def answer(self, context: RequestContext) -> Answer:
+        """Answer a request out of an envelope."""
+        return self.on_frame(context.connection, context.frame, context)
+
+    # -- routes
+
+    def _new_route(self, context: RequestContext) -> Route | None:
+        """How requests of this API and version are answered from now on. None for a version of ApiVersions that is not
+        served; any other raises `InvalidRequest`."""
+        header = context.header
+        row = self._rows.get(header.api_key)
+        if row is None:
+            raise InvalidRequest(f"{API[header.api_key].name} is not served on listener {context.listener_name}")
+        api, version, served = API[row.key], header.api_version, self._versions[row.key]
+        if version not in served:
+            if row.key is ApiKey.API_VERSIONS:
+                return None
+            raise InvalidRequest(f"{api.name} has versions {served.start} to {served.stop - 1} here, not {version}")
+        is_charged = self._throttle is not None and row.quota is not QuotaClass.EXEMPT
+        found = Served(row, version, is_charged)
+        decode = decoder(request_class(row.key), version)
+        route = self._routes[header[:2]] = (self._handler_of(row), decode, found.at_once, found.encode, found)
+        return route
+
+    def _handler_of(self, row: Row) -> Handler:
+        """The row's handler, behind the stages that come before it."""
+        handler = row.handler
+        if self._throttle is not None and row.quota is QuotaClass.CONTROLLER_MUTATION:
+            handler = _charging_partitions(self._throttle, handler)
+        if self._authorizer is not None and not isinstance(row.authorize, Authorization):
+            handler = _authorized(row.authorize, handler)
+        return handler
+
+    # -- replies
+
+    def _known(
+        self, served: Served, context: RequestContext, request: Request, reply: Known[Response]
+    ) -> list[Buffer] | AtTurn | None:
+        """The answer of a reply that waits for nothing."""
+        if isinstance(reply, Encoded):
+            if not served.is_charged:
+                return reply.buffers
+            if isinstance(reply.buffers, AtTurn):
+                return self._charged_at_turn(served, context, request, reply, reply.buffers)
+        if served.is_charged:
+            self._charge(served, context, request, reply)
+        if reply is None:
+            return None
+        return reply.buffers if isinstance(reply, Encoded) else served.encode(context.header.correlation_id, reply)
+
+    def _later(
+        self, served: Served, context: RequestContext, request: Request, reply: Pending[Any]
+    ) -> Pending[list[Buffer]]:
+        answer: Pending[list[Buffer]] = Pending()
+        answer.on_abandoned = reply.abandon
+
+        def settle(response: Known[Response], error: ApiError | None) -> None:
+            try:
+                if error is not None:
+                    response = self._failed(served, context, request, error)
+                if type(response) is served.at_once:
+                    buffers = served.encode(context.header.correlation_id, response)
+                else:
+                    known = self._known(served, context, request, response)
+                    assert not isinstance(known, AtTurn), f"{served.name} has waited, so it is answered now"
+                    buffers = known or []
+            except ApiError as failure:
+                answer.fail(failure)
+                return
+            except ValueError as fault:
+                log.exception("the answer to %s of %s cannot be written", served.name, context.connection)
+                answer.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
+                return
+            answer.complete(buffers)
+
+        reply.then(settle)
+        return answer
+
+    def _in_steps(
+        self, served: Served, context: RequestContext, request: Request, steps: Steps[Response | Encoded]
+    ) -> Answer:
+        """The first step is done here, so that a small request is answered without another turn of the loop."""
+        try:
+            next(steps)
+        except StopIteration as finished:
+            return self._known(served, context, request, finished.value)
+        except ApiError as error:
+            return self._known(served, context, request, self._failed(served, context, request, error))
+        if context.forwarded_by is None:
+            # The answer may be large: a peer that reads nothing must not have many of them made.
+            context.connection.answer_alone()
+        return self._later(served, context, request, self._steps.run(steps))
+
+    def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
+        """The response for a request that failed as a whole. None where its client expects no response: the connection
+        is closed, which is the only way to report the failure. Raises what the peer has to learn otherwise."""
+        if isinstance(error, InvalidRequest):
+            raise error
+        if error.code is ErrorCode.NOT_CONTROLLER and context.forwarded_by is not None:
+            # For the broker that sent the envelope, which tries another controller; its client could do nothing.
+            raise error
+        log.debug("%s of %s failed: %s", served.name, context.connection, error)
+        response = served.row.failed(request, context.api_version, error)
+        if response is None:
+            context.connection.close()
+        return response
+
+    # -- quotas
+
+    def _charge(
+        self, served: Served, context: RequestContext, request: Request, reply: Response | Encoded | None
+    ) -> None:
+        if context.forwarded_by is not None:
+            return
+        assert self._throttle is not None, "a route is charged where there is a throttle"
+        throttle_ms = self._throttle.charge(context, served.row.quota, request, reply)
+        if throttle_ms > 0:
+            if served.has_throttle_time and isinstance(reply, Response):
+                cast(Any, reply).throttle_time_ms = throttle_ms
+            context.connection.mute(throttle_ms)
+
+    def _charged_at_turn(
+        self, served: Served, context: RequestContext, request: Request, reply: Encoded, at_turn: AtTurn
+    ) -> AtTurn:
+        """The answer is known when its turn comes, and is charged then."""
+
+        def make() -> list[Buffer]:
+            buffers = at_turn.make()
+            self._charge(served, context, request, reply)
+            return buffers
+
+        return AtTurn(make)
+
+
+def _authorized(check: Check, handler: Handler) -> Handler:
+    def authorize_then_handle(context: RequestContext, request: Request) -> Reply[Any]:
+        refusal = check(context, request)
+        if refusal is not None:
+            raise refusal
+        return handler(context, request)
+
+    return authorize_then_handle
+
+
+def _charging_partitions(throttle: Throttle, handler: Handler) -> Handler:
+    def handle(context: RequestContext, request: Request) -> Reply[Any]:
+        context.charge = throttle.charge_partitions
+        return handler(context, request)
+
+    return handle
+
+
+def _has_throttle_time(response: type[Response], version: int) -> bool:
+    layout = wire_struct(response, version, is_flexible(response, version))
+    return any(field.name == "throttle_time_ms" for field in layout.fields + layout.tagged)

@@ -1,0 +1,123 @@
+"""A row for each API that a listener serves: its handler, and all that the request pipeline does around it.
+
+Rows are declared beside the handlers. What the pipeline can decide without the handler is a field of the row: whether
+the caller may send such a request at all (`authorize`), which quota pays for it (`quota`), and how its response reports
+that the whole request failed (`failed`). `Authorizer` and `Throttle` are the interfaces of the floors that decide about
+the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from typing import Any, NamedTuple, Protocol
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.context import Encoded, Reply, RequestContext
+from kalda.protocol.apis import API, ApiKey, Listener
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.protocol.notation import Request, Response
+
+
+class Authorization(Enum):
+    """Where a request is authorized that the pipeline lets through without a check."""
+
+    ANYONE = auto()
+    """Nowhere: every caller may send it."""
+    PER_ITEM = auto()
+    """In its handler, or in the controller that the handler calls, item by item (`Caller.allows`)."""
+    AT_CONTROLLER = auto()
+    """On the controller's listener, which the broker forwards it to."""
+
+
+class QuotaClass(Enum):
+    """Which quotas of a client a request counts against. All but EXEMPT count against its request time too."""
+
+    PRODUCE = auto()
+    """`producer_byte_rate`"""
+    FETCH = auto()
+    """`consumer_byte_rate`"""
+    REQUEST = auto()
+    """`request_percentage` alone"""
+    CONTROLLER_MUTATION = auto()
+    """`controller_mutation_rate`: partitions created and deleted (KIP-599)"""
+    EXEMPT = auto()
+    """None: requests between nodes are never charged, nor is their connection muted."""
+
+
+class Throttle(Protocol):
+    """Charges requests to the quotas of their clients."""
+
+    def charge(
+        self, context: RequestContext, quota: QuotaClass, request: Request, response: Response | Encoded | None
+    ) -> int:
+        """Account for a request whose answer is known but not encoded; None where it has no answer. Returns for how
+        many milliseconds the client has to pause; 0 where it is within its quotas."""
+        ...
+
+    def charge_partitions(self, caller: Caller, count: int) -> None:
+        """Account for partitions that a request creates or deletes. Raises `ApiError` THROTTLING_QUOTA_EXCEEDED where
+        the quota of the caller has no room for them."""
+        ...
+
+
+class Row(NamedTuple):
+    """One API on one kind of listener. The handler, `failed` and `authorize` are of the same request and response."""
+
+    key: ApiKey
+    handler: Callable[[RequestContext, Any], Reply[Any]]
+    failed: Callable[[Any, int, ApiError], Response | None]
+    """`(request, version, error)`: the response to a request that failed as a whole, as `getErrorResponse` of
+    Apache Kafka's class of that request. None where the client expects no response: its connection is closed instead.
+    """
+    authorize: Callable[[Caller, Any], ApiError | None] | Authorization
+    """Either a check of the whole request, which returns why it is refused; or where the request is checked instead."""
+    quota: QuotaClass = QuotaClass.REQUEST
+    forwarded: bool = False
+    """On a broker: the handler sends the request on to the active controller. On a controller: an envelope may hold
+    it."""
+
+
+def joined(listener: Listener, *groups: Iterable[Row]) -> list[Row]:
+    """All rows of one kind of listener. No API has two, and each belongs on such a listener."""
+    rows = [row for group in groups for row in group]
+    assert len({row.key for row in rows}) == len(rows), "an API has two rows"
+    for row in rows:
+        assert API[row.key].listeners & listener, f"{row.key.name} is not an API of {listener} listeners"
+    return rows
+
+
+# Checks of whole requests.
+
+
+class _NamesGroup(Protocol):
+    group_id: str
+
+
+def on_cluster(operation: AclOperation) -> Callable[[Caller, Request], ApiError | None]:
+    """The caller needs `operation` on the cluster; otherwise CLUSTER_AUTHORIZATION_FAILED."""
+
+    def check(caller: Caller, request: Request) -> ApiError | None:
+        return caller.refusal_on_cluster(operation)
+
+    return check
+
+
+def on_group(operation: AclOperation) -> Callable[[Caller, _NamesGroup], ApiError | None]:
+    """The caller needs `operation` on the group that the request names; otherwise GROUP_AUTHORIZATION_FAILED."""
+
+    def check(caller: Caller, request: _NamesGroup) -> ApiError | None:
+        if caller.allows(operation, AclResourceType.GROUP, request.group_id):
+            return None
+        return ApiError(
+            ErrorCode.GROUP_AUTHORIZATION_FAILED,
+            f"{caller.principal} may not {operation.name} the group {request.group_id}.",
+        )
+
+    return check
+
+
+def message_of(error: ApiError) -> str | None:
+    """The `error_message` of a response. A fault of the server itself has none: its text is not for clients."""
+    return None if error.code is ErrorCode.UNKNOWN_SERVER_ERROR else error.message or None

@@ -1,0 +1,85 @@
+"""Long work in steps: one step of one request in each turn of the event loop.
+
+A request whose answer takes long to make is a generator (`kalda.broker.context.Steps`) that yields between bounded
+pieces of work. The generators of a listener take turns, so the loop is never held for longer than one step however
+many such requests there are, and everything else is served between two steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.broker.context import Steps
+
+log = logging.getLogger("kalda.requests")
+
+T = TypeVar("T")
+NextTurn = Callable[[Callable[[], None]], object]
+"""Calls back in the next turn of the event loop, as `loop.call_soon` does."""
+
+
+class _Work(Generic[T]):
+    """A generator, and the pending answer that settles with what it returns."""
+
+    __slots__ = ("pending", "steps")
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self.steps = steps
+        self.pending: Pending[T] = Pending()
+
+
+class StepRunner:
+    """Runs generators in turn. Invariant: a turn is scheduled exactly while a generator is unfinished."""
+
+    def __init__(self, next_turn: NextTurn) -> None:
+        self._next_turn = next_turn
+        self._unfinished: deque[_Work[Any]] = deque()
+        self._is_scheduled = False
+
+    def run(self, steps: Steps[T]) -> Pending[T]:
+        """Settles with what `steps` returns or raises. Where the pending answer is abandoned, `steps` is closed."""
+        work = _Work(steps)
+        work.pending.on_abandoned = lambda: self._abandon(work)
+        self._unfinished.append(work)
+        self._schedule()
+        return work.pending
+
+    def _schedule(self) -> None:
+        if self._unfinished and not self._is_scheduled:
+            self._is_scheduled = True
+            self._next_turn(self._step)
+
+    def _abandon(self, work: _Work[Any]) -> None:
+        self._unfinished.remove(work)
+        work.steps.close()
+
+    def _step(self) -> None:
+        """One step of the generator that has waited longest."""
+        self._is_scheduled = False
+        if not self._unfinished:
+            return
+        work = self._unfinished[0]
+        try:
+            next(work.steps)
+        except StopIteration as finished:
+            self._unfinished.popleft()
+            self._schedule()
+            work.pending.complete(finished.value)
+        except ApiError as error:
+            self._fail(work, error)
+        except Exception as fault:
+            log.exception("a request that is answered in steps failed")
+            self._fail(work, ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
+        else:
+            self._unfinished.rotate(-1)
+            self._schedule()
+
+    def _fail(self, work: _Work[Any], error: ApiError) -> None:
+        self._unfinished.popleft()
+        self._schedule()
+        work.pending.fail(error)

@@ -1,0 +1,42 @@
+"""The rows of both kinds of listener, over handlers whose floors are mocks."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock, Mock
+
+from kalda.broker.controller_handlers import ControllerHandlers
+from kalda.broker.forwarding import Forwarding
+from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.handlers.data import DataHandlers
+from kalda.broker.handlers.describe import DescribeHandlers
+from kalda.broker.handlers.forwarded import forwarded_rows
+from kalda.broker.handlers.groups import GroupHandlers
+from kalda.broker.handlers.log_dirs import LogDirHandlers
+from kalda.broker.handlers.metadata import MetadataHandlers
+from kalda.broker.handlers.offsets import OffsetHandlers
+from kalda.broker.handlers.producers import ProducerHandlers
+from kalda.broker.rows import Row, joined
+from kalda.protocol.apis import Listener
+
+
+def rows_of_brokers() -> list[Row]:
+    """Every row of a broker's listener but ApiVersions."""
+    forwarding = Forwarding(Mock())
+    return joined(
+        Listener.BROKER,
+        DataHandlers(Mock(), Mock(), Mock(), Mock()).rows(),
+        OffsetHandlers(Mock()).rows(),
+        MetadataHandlers(Mock(), "cluster", Mock(), Mock(), 100).rows(),
+        GroupHandlers(Mock(), Mock(), Mock()).rows(),
+        ConfigHandlers(1, Mock(), MagicMock()).rows(forwarding),
+        DescribeHandlers(Mock(), Mock()).rows(),
+        LogDirHandlers(Mock(), Mock(), Mock()).rows(),
+        ProducerHandlers(Mock()).rows(),
+        forwarded_rows(forwarding),
+    )
+
+
+def rows_of_controllers() -> list[Row]:
+    """Every row of a controller's listener but ApiVersions and Envelope."""
+    configs = ConfigHandlers(1, Mock(), MagicMock())
+    return ControllerHandlers(Mock(), Mock(), Mock(), Mock(), "cluster", configs, Mock()).rows()
