@@ -9,13 +9,13 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.kalda-installed
-COMPILED := $(wildcard src/kalda/records/*.pxd)
+COMPILED := $(addprefix src/kalda/records/,codec.py codec.pxd values.py values.pxd scan.py compacting.py)
 
 .PHONY: setup demo test lint lint-style lint-types lint-floors bench clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py .ci/setup $(COMPILED) $(COMPILED:.pxd=.py)
+$(STAMP): pyproject.toml setup.py .ci/setup $(COMPILED)
 	.ci/setup "$(VENV)" "$(PYTHON)"
 	touch $@
 

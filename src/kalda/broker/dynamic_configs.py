@@ -22,6 +22,7 @@ from kalda.storage.config import LogConfig
 log = logging.getLogger("kalda.broker")
 
 _MAX_NAMED_TOPICS = 5
+_VALIDATE_RECORDS = "kalda.validate.records"
 
 OnConfig = Callable[[ServerConfig, MetadataImage], None]
 """`Module.on_config` of one module."""
@@ -89,7 +90,9 @@ class DynamicConfigPublisher:
 
 
 def _topic_defaults(config: ServerConfig) -> dict[str, str]:
-    return {name: text for name, value in config.topic_defaults().items() if (text := to_text(value)) is not None}
+    defaults = {name: text for name, value in config.topic_defaults().items() if (text := to_text(value)) is not None}
+    defaults[_VALIDATE_RECORDS] = config[_VALIDATE_RECORDS]
+    return defaults
 
 
 def _warn_of_idle(changes: Changes, node_id: int) -> None:

@@ -1,7 +1,8 @@
 """Record batches: Kafka's unit of storage, replication and transfer, as bytes and as values.
 
 A batch (magic 2) is a 61-byte header and a section of records, which may be compressed. The header alone has all that
-the broker needs on its data path, so most other floors read and stamp headers and decode no record. This floor has the
+the broker needs on its data path, so most other floors read and stamp headers and decode no record; a compiled scan
+checks the records of clients before they are stored. This floor has the
 format only: it depends on no log, socket, topic or clock.
 
 - `batch`: the header: reading, checking, stamping in place
@@ -9,10 +10,14 @@ format only: it depends on no log, socket, topic or clock.
 - `codec`: parsing the section of records, and converting it to and from columns; compiled by Cython where the install
   had a C compiler
 - `values`: the section of records to and from Python tuples; compiled likewise
+- `scan`: checks the records of a section, piece by piece; compiled likewise
+- `compacting`: the last offset of each key, and which records compaction keeps; compiled likewise
 - `messages`: the messages in metadata batches, most of them decoded by compiled code
 - `builder`: batches from records and records from batches, as Python values
 - `compression`: the four codecs, with bounded output
 - `control`: control batches: transaction markers and KRaft's own records
+- `rules`: what a topic's configuration demands of produced batches, and how a refusal is reported
+- `inspection`: the records of one client's batch, checked in bounded memory, in parts where they are many
 - `validate`: the checks of a leader on a produced batch, and the fields that it stamps
 - `arrow`: batches from and to Arrow columns (needs the `arrow` extra)
 """

@@ -22,7 +22,23 @@ def cfunc(function: F) -> F:
     return function
 
 
-inline = nogil = cfunc
+inline = cclass = cfunc
+
+
+class _NoGil:
+    """Both a decorator and a context, as Cython has it."""
+
+    def __call__(self, function: F) -> F:
+        return function
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+nogil = _NoGil()
 
 
 def exceptval(**_options: object) -> Callable[[F], F]:

@@ -298,7 +298,7 @@ def survey(
     base_timestamp: cython.longlong,
 ) -> tuple:
     """What validation needs of a section, without an object for each record: (max timestamp, min timestamp, index of
-    the first record without a key or -1, True where offset deltas are 0, 1, 2… and the first timestamp delta is 0).
+    the first record without a key or -1, index of the first record whose offset delta is not its index or -1).
     """
     i: cython.Py_ssize_t
     timestamp_delta: cython.longlong
@@ -313,7 +313,7 @@ def survey(
     largest: cython.longlong = -1
     smallest: cython.longlong = -1
     keyless: cython.Py_ssize_t = -1
-    regular: cython.bint = True
+    misplaced: cython.Py_ssize_t = -1
     _check_section(len(data), pos, end, count)
     p: cython.pointer[cython.const[cython.uchar]] = _readable(data)
     for i in range(count):
@@ -337,11 +337,11 @@ def survey(
             smallest = timestamp
         if key_length < 0 and keyless < 0:
             keyless = i
-        if offset_delta != i or (i == 0 and timestamp_delta != 0):
-            regular = False
+        if offset_delta != i and misplaced < 0:
+            misplaced = i
     if pos != end:
         raise _left_over(end - pos, count)
-    return largest, smallest, keyless, bool(regular)
+    return largest, smallest, keyless, misplaced
 
 
 @cython.cfunc

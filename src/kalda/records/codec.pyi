@@ -9,7 +9,7 @@ MIN_RECORD_SIZE: int
 Ints = memoryview | array[int]
 Section = tuple[Buffer, int, int, int, int | None]
 
-def survey(data: Buffer, pos: int, end: int, count: int, base_timestamp: int) -> tuple[int, int, int, bool]: ...
+def survey(data: Buffer, pos: int, end: int, count: int, base_timestamp: int) -> tuple[int, int, int, int]: ...
 def decode_columns(
     sections: Sequence[Section],
     offsets: Ints,

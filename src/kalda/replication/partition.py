@@ -29,6 +29,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
 from kalda.base.sensors import Sensors
+from kalda.records.inspection import Inspection
 from kalda.replication.counters import ReplicaCounters
 from kalda.replication.followers import FollowerState, IsrOutcome, IsrProposal, NoPeers, ReplicationPeers
 from kalda.replication.in_sync import InSync
@@ -215,10 +216,15 @@ class Partition:
     # -- appending
 
     def append(
-        self, records: bytearray | memoryview, acks: int, now_ms: int, origin: AppendOrigin = AppendOrigin.CLIENT
+        self,
+        records: bytearray | memoryview,
+        acks: int,
+        now_ms: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        inspection: Inspection | None = None,
     ) -> AppendInfo:
         """Append one batch as leader. Nothing is written where `acks` is -1 and the ISR is smaller than
-        `min.insync.replicas`."""
+        `min.insync.replicas`. Raises as `Log.append_as_leader` does, which takes `inspection`."""
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         log = self.log
@@ -230,7 +236,7 @@ class Partition:
                     f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
                     f"{self.min_isr} for partition {self.topic_partition}",
                 )
-        info = log.append_as_leader(records, self.leader_epoch, now_ms, origin)
+        info = log.append_as_leader(records, self.leader_epoch, now_ms, origin, inspection=inspection)
         if log.flush_due:
             self._flush(log.log_end_offset)
         if self.in_sync.followers:

@@ -10,7 +10,8 @@ Logs that have not been opened yet are opened by a job first. A driver.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
@@ -24,7 +25,8 @@ from kalda.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from kalda.protocol.notation import maker
-from kalda.records.validate import RecordsRefused
+from kalda.records.inspection import Inspection, InspectionUnfinished
+from kalda.records.rules import RecordsRefused
 from kalda.replication.counters import NO_PRODUCE_FAILURES
 from kalda.replication.partition import Partition
 from kalda.replication.waiting import DelayedOperation, OffsetWaiter
@@ -57,13 +59,23 @@ _topic_response = maker(TopicProduceResponse, "name", "topic_id")
 _appended = maker(PartitionProduceResponse, "index", "base_offset", "log_append_time_ms", "log_start_offset")
 
 
+class _Deferred(NamedTuple):
+    """Records of one partition that are appended after a job: it opens their log, or checks them."""
+
+    topic: str
+    answer: TopicProduceResponse
+    data: PartitionProduceData
+    cold_log: Log | None
+    inspection: Inspection | None
+
+
 class Produce:
     """One produce request. After `run`, `failed` says whether the records of any partition were refused."""
 
     __slots__ = (
         "_acks",
         "_answers",
-        "_cold",
+        "_deferred",
         "_manager",
         "_now_ms",
         "_required",
@@ -87,9 +99,8 @@ class Produce:
         self._manager = manager
         self._acks = acks
         self._now_ms = now_ms
-        self._cold: dict[Log, list[tuple[str, TopicProduceResponse, PartitionProduceData]]] | None = None
-        """Logs to be opened first, with what is to be appended to each. None: there are none so far; empty: they have
-        been opened, and no more are set aside."""
+        self._deferred: list[_Deferred] | None = None
+        """What is appended after a job; None: nothing so far."""
         self._required: dict[Partition, int] = {}
         """Partitions whose records are not committed, or not durable, yet: the offset below which they have to be."""
         self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
@@ -97,20 +108,27 @@ class Produce:
         self.response = _response()
         self.failed = False
 
-    def append(self, topic: str, answer: TopicProduceResponse, data: PartitionProduceData) -> None:
-        """Append one partition's records, and add the outcome to `answer`."""
+    def append(
+        self,
+        topic: str,
+        answer: TopicProduceResponse,
+        data: PartitionProduceData,
+        deferred: _Deferred | None = None,
+    ) -> None:
+        """Append one partition's records, and add the outcome to `answer`; or defer them. `deferred` is what a job has
+        been done for."""
         partition = None
         try:
             partition = self._manager.partitions.get((topic, data.index))
             if partition is None:
                 raise ApiError(self._manager.missing_code(topic, None, data.index))
-            if partition.log.cold and (self._cold is None or self._cold):
-                if self._cold is None:
-                    self._cold = {}
-                self._cold.setdefault(partition.log, []).append((topic, answer, data))
+            if partition.log.cold and deferred is None:
+                self._defer(_Deferred(topic, answer, data, partition.log, None))
                 return
             counters = partition.topic_counters
-            counters.produce_requests.value += 1
+            inspection = None if deferred is None else deferred.inspection
+            if inspection is None:
+                counters.produce_requests.value += 1
             records = data.records
             if not records:
                 raise ApiError(
@@ -121,9 +139,12 @@ class Produce:
                 raise ApiError(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
                 )
-            info = partition.append(records, self._acks, self._now_ms)
+            info = partition.append(records, self._acks, self._now_ms, inspection=inspection)
         except ApiError as error:
             self.refuse(answer, data.index, error, partition)
+            return
+        except InspectionUnfinished as unfinished:
+            self._defer(_Deferred(topic, answer, data, None, unfinished.inspection))
             return
         first_offset, last_offset, _, log_append_time_ms, log_start_offset, size_bytes, _ = info
         end = last_offset + 1
@@ -135,38 +156,49 @@ class Produce:
             self._required[partition] = max(end, self._required.get(partition, 0))
             self._answers.setdefault(partition, []).append(result)
 
-    @property
-    def is_cold(self) -> bool:
-        """Whether some logs are not open: `finish` opens them in a job, and appends to them afterwards. The next
-        request of the connection must not be handled before."""
-        return bool(self._cold)
+    def _defer(self, deferred: _Deferred) -> None:
+        if self._deferred is None:
+            self._deferred = []
+        self._deferred.append(deferred)
 
-    def _open_cold(self, timeout_ms: int) -> Pending[ProduceResponse]:
-        """Open all these logs in one job, and append to them; then `finish`."""
-        cold, self._cold = self._cold, {}
-        assert cold, "logs are opened once"
-        job = opening_job(list(cold))
+    @property
+    def is_deferred(self) -> bool:
+        """Whether some records are appended after a job, which `finish` starts: their logs are not open, or they are
+        too many to be checked at once. The next request of the connection must not be handled before."""
+        return bool(self._deferred)
+
+    def _start_job(self, timeout_ms: int) -> Pending[ProduceResponse]:
+        """Open logs and check records in one job, and append what was deferred; then `finish`."""
+        deferred, self._deferred = self._deferred, None
+        assert deferred, "there is something to append"
+        opening = opening_job([each.cold_log for each in deferred if each.cold_log is not None])
+        inspections = [each.inspection for each in deferred if each.inspection is not None]
         epochs = {partition: partition.leader_epoch for partition in self._required}
         pending: Pending[ProduceResponse] = Pending()
 
-        def opened(_: None, error: BaseException | None) -> None:
+        def work() -> None:
+            opening.run()
+            for inspection in inspections:
+                with suppress(RecordsRefused):  # raised again when the batch is appended
+                    inspection.run()
+
+        def finish(_: None, error: BaseException | None) -> None:
             if error is not None:
                 pending.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
                 return
-            job.finish()
+            opening.finish()
             for partition, epoch in epochs.items():
                 self._recheck(partition, epoch)
-            for waiting in cold.values():
-                for topic, answer, data in waiting:
-                    self.append(topic, answer, data)
-            done = self.finish(timeout_ms) if self._acks else self.response
+            for each in deferred:
+                self.append(each.topic, each.answer, each.data, each)
+            done = self.finish(timeout_ms) if self._acks or self._deferred else self.response
             if isinstance(done, Pending):
                 pending.on_abandoned = done.abandon
                 done.then(pending.settle)
             else:
                 pending.complete(done)
 
-        self._manager.jobs.run(job.run, opened)
+        self._manager.jobs.run(work, finish)
         return pending
 
     def _recheck(self, partition: Partition, epoch: int) -> None:
@@ -189,8 +221,8 @@ class Produce:
 
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
         """The response, now or when the records of every partition are committed or durable, as `acks` asks."""
-        if self._cold:
-            return self._open_cold(timeout_ms)
+        if self._deferred:
+            return self._start_job(timeout_ms)
         if not self._required:
             return self._final_response() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()

@@ -9,7 +9,7 @@ from typing import Any
 
 from kalda.records.batch import TimestampType
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES
-from kalda.records.validate import RecordRules, compression_of_config
+from kalda.records.rules import ReadRecords, RecordRules, compression_of_config
 
 MAX_INT64 = 2**63 - 1
 DAY_MS = 86_400_000
@@ -49,6 +49,8 @@ class LogConfig:
     segment_index_bytes: int = 10 << 20
     segment_jitter_ms: int = 0
     segment_ms: int = 7 * DAY_MS
+    kalda_validate_records: ReadRecords = ReadRecords.ALL
+    """The broker's, for all its topics."""
 
     @property
     def compacts(self) -> bool:
@@ -73,6 +75,7 @@ class LogConfig:
             timestamp_after_max_ms=self.message_timestamp_after_max_ms,
             compacted=self.compacts,
             max_message_bytes=self.max_message_bytes,
+            read=self.kalda_validate_records,
             max_decompressed_bytes=min(
                 MAX_DECOMPRESSED_BYTES, max(_LEAST_DECOMPRESSED_BYTES, _MAX_COMPRESSION_RATIO * self.max_message_bytes)
             ),
@@ -134,6 +137,7 @@ _PARSER_OF_TYPE: dict[str, Callable[[str], object]] = {
     "float": float,
     "bool": _boolean,
     "TimestampType": _timestamp_type,
+    "ReadRecords": ReadRecords,
 }
 _PARSERS = {field.name: _PARSER_OF_TYPE[str(field.type)] for field in fields(LogConfig)}
 

@@ -20,6 +20,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader
+from kalda.records.inspection import Inspection
 from kalda.records.validate import validate_produced
 from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
@@ -227,12 +228,15 @@ class Log(LogOffsets):
         origin: AppendOrigin = AppendOrigin.CLIENT,
         verification: Verification | None = None,
         transaction_version: int = 0,
+        inspection: Inspection | None = None,
     ) -> AppendInfo:
         """Validate one batch, give it offsets and write it. `records` is written to.
 
         A duplicate of one of its producer's last five batches is not appended again: the offsets that it got the first
         time are returned. `transaction_version`: of the transaction that a marker ends. A raft leader may append
-        several batches, which are not validated. Raises `ApiError` with Kafka's codes; nothing has been appended then.
+        several batches, which are not validated. Raises `ApiError` with Kafka's codes, or
+        `InspectionUnfinished` where a client's batch has too many records to check them at once; nothing has been
+        appended then. `inspection` is the finished one of that batch.
         """
         if self.offline:
             self.check_online()
@@ -240,7 +244,7 @@ class Log(LogOffsets):
         if origin is _RAFT_LEADER:
             return self._append_many(records, stamped_batches(records, first_offset, leader_epoch), now_ms)
         buf, header, max_timestamp, last_offset, append_time_ms = validate_produced(
-            records, self._rules, first_offset, leader_epoch, now_ms, origin is _CLIENT
+            records, self._rules, first_offset, leader_epoch, now_ms, origin is _CLIENT, inspection
         )
         size = len(buf)
         if size > self.config.segment_bytes:

@@ -180,11 +180,16 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from kalda.records import codec
     from kalda.records.builder import build_batch, read_records
+    import section_model
 assert not codec.COMPILED
+for seed in range(5):
+    section_model.check_scan(seed)
+    section_model.check_damage(seed)
+    section_model.check_compaction(seed)
 assert [w.category for w in caught] == [RuntimeWarning], caught
 rows = [(5, b"k", None, [("h", b"x")]), (2**62, None, b"v" * 300, ())]
 print([tuple(r[1:4]) for r in read_records(build_batch(rows))] == [(5, b"k", None), (2**62, None, b"v" * 300)])
 """
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parent}"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "True\n", done.stderr

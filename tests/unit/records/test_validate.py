@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 from kafka_batches import lines
 
 from kalda.base.errors import CorruptRecord, ErrorCode
-from kalda.records.batch import TimestampType, check_crc, read_header
-from kalda.records.builder import build_batch, read_records
+from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, read_header, write_header
+from kalda.records.builder import build_batch, read_records, seal
 from kalda.records.compression import Compression
-from kalda.records.validate import RecordRules, RecordsRefused, compression_of_config, validate_produced
+from kalda.records.inspection import MAX_RECORD_ERRORS, InspectionUnfinished
+from kalda.records.rules import ReadRecords, RecordRules, RecordsRefused, compression_of_config
+from kalda.records.validate import validate_produced
 
 NOW = 1_700_000_000_000
 # Which versions of Produce may use zstd is checked before validation, in the request handler.
@@ -111,3 +114,101 @@ def test_the_brokers_own_batches_may_be_control_batches() -> None:
         validate(bytearray(marker))
     validated = validate(marker, RecordRules(compression=Compression.GZIP), from_client=False)
     assert validated.header.compression is Compression.NONE
+
+
+def altered(buf: bytearray, **fields: int) -> bytearray:
+    """The same batch with other values in its header, and the CRC for them."""
+    write_header(buf, 0, read_header(buf)._replace(**fields))
+    return buf
+
+
+def hand_made(deltas: list[int], codec: Compression, key: bytes | None = b"") -> bytearray:
+    """A batch of records with these offset deltas, whatever its header says of them."""
+    record = b"".join(
+        bytes([12, 0, 0, (delta << 1 ^ delta >> 7) & 0xFF, 1 if key is None else 0, 1, 0]) for delta in deltas
+    )
+    header = read_header(build_batch(rows(len(deltas)), compression=codec))
+    return seal(bytearray(HEADER_SIZE) + record, header._replace(max_timestamp=NOW))
+
+
+@pytest.mark.parametrize("codec", list(Compression), ids=lambda c: c.name)
+class TestBodiesThatTheHeaderDoesNotDescribe:
+    """What Apache Kafka refuses; misplaced offsets of uncompressed batches, which it stores, are refused as well."""
+
+    def refused(self, buf: bytearray, rules: RecordRules | None = None) -> RecordsRefused:
+        with pytest.raises(RecordsRefused) as caught:
+            validate(buf, rules)
+        assert caught.value.code is ErrorCode.INVALID_RECORD
+        return caught.value
+
+    def test_fewer_records_than_the_header_counts(self, codec: Compression) -> None:
+        self.refused(altered(build_batch(rows(1), compression=codec), records_count=5, last_offset_delta=4))
+
+    def test_more_records_than_the_header_counts(self, codec: Compression) -> None:
+        self.refused(altered(build_batch(rows(2), compression=codec), records_count=1, last_offset_delta=0))
+
+    def test_no_records_for_two_thousand_million_offsets(self, codec: Compression) -> None:
+        empty = altered(build_batch(rows(1), compression=codec), records_count=2**31 - 1, last_offset_delta=2**31 - 2)
+        self.refused(empty)
+
+    @pytest.mark.parametrize("deltas", [[-5], [0, 0], [0, 2], [1, 0]], ids=str)
+    def test_offset_deltas_other_than_a_records_index(self, codec: Compression, deltas: list[int]) -> None:
+        buf = hand_made(deltas, codec)
+        assert "offset delta" in self.refused(buf).message
+        assert "offset delta" in self.refused(buf, RecordRules(compacted=True)).message
+
+    def test_offset_deltas_in_their_order(self, codec: Compression) -> None:
+        assert validate(hand_made([0, 1, 2], codec)).last_offset == 52
+
+    def test_nothing_is_read_where_that_is_configured(self, codec: Compression) -> None:
+        buf = hand_made([-5], codec)
+        assert validate(bytearray(buf), RecordRules(read=ReadRecords.NONE)).last_offset == 50
+        uncompressed_only = RecordRules(read=ReadRecords.UNCOMPRESSED)
+        if codec is Compression.NONE:
+            self.refused(buf, uncompressed_only)
+        else:
+            assert validate(buf, uncompressed_only).last_offset == 50
+
+    def test_the_largest_timestamp_is_the_records_own(self, codec: Compression) -> None:
+        validated = validate(altered(build_batch(rows(3), compression=codec), max_timestamp=NOW - 50))
+        assert validated.max_timestamp == validated.header.max_timestamp == NOW + 2
+        check_crc(validated.records, 0, validated.header)
+
+    def test_errors_of_records_are_bounded(self, codec: Compression) -> None:
+        buf = build_batch([(NOW + 10**9, b"k", b"", ())] * 20_000, compression=codec)
+        with pytest.raises(RecordsRefused) as caught:
+            validate(buf)
+        assert caught.value.code is ErrorCode.INVALID_TIMESTAMP
+        assert [error.batch_index for error in caught.value.record_errors] == list(range(MAX_RECORD_ERRORS))
+
+
+@pytest.mark.parametrize("target", [None, Compression.SNAPPY])
+@pytest.mark.parametrize("codec", list(Compression), ids=lambda c: c.name)
+def test_a_batch_that_takes_long_to_read_is_read_in_parts(codec: Compression, target: Compression | None) -> None:
+    buf = build_batch([(NOW, b"k", bytes(100_000), ())] * 25, compression=codec)
+    rules = RecordRules(compression=target, max_message_bytes=10**7)
+    with pytest.raises(InspectionUnfinished) as caught:
+        validate(bytearray(buf), rules)
+    inspection = caught.value.inspection
+    assert not inspection.run(100_000)
+    assert inspection.run()
+    validated = validate(buf, rules, inspection=inspection)
+    assert validated.last_offset == 74
+    assert [r[1:] for r in read_records(validated.records)] == [(NOW, b"k", bytes(100_000), ())] * 25
+
+
+@pytest.mark.parametrize("codec", [Compression.GZIP, Compression.LZ4, Compression.ZSTD], ids=lambda c: c.name)
+def test_a_bomb_costs_neither_time_here_nor_memory(codec: Compression) -> None:
+    section = bytes([12, 0, 0, 0, 1, 1, 0]) * 2_000_000
+    header = read_header(build_batch(rows(1), compression=codec))
+    buf = seal(bytearray(HEADER_SIZE) + section, header._replace(records_count=2_000_000, last_offset_delta=1_999_999))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InspectionUnfinished) as caught:
+            validate(buf)
+        with pytest.raises(RecordsRefused, match="offset delta of record 1"):
+            caught.value.inspection.run()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 1024 * 1024

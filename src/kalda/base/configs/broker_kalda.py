@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from kalda.base.configs.definition import BOOLEAN, Key
+from kalda.base.configs.definition import BOOLEAN, STRING, Key, OneOf
 
-KALDA_KEYS = (Key("kalda.dead.process.detection.enable", BOOLEAN, True),)
+KALDA_KEYS = (
+    Key("kalda.dead.process.detection.enable", BOOLEAN, True),
+    Key("kalda.validate.records", STRING, "all", OneOf("all", "uncompressed", "none")),
+)

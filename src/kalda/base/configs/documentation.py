@@ -66,6 +66,11 @@ BROKER: dict[str, str] = {
     "initial.broker.registration.timeout.ms": "Time in which a starting broker must have registered.",
     "inter.broker.listener.name": "Listener that brokers use among themselves.",
     "kafka.metrics.polling.interval.secs": "Interval at which metrics reporters poll.",
+    "kalda.validate.records": (
+        "Which batches of clients are stored only after their records were checked against the batch's header: all, "
+        "those that are not compressed, or none. A batch whose header is wrong about its records stops consumers and "
+        "the cleaner; Apache Kafka checks all."
+    ),
     "kalda.dead.process.detection.enable": (
         "Whether a node whose connection broke and whose listener refuses new connections counts as dead at once: a "
         "broker is fenced, a quorum leader is replaced, without waiting for a timeout. Turn it off where a firewall, "

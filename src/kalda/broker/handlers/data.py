@@ -93,10 +93,10 @@ class DataHandlers:
             by_id=by_id,
             tell_leaders=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
         )
-        if done.is_cold:
+        if done.is_deferred:
             context.connection.answer_alone()
         if request.acks == 0:
-            if done.is_cold:
+            if done.is_deferred:
                 return _unanswered(context, done)
             if done.failed:
                 context.connection.close()

@@ -1,0 +1,149 @@
+"""Random sections of records, and what the compiled passes over them must find, computed record by record."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from kalda.base.errors import CorruptRecord
+from kalda.records import codec, values
+from kalda.records.builder import Record
+from kalda.records.compacting import KeyOffsets, KeyScan, Rewriting
+from kalda.records.scan import RecordScan
+
+BASE_TIMESTAMP = 1_000
+EARLIEST, LATEST = 600, 1_400
+PIECES = (1, 2, 3, 7, 64, 10**9)
+_KEYS = [None, b"", *(b"%d" % at * (1 + at % 4) for at in range(12))]
+
+
+def pieces(section: bytes, size: int) -> Iterator[bytes]:
+    """`section` in pieces of `size` bytes."""
+    for start in range(0, len(section), size):
+        yield section[start : start + size]
+
+
+def random_rows(rng: random.Random) -> list[Any]:
+    """Up to 30 rows (timestamp, key, value, headers), with nulls, empty and long ones among them."""
+
+    def some(limit: int) -> bytes | None:
+        return rng.choice([None, b"", rng.randbytes(rng.randrange(limit))])
+
+    return [
+        (
+            BASE_TIMESTAMP + rng.randrange(-500, 500),
+            some(200),
+            some(400),
+            [("n" * rng.randrange(3), some(150)) for _ in range(rng.randrange(4))],
+        )
+        for _ in range(rng.randrange(1, 30))
+    ]
+
+
+def section_of(rows: list[Any]) -> bytes:
+    """The section of rows at offsets 0, 1, 2 …"""
+    return bytes(values.encode_records(rows, 0, 0, BASE_TIMESTAMP, False)[0])
+
+
+def scanned(section: bytes, count: int, size: int, noted: int = 4) -> tuple[tuple[int, ...], list[int]]:
+    """The result and the noted faults of a `RecordScan` that requires keys."""
+    faults = array("q", bytes(16 * noted))
+    scan = RecordScan(count, BASE_TIMESTAMP, EARLIEST, LATEST, True, faults)
+    for piece in pieces(section, size):
+        scan.feed(piece)
+    scan.finish()
+    return scan.result(), faults.tolist()
+
+
+def check_scan(seed: int) -> None:
+    """A sound section is scanned alike in pieces of any size, and as the rows say."""
+    rows = random_rows(random.Random(seed))
+    section = section_of(rows)
+    timestamps = [row[0] for row in rows]
+    faulty = [at for at, row in enumerate(rows) if row[1] is None or not EARLIEST <= row[0] <= LATEST]
+    for size in PIECES:
+        found, faults = scanned(section, len(rows), size)
+        assert found == (max(timestamps), min(timestamps), -1, len(faulty))
+        assert faults[: 2 * len(faulty) : 2] == faulty[:4]
+
+
+def check_damage(seed: int) -> None:
+    """A damaged section is judged alike in pieces of any size, and as `codec.survey` judges it."""
+    rng = random.Random(seed)
+    rows = random_rows(rng)
+    section = bytearray(section_of(rows))
+    for _ in range(rng.randrange(1, 4)):
+        section[rng.randrange(len(section))] = rng.choice([0, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+
+    def outcome(size: int) -> object:
+        try:
+            return scanned(bytes(section), len(rows), size)
+        except CorruptRecord:
+            return None
+
+    outcomes = [outcome(size) for size in PIECES]
+    assert all(each == outcomes[0] for each in outcomes)
+    try:
+        codec.survey(bytes(section), 0, len(section), len(rows), BASE_TIMESTAMP)
+    except CorruptRecord:
+        assert outcomes[0] is None
+    else:
+        assert outcomes[0] is not None
+
+
+def check_compaction(seed: int) -> None:
+    """The last offset of each key, the records that are kept, and their bytes against another base timestamp."""
+    rng = random.Random(seed)
+    base = rng.randrange(100)
+    records = [
+        Record(
+            base + delta,
+            BASE_TIMESTAMP + rng.randrange(-300, 300),
+            rng.choice(_KEYS),
+            rng.choice([None, b"v" * rng.randrange(50)]),
+            (("h", b"x"),) * rng.randrange(2),
+        )
+        for delta in sorted(rng.sample(range(60), rng.randrange(1, 40)))
+    ]
+    base_timestamp = rng.choice([records[0].timestamp, 0, BASE_TIMESTAMP])
+    section = bytes(values.encode_records(records, 0, base, base_timestamp, True)[0])
+    start = base + rng.randrange(30)
+    last = {record.key: record.offset for record in records if record.key is not None and record.offset >= start}
+    for size in PIECES:
+        offsets = KeyOffsets(24 * 100, rng.randbytes(16))
+
+        def passed(first: int, bits: bytearray | None, tombstones: bool) -> KeyScan:
+            scan = KeyScan(offsets, len(records), base, 60, base_timestamp, first, bits, tombstones)  # noqa: B023
+            for piece in pieces(section, size):  # noqa: B023
+                scan.feed(piece)
+            scan.finish()
+            return scan
+
+        passed(start, None, True)
+        assert {key: offsets.get(key) for key in _KEYS if key is not None and offsets.get(key) >= 0} == last
+        assert offsets.size == len(last)
+
+        offsets.latest_offset = complete_to = rng.choice([records[-1].offset, base + rng.randrange(60)])
+        keeps_tombstones = rng.random() < 0.5
+        bits = bytearray(len(records) // 8 + 1)
+        scan = passed(0, bits, keeps_tombstones)
+        kept = [
+            record
+            for record in records
+            if record.offset > complete_to
+            or (
+                record.key is not None
+                and record.offset >= last.get(record.key, -1)
+                and (record.value is not None or keeps_tombstones)
+            )
+        ]
+        timestamps = [record.timestamp for record in kept] or [-1]
+        assert (scan.kept, scan.tombstones) == (len(kept), sum(record.value is None for record in kept))
+        assert (scan.first_timestamp, scan.largest_timestamp) == (timestamps[0], max(timestamps))
+
+        new_base = rng.choice([timestamps[0], 10**12, base_timestamp])
+        rewriting = Rewriting(bits, base_timestamp, new_base)
+        written = b"".join(rewriting.feed(piece) for piece in pieces(section, size))
+        assert written == (bytes(values.encode_records(kept, 0, base, new_base, True)[0]) if kept else b"")
