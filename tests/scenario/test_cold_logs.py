@@ -6,16 +6,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from data_handlers import handler
 from data_path_world import SELF, Assigned, World, answers_of, offsets
 
-from kalda.base.clock import Clock
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
 from kalda.broker.context import Encoded, RequestContext
-from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
-from kalda.broker.metadata_cache import MetadataCache
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchResponse,
@@ -51,27 +49,6 @@ def request(world: World, acks: int, *indexes: int) -> ProduceRequest:
         PartitionProduceData(index=index, records=build_batch([(world.now_ms, None, b"v", ())])) for index in indexes
     ]
     return ProduceRequest(acks=acks, timeout_ms=1000, topic_data=[TopicProduceData(name="a", partition_data=data)])
-
-
-class FakeConnection:
-    """Records which methods a handler calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def answer_alone(self) -> None:
-        self.calls.append("alone")
-
-    def close(self) -> None:
-        self.calls.append("close")
-
-
-def handler(world: World) -> tuple[DataHandlers, RequestContext, FakeConnection]:
-    connection = FakeConnection()
-    clock = cast(Clock, SimpleNamespace(wall_ms=lambda: world.now_ms, mono_ms=lambda: world.now_ms))
-    context = SimpleNamespace(connection=connection, api_version=9, listener_name="PLAINTEXT")
-    handlers = DataHandlers(world.replicas, cast(MetadataCache, None), world.sessions, clock)
-    return handlers, cast(RequestContext, context), connection
 
 
 def test_the_logs_of_a_request_are_opened_together() -> None:

@@ -1,0 +1,34 @@
+"""The handlers of Produce and Fetch over a world of partitions, with a connection that records what it is asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+from data_path_world import World
+
+from kalda.base.clock import Clock
+from kalda.broker.context import RequestContext
+from kalda.broker.handlers.data import DataHandlers
+from kalda.broker.metadata_cache import MetadataCache
+
+
+class FakeConnection:
+    """Records which methods a handler calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def answer_alone(self) -> None:
+        self.calls.append("alone")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def handler(world: World) -> tuple[DataHandlers, RequestContext, FakeConnection]:
+    connection = FakeConnection()
+    clock = cast(Clock, SimpleNamespace(wall_ms=lambda: world.now_ms, mono_ms=lambda: world.now_ms))
+    context = SimpleNamespace(connection=connection, api_version=9, listener_name="PLAINTEXT")
+    handlers = DataHandlers(world.replicas, cast(MetadataCache, None), world.sessions, clock)
+    return handlers, cast(RequestContext, context), connection
