@@ -74,6 +74,7 @@ class CoordinatorShell:
         """For the runtime's next deadline, None while it has none."""
         self._timer_at_ms = 0
         """When `_timer` fires, by the monotonic clock."""
+        self._closed = False
 
     # -- time
 
@@ -81,7 +82,7 @@ class CoordinatorShell:
         """Set the timer for the runtime's next deadline, where that is earlier than the timer. To be called after every
         request to the coordinator."""
         deadline = self._runtime.next_deadline_ms()
-        if deadline is None or (self._timer is not None and self._timer_at_ms <= deadline):
+        if self._closed or deadline is None or (self._timer is not None and self._timer_at_ms <= deadline):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -94,9 +95,11 @@ class CoordinatorShell:
         self._start_loads()
 
     def close(self) -> None:
-        """Stop the timer."""
+        """Set no timer and read no log from now on: the logs are about to be closed. Requests are still answered."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     # -- partitions
 
@@ -123,7 +126,7 @@ class CoordinatorShell:
 
     def _start_loads(self) -> None:
         """Read the partitions whose load begins, or begins anew."""
-        for load in self._runtime.take_loads():
+        for load in () if self._closed else self._runtime.take_loads():
             partition = self._replicas.find(self._topic, load.partition)
             if partition is None:
                 load.fail("this broker has no replica of it", self._clock.mono_ms())
@@ -145,7 +148,7 @@ class CoordinatorShell:
 
         def finish(results: list[FetchInfo | ApiError]) -> None:
             (info,) = results
-            if load.has_ended:
+            if load.has_ended or self._closed:
                 return
             if isinstance(info, ApiError):
                 load.fail(str(info), self._clock.mono_ms())

@@ -27,6 +27,8 @@ class Authorization(Enum):
     """Nowhere: every caller may send it."""
     PER_ITEM = auto()
     """In its handler, or in the controller that the handler calls, item by item (`Caller.allows`)."""
+    UNCHECKED = auto()
+    """Nowhere: the handler has no check of single items. A pipeline with an authorizer refuses all such requests."""
     AT_CONTROLLER = auto()
     """On the controller's listener, which the broker forwards it to."""
 

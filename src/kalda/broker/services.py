@@ -6,6 +6,7 @@ before the broker registers. Clients are served through `pipeline` when the brok
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from kalda.broker.api_versions import Features
@@ -26,6 +27,8 @@ from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import joined
 from kalda.metadata.manifest import Publisher
 from kalda.protocol.apis import Listener
+
+log = logging.getLogger("kalda.broker")
 
 
 class Services:
@@ -78,7 +81,11 @@ class Services:
             module.start()
 
     async def close(self) -> None:
-        """Close the modules, the last one first; the logs are closed by their manager."""
+        """Close the modules, the last one first, each whatever becomes of the others. The logs are closed by their
+        manager."""
         self._config_publisher.close()
         for module in reversed(self.modules):
-            await module.close()
+            try:
+                await module.close()
+            except Exception:
+                log.exception("%s could not be closed", type(module).__name__)

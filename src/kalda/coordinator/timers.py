@@ -62,8 +62,8 @@ class CoordinatorTimer:
         """
         fired = 0
         for _ in range(len(self._heap)):
-            if self._heap[0][0] > now_ms:
-                break
+            if not self._heap or self._heap[0][0] > now_ms:
+                break  # the heap is empty where a callback has fired the others
             queued_ms, _, timer = heapq.heappop(self._heap)
             if timer._queued_ms != queued_ms:
                 continue  # superseded by an entry for an earlier deadline

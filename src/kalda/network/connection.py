@@ -30,6 +30,7 @@ from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
 from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
+from kalda.protocol.caller import ANONYMOUS
 
 if TYPE_CHECKING:
     from kalda.network.server import Listener
@@ -53,7 +54,6 @@ class AtTurn:
 Answer: TypeAlias = list[Buffer] | Pending[list[Buffer]] | AtTurn | None
 FrameHandler: TypeAlias = Callable[["Connection", memoryview], Answer]
 
-ANONYMOUS = "User:ANONYMOUS"
 _LARGE = 16 * 1024
 """Buffers of at least this size go to the transport uncopied; smaller ones beside each other are joined."""
 

@@ -92,3 +92,16 @@ def test_records_are_stored_in_the_codec_of_their_topic(codec: Compression) -> N
     (batch,) = appended
     assert read_header(batch).compression == codec
     assert [(record.key, record.value) for record in read_records(batch)] == [(b"key", b"value" * 50), (b"gone", None)]
+
+
+def test_a_closed_shell_reads_nothing_and_sets_no_timer() -> None:
+    broker = BrokerByHand()
+    shell, runtime = shell_over(broker)
+    log = DiskLog(counter_batch(0, 3, 4), 2)
+    log.refuses = True
+    shell.on_elected(broker.lead(COUNTERS.name, 0, log))
+    shell.close()
+    shell.arm()
+    log.refuses = False
+    broker.pass_time(3_600_000)
+    assert served(runtime) == "NOT_COORDINATOR", "the load that failed is not tried again"

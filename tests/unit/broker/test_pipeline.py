@@ -491,3 +491,17 @@ def test_a_throttled_connection_waits_while_another_is_served() -> None:
             await scenario()
 
     asyncio.run(bounded())
+
+
+def test_a_fault_behind_a_late_reply_does_not_reach_the_one_that_settles_it() -> None:
+    late: Pending[HeartbeatResponse] = Pending()
+
+    def failed(request: HeartbeatRequest, version: int, error: ApiError) -> HeartbeatResponse:
+        raise KeyError("a fault of the program")
+
+    bench = Bench(Row(ApiKey.HEARTBEAT, lambda context, request: late, failed, ANYONE))
+    answer = bench.send(HEARTBEAT, 3)
+    assert isinstance(answer, Pending)
+    late.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+    assert answer.error is not None
+    assert answer.error.code is ErrorCode.UNKNOWN_SERVER_ERROR

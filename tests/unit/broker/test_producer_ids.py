@@ -81,3 +81,15 @@ def test_without_a_block_producers_get_an_error_that_they_retry(controller: Cont
     (again,) = waiting(controller, 1)
     controller.give()
     assert again.value == 100
+
+
+def test_a_producer_that_tries_again_at_once_waits_for_the_next_block(controller: Controller) -> None:
+    first = controller.ids.take()
+    assert isinstance(first, Pending)
+    again: list[Any] = []
+    first.then(lambda _, error: again.append(controller.ids.take()))
+    controller.requested.pop().fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+    [second] = again
+    assert not second.done
+    controller.give()
+    assert second.value == 100

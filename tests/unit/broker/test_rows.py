@@ -190,3 +190,21 @@ def test_envelopes_are_for_brokers() -> None:
     response = read_answer(pipeline.on_frame(paper, connection.frame(request, 0)), request, 0)
     assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     assert response.response_data is None
+
+
+def unchecked() -> list[Any]:
+    """Without Produce: naming_request makes one that has no answer."""
+    return [
+        each
+        for each in served_row(rows_of_brokers)
+        if each.values[0].authorize is Authorization.UNCHECKED and each.values[0].key is not ApiKey.PRODUCE
+    ]
+
+
+@pytest.mark.parametrize(("row", "version"), unchecked())
+def test_an_api_whose_items_nothing_checks_is_refused_where_there_is_an_authorizer(row: Row, version: int) -> None:
+    class AllowAll(DenyAll):
+        def allows(self, *_: Any) -> bool:
+            return True
+
+    assert set(error_codes(refusal(row, version, AllowAll()), version)) == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}

@@ -104,6 +104,26 @@ def test_modules_that_are_closed_receive_no_more_configs(world: World) -> None:
     assert world.seen == [2]
 
 
+def test_a_module_that_cannot_be_closed_keeps_none_open(caplog: pytest.LogCaptureFixture) -> None:
+    closed: list[str] = []
+
+    class One(Module):
+        def __init__(self, name: str, error: Exception | None = None) -> None:
+            self.name, self.error = name, error
+
+        async def close(self) -> None:
+            if self.error is not None:
+                raise self.error
+            closed.append(self.name)
+
+    services = Services.__new__(Services)
+    services.modules = (One("a"), One("b", RuntimeError("broken")), One("c"))
+    services._config_publisher = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    asyncio.run(services.close())
+    assert closed == ["c", "a"]
+    assert "One could not be closed" in caplog.text
+
+
 def test_modules_start_in_order_and_close_in_reverse() -> None:
     calls: list[str] = []
 

@@ -68,3 +68,17 @@ def test_against_a_plain_table_of_deadlines(steps: list[tuple[int, int | None, i
             del deadlines[each]
         first = timers.next_deadline_ms()
         assert not deadlines or (first is not None and first <= min(deadlines.values()))
+
+
+def test_a_timer_may_fire_the_others() -> None:
+    timers = CoordinatorTimer()
+    fired: list[str] = []
+
+    def fire_the_rest(now_ms: int) -> None:
+        fired.append("first")
+        timers.fire(now_ms)
+
+    timers.arm(TimerTask(fire_the_rest), 10)
+    timers.arm(TimerTask(lambda _: fired.append("second")), 10)
+    timers.fire(10)
+    assert fired == ["first", "second"]

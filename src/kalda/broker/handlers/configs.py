@@ -68,7 +68,7 @@ class ConfigHandlers:
 
     def describe_row(self) -> Row:
         """DescribeConfigs, which controllers serve too."""
-        return Row(ApiKey.DESCRIBE_CONFIGS, self.describe_configs, describe_configs_failed, Authorization.PER_ITEM)
+        return Row(ApiKey.DESCRIBE_CONFIGS, self.describe_configs, describe_configs_failed, Authorization.UNCHECKED)
 
     def rows(self, forwarding: Forwarding) -> list[Row]:
         """A broker's rows: DescribeConfigs, ListConfigResources, and the two that alter configs."""
@@ -91,7 +91,7 @@ class ConfigHandlers:
                 ApiKey.INCREMENTAL_ALTER_CONFIGS,
                 self.incremental_alter_configs(forwarding),
                 incremental_alter_configs_failed,
-                Authorization.PER_ITEM,  # levels of loggers are altered here, all else at the controller
+                Authorization.UNCHECKED,  # levels of loggers are altered here, all else at the controller
                 forwarded=True,
             ),
         ]

@@ -54,7 +54,7 @@ class DescribeHandlers:
                 ApiKey.DESCRIBE_PRODUCERS,
                 self.describe_producers,
                 describe_producers_failed,
-                Authorization.PER_ITEM,
+                Authorization.UNCHECKED,
             ),
             Row(
                 ApiKey.DESCRIBE_CLIENT_QUOTAS,

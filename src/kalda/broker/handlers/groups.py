@@ -76,20 +76,20 @@ class GroupHandlers:
         self._on_handled = on_handled
 
     def rows(self) -> list[Row]:
-        """One row an API. Of OffsetCommit and OffsetDelete, the topics are authorized one by one as well."""
+        """One row an API. The group of OffsetCommit and OffsetDelete is checked, their topics are not."""
         coordinator, timed = self._coordinator, self._timed
         read, delete = on_group(AclOperation.READ), on_group(AclOperation.DELETE)
-        per_item = Authorization.PER_ITEM
+        unchecked = Authorization.UNCHECKED
         return [
             Row(ApiKey.JOIN_GROUP, timed(coordinator.join_group), join_group_failed, read),
             Row(ApiKey.SYNC_GROUP, timed(coordinator.sync_group), sync_group_failed, read),
             Row(ApiKey.HEARTBEAT, timed(coordinator.heartbeat), heartbeat_failed, read),
             Row(ApiKey.LEAVE_GROUP, timed(coordinator.leave_group), leave_group_failed, read),
-            Row(ApiKey.DESCRIBE_GROUPS, timed(self._describe_groups), describe_groups_failed, per_item),
-            Row(ApiKey.LIST_GROUPS, timed(coordinator.list_groups), list_groups_failed, per_item),
-            Row(ApiKey.DELETE_GROUPS, timed(coordinator.delete_groups), delete_groups_failed, per_item),
+            Row(ApiKey.DESCRIBE_GROUPS, timed(self._describe_groups), describe_groups_failed, unchecked),
+            Row(ApiKey.LIST_GROUPS, timed(coordinator.list_groups), list_groups_failed, unchecked),
+            Row(ApiKey.DELETE_GROUPS, timed(coordinator.delete_groups), delete_groups_failed, unchecked),
             Row(ApiKey.OFFSET_COMMIT, timed(coordinator.offset_commit), offset_commit_failed, read),
-            Row(ApiKey.OFFSET_FETCH, timed(coordinator.offset_fetch), offset_fetch_failed, per_item),
+            Row(ApiKey.OFFSET_FETCH, timed(coordinator.offset_fetch), offset_fetch_failed, unchecked),
             Row(ApiKey.OFFSET_DELETE, timed(coordinator.offset_delete), offset_delete_failed, delete),
         ]
 

@@ -82,17 +82,17 @@ class MetadataHandlers:
 
     def rows(self) -> list[Row]:
         """One row an API."""
-        per_item = Authorization.PER_ITEM
+        unchecked = Authorization.UNCHECKED
         return [
-            Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item),
+            Row(ApiKey.METADATA, self.metadata, metadata_failed, unchecked),
             Row(ApiKey.DESCRIBE_CLUSTER, self.describe_cluster, describe_cluster_failed, Authorization.ANYONE),
             Row(
                 ApiKey.DESCRIBE_TOPIC_PARTITIONS,
                 self.describe_topic_partitions,
                 describe_topic_partitions_failed,
-                per_item,
+                unchecked,
             ),
-            Row(ApiKey.FIND_COORDINATOR, self.find_coordinator, find_coordinator_failed, per_item),
+            Row(ApiKey.FIND_COORDINATOR, self.find_coordinator, find_coordinator_failed, unchecked),
         ]
 
     # -- Metadata
@@ -117,12 +117,14 @@ class MetadataHandlers:
     def _encoded(self, context: RequestContext, request: MetadataRequest) -> list[Buffer]:
         header = context.header
         key = (context.api_version, context.listener_name, bytes(context.frame[header.body_at :]))
-        kept = self._cache.kept(key)
+        # What a caller may see is not what another one may see.
+        may_be_shared = context.authorizer is None
+        kept = self._cache.kept(key) if may_be_shared else None
         if kept is None:
             response, complete = self._metadata(context, request)
             buffers = encode_response(0, response, context.api_version)
             kept = [bytes(buffers[0])[4:]]
-            if complete:
+            if complete and may_be_shared:
                 self._cache.keep(key, kept)
         return [header.correlation_id.to_bytes(4, "big", signed=True) + kept[0]]
 

@@ -88,16 +88,16 @@ class OffsetHandlers:
 
     def rows(self) -> list[Row]:
         """One row an API."""
-        per_item = Authorization.PER_ITEM
+        unchecked = Authorization.UNCHECKED
         return [
-            Row(ApiKey.LIST_OFFSETS, self.list_offsets, list_offsets_failed, per_item),
+            Row(ApiKey.LIST_OFFSETS, self.list_offsets, list_offsets_failed, unchecked),
             Row(
                 ApiKey.OFFSET_FOR_LEADER_EPOCH,
                 self.offset_for_leader_epoch,
                 offset_for_leader_epoch_failed,
-                per_item,
+                unchecked,
             ),
-            Row(ApiKey.DELETE_RECORDS, self.delete_records, delete_records_failed, per_item),
+            Row(ApiKey.DELETE_RECORDS, self.delete_records, delete_records_failed, unchecked),
         ]
 
     # -- ListOffsets

@@ -77,9 +77,9 @@ class ProducerIds:
         self._is_requesting = False
         if response is None or response.error_code or response.producer_id_len <= 0:
             # A code after which producers try again.
-            for pending in list(self._waiting):
+            failed, self._waiting = self._waiting, deque()
+            for pending in failed:
                 pending.fail(ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, str(error or "no block of producer ids")))
-            self._waiting.clear()
             return
         self._next_block = range(response.producer_id_start, response.producer_id_start + response.producer_id_len)
         waiting, self._waiting = self._waiting, deque()

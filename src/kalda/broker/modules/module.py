@@ -15,7 +15,7 @@ Calls come in this order, all on the event loop:
 
 `rows` and `publishers` are called once, when all modules have been made. In `on_config`, `start` and what
 publishers do nothing may wait: the loader, and all else that follows metadata, goes on when they return. An exception
-in one of them stops the node.
+in `on_config` or `start` stops the node.
 """
 
 from __future__ import annotations
