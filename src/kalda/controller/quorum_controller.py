@@ -106,7 +106,7 @@ from kalda.protocol.messages.topics import (
 )
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.offsets import NO_TRANSACTION
-from kalda.statemachine.runtime import Appended, ReplicatedRuntime, Result
+from kalda.statemachine.runtime import Prepared, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
 
 log = logging.getLogger(__name__)
@@ -123,9 +123,13 @@ class QuorumClient(Protocol):
     @property
     def log_end_offset(self) -> int: ...
 
-    def append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
-        """Append one batch as the leader of `epoch`; returns the offset of its last record. Raises `ApiError` where
-        this node does not lead, or too many records are not committed yet."""
+    def prepare_append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
+        """Prepare one batch as the leader of `epoch`; returns the offset that its last record will have. Raises
+        `ApiError` where this node does not lead, or too many records are not committed yet."""
+        ...
+
+    def schedule_append(self) -> None:
+        """Append the batch that was prepared last."""
         ...
 
     def resign(self, epoch: int) -> None: ...
@@ -183,8 +187,9 @@ class QuorumController:
         registry = SnapshotRegistry()
         self.runtime: ReplicatedRuntime[VersionedRecord] = ReplicatedRuntime(
             registry,
-            self._append,
+            self._prepare,
             self._replay,
+            schedule=quorum.schedule_append,
             not_leader=ErrorCode.NOT_CONTROLLER,
             max_records_per_batch=config.max_records_per_batch,
         )
@@ -652,9 +657,9 @@ class QuorumController:
 
     # The log
 
-    def _append(self, epoch: int, batch: Sequence[VersionedRecord]) -> Appended:
-        last_offset = self._quorum.append(epoch, batch)
-        return Appended(last_offset - len(batch) + 1, last_offset)
+    def _prepare(self, epoch: int, batch: Sequence[VersionedRecord]) -> Prepared:
+        last_offset = self._quorum.prepare_append(epoch, batch)
+        return Prepared(last_offset - len(batch) + 1, last_offset)
 
     def _replay(self, versioned: VersionedRecord, offset: int) -> None:
         """An unknown type is fatal: the state of a controller that skipped the record would differ from the others'."""
