@@ -1,8 +1,8 @@
 """The registered brokers and controllers.
 
-The epoch of a registration is the offset of its record. Every request of the broker carries the epoch, so requests of
-an earlier incarnation are recognized and refused. A broker registers fenced and reads the metadata up to its own
-registration record; its next heartbeat unfences it (`heartbeats.py`).
+The epoch of a registration is the offset at which its records begin. Every request of the broker carries the epoch, so
+requests of an earlier incarnation are recognized and refused. A broker registers fenced and reads the metadata up to
+its own registration record; its next heartbeat unfences it (`heartbeats.py`).
 """
 
 from __future__ import annotations
@@ -144,7 +144,11 @@ class ClusterControl:
     def register_broker(
         self, request: BrokerRegistrationRequest, new_epoch: int, clean_up: CleanUp, now_ms: int
     ) -> Result[VersionedRecord, BrokerRegistrationResponse]:
-        """A broker starts, or registers anew with other features or directories. Raises `ApiError`."""
+        """A broker starts, or registers anew with other features or directories. Raises `ApiError`.
+
+        The records that clean up after a previous incarnation come first, as many as it had partitions, and need not be
+        written together with the registration: without it they only take a dead broker out of more ISRs, and the broker
+        registers again. The other way round it would be in ISRs for which it may have lost records."""
         self._check_cluster_id(request.cluster_id)
         broker_id = request.broker_id
         existing = self.brokers.get(broker_id)
@@ -188,7 +192,7 @@ class ClusterControl:
             stored_epoch = _NO_STORED_EPOCH if existing is None else existing.epoch
             records += clean_up(broker_id, stored_epoch == request.previous_broker_epoch, request.log_dirs)
         records.append(VersionedRecord(record, version.register_broker_record_version))
-        return Result(records, BrokerRegistrationResponse(broker_epoch=record.broker_epoch), atomic=True)
+        return Result(records, BrokerRegistrationResponse(broker_epoch=record.broker_epoch))
 
     def register_controller(
         self, request: ControllerRegistrationRequest
