@@ -126,6 +126,9 @@ class World:
     ) -> None:
         self.log = QuorumLog()
         self.now_ms = 1_000
+        self.elapsed_ms = 0
+        """the clock by which controllers measure how long events take"""
+        self.fatal_faults: list[BaseException] = []
         self.auto_commit = auto_commit
         self.epochs: dict[int, int] = {}
         self._ids = itertools.count(1)
@@ -157,6 +160,8 @@ class World:
             bootstrap=self._bootstrap,
             new_id=lambda: Uuid(next(self._ids).to_bytes(16, "big").replace(b"\0", b"\x07", 1)),
             rng=random.Random(self._seed),
+            elapsed_ms=lambda: self.elapsed_ms,
+            on_fatal=self.fatal_faults.append,
             voters=self._voters,
             **self.policies,
         )

@@ -21,6 +21,7 @@ from kalda.base.ids import (
 from kalda.controller.features import FeatureControl
 from kalda.controller.heartbeats import BrokerHeartbeats
 from kalda.controller.placement import UsableBroker
+from kalda.controller.unclean_holds import UncleanHolds
 from kalda.metadata.cluster import BrokerRegistration, ClusterDelta, ClusterImage, ControllerRegistration
 from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
 from kalda.metadata.metadata_version import MINIMUM
@@ -72,6 +73,7 @@ class ClusterControl:
         """broker id by log directory"""
         self._heartbeats: BrokerHeartbeats | None = None
         """None while this controller is not active"""
+        self.unclean_holds = UncleanHolds()
 
     # Being the active controller
 
@@ -85,11 +87,18 @@ class ClusterControl:
 
     def deactivate(self) -> None:
         self._heartbeats = None
+        self.unclean_holds.clear()
 
     @property
     def heartbeats(self) -> BrokerHeartbeats:
         assert self._heartbeats is not None, "only the active controller tracks heartbeats"
         return self._heartbeats
+
+    def hold_unclean_elections(self, broker_id: int, epoch: int) -> None:
+        """The broker is about to be fenced although its session has not ended: hold unclean elections until then."""
+        end_ms = self.heartbeats.session_end_ms(broker_id, epoch)
+        if end_ms is not None:
+            self.unclean_holds.hold(broker_id, end_ms)
 
     # Queries
 
