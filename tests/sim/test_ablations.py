@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from kalda.sim.ablations import ABLATIONS, QUORUM_ABLATIONS
+from kalda.sim.ablations import ABLATIONS, CONTROLLER_ABLATIONS, QUORUM_ABLATIONS
 from kalda.sim.scenario import simulate
 
 QUICK = (
@@ -31,9 +31,12 @@ def test_its_lack_shows(name: str) -> None:
     assert kept.kept, f"the same seed fails with the safeguard on: {kept.why}"
 
 
-@pytest.mark.parametrize("name", QUORUM_ABLATIONS)
-def test_its_lack_shows_in_the_quorum(name: str) -> None:
-    ablation = QUORUM_ABLATIONS[name]
+SMALL = {**QUORUM_ABLATIONS, **CONTROLLER_ABLATIONS}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_its_lack_shows_in_a_small_simulation(name: str) -> None:
+    ablation = SMALL[name]
     broken = ablation.find()
     assert broken is not None, f"{ablation.seeds} seeds do without: {name}"
     for seed in range(broken[0] + 1):

@@ -20,10 +20,13 @@ write down what they were promised. Checkers hold the end against the promises. 
 - `deletions`: an operator who deletes records
 - `phoenix`: a topic that is deleted and made again under its name
 - `faults`: what befalls a cluster, and when
+- `bugs`: exceptions in the active controller
 - `losses`: faults that take data from one replica, and what may be demanded then
 - `checks`: what must hold, meanwhile and in the end
 - `scenario`: one seed from its first step to its verdict
 - `ablations`: safeguards switched off one by one, each of which some seed must miss
 - `quorum`: the quorum's machines alone, without bytes
 - `quorum_storm`: seeds of those
+- `controllers`: controllers alone, around one log
+- `controller_storm`: seeds of those
 """

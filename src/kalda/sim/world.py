@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from kalda.sim.bugs import Bug
 from kalda.sim.loop import SimLoop
 from kalda.sim.machine import Machine
 from kalda.sim.network import SimNetwork
@@ -133,7 +134,8 @@ def _place_of(error: BaseException) -> str:
 
 
 class _LogListener(logging.Handler):
-    """Takes what nodes log into the trace. An error with a traceback is a bug, whoever has caught it."""
+    """Takes what nodes log into the trace. An error with a traceback is a bug, whoever has caught it, unless it was
+    brought about."""
 
     def __init__(self, world: World, verbose: bool) -> None:
         super().__init__(logging.DEBUG if verbose else logging.WARNING)
@@ -147,6 +149,6 @@ class _LogListener(logging.Handler):
         if world.is_told:
             message = _REAL_TIME.sub("serves", record.getMessage())
             world.tell(boot.machine, f"{record.levelname.lower()}: {message}")
-        if record.exc_info and record.exc_info[1] is not None and not isinstance(record.exc_info[1], OSError):
+        if record.exc_info and record.exc_info[1] is not None and not isinstance(record.exc_info[1], OSError | Bug):
             error = record.exc_info[1]
             world.violated(f"{boot.machine}: {record.getMessage()}: {error!r}{_place_of(error)}")
