@@ -63,6 +63,8 @@ class QuorumLog:
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
+        self.prepared: Batch
+        """the batch that was prepared last"""
         self.committed = 0
         self.leader_epoch = 0
         self.refuse: ApiError | None = None
@@ -75,12 +77,21 @@ class QuorumLog:
         return self.batches[-1].last_offset + 1 if self.batches else 0
 
     def append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
+        """Prepare and schedule."""
+        last = self.prepare_append(epoch, records)
+        self.schedule_append()
+        return last
+
+    def prepare_append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
         assert epoch == self.leader_epoch, "only the leader appends"
         if self.refuse is not None:
             raise self.refuse
         framed = [decode_metadata_record(encode_metadata_record(record, version)) for record, version in records]
-        self.batches.append(Batch(self.log_end_offset, epoch, framed))
-        return self.batches[-1].last_offset
+        self.prepared = Batch(self.log_end_offset, epoch, framed)
+        return self.prepared.last_offset
+
+    def schedule_append(self) -> None:
+        self.batches.append(self.prepared)
 
     def resign(self, epoch: int) -> None:
         self.resigned.append(epoch)
@@ -115,6 +126,9 @@ class World:
     ) -> None:
         self.log = QuorumLog()
         self.now_ms = 1_000
+        self.elapsed_ms = 0
+        """the clock by which controllers measure how long events take"""
+        self.fatal_faults: list[BaseException] = []
         self.auto_commit = auto_commit
         self.epochs: dict[int, int] = {}
         self._ids = itertools.count(1)
@@ -146,6 +160,8 @@ class World:
             bootstrap=self._bootstrap,
             new_id=lambda: Uuid(next(self._ids).to_bytes(16, "big").replace(b"\0", b"\x07", 1)),
             rng=random.Random(self._seed),
+            elapsed_ms=lambda: self.elapsed_ms,
+            on_fatal=self.fatal_faults.append,
             voters=self._voters,
             **self.policies,
         )

@@ -52,6 +52,8 @@ def standby_at(node: str, end: int, log: KafkaLog | None = None, new_ids: Iterab
         bootstrap=(),
         new_id=lambda: next(ids),
         rng=random.Random(1),
+        elapsed_ms=lambda: 0,
+        on_fatal=pytest.fail,
     )
     for batch in log_batches(node):
         if batch.last_offset < end:

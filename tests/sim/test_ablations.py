@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from kalda.sim.ablations import ABLATIONS, QUORUM_ABLATIONS
+from kalda.sim.ablations import ABLATIONS, CONTROLLER_ABLATIONS, QUORUM_ABLATIONS
 from kalda.sim.scenario import simulate
 
 QUICK = (
@@ -31,9 +31,12 @@ def test_without_a_safeguard_a_seed_fails(name: str) -> None:
     assert verdict.passed, f"the same seed fails with the safeguard on: {verdict.violation}"
 
 
-@pytest.mark.parametrize("name", QUORUM_ABLATIONS)
-def test_without_a_safeguard_of_the_quorum_a_seed_fails(name: str) -> None:
-    ablation = QUORUM_ABLATIONS[name]
+SMALL = {**QUORUM_ABLATIONS, **CONTROLLER_ABLATIONS}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_without_a_safeguard_a_small_simulation_fails(name: str) -> None:
+    ablation = SMALL[name]
     broken = ablation.find()
     assert broken is not None, f"{ablation.seeds} seeds pass without the safeguard: {name}"
     for seed in range(broken[0] + 1):

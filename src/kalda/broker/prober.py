@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from kalda.controller.suspects import Probe
+
+log = logging.getLogger("kalda.quorum")
 
 IsRefused = Callable[[str, int], Awaitable[bool]]
 
@@ -15,8 +18,8 @@ class Prober:
     under way."""
 
     def __init__(self, is_refused: IsRefused, on_probed: Callable[[Probe, bool], None]) -> None:
-        """`is_refused(host, port)` returns within a short time, and does not raise. `on_probed(probe, refused)` is
-        called with each result, until `close`."""
+        """`is_refused(host, port)` returns within a short time. `on_probed(probe, refused)` is called with each result,
+        until `close`; a probe that raises proves nothing."""
         self._is_refused = is_refused
         self._on_probed = on_probed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -33,8 +36,12 @@ class Prober:
 
     async def _run(self, probe: Probe) -> None:
         refused = True
-        for host, port in probe.addresses:
-            refused = refused and await self._is_refused(host, port)
+        try:
+            for host, port in probe.addresses:
+                refused = refused and await self._is_refused(host, port)
+        except Exception:
+            log.exception("broker %d could not be probed", probe.broker_id)
+            refused = False
         if not self._closed:
             self._on_probed(probe, refused)
 

@@ -216,12 +216,16 @@ class QuorumSide:
                 supported_features=supported_ranges(unstable=config["unstable.feature.versions.enable"]),
                 inter_broker_listener_name=config.inter_broker_listener_name,
                 dead_process_detection_enable=config["kalda.dead.process.detection.enable"],
+                performance_sample_period_ms=config["controller.performance.sample.period.ms"],
+                performance_always_log_threshold_ms=config["controller.performance.always.log.threshold.ms"],
             ),
             self.raft,
             NodeConfigSchema(config.properties),
             bootstrap=read_bootstrap(self._host.disk, metadata_dir).records,
             new_id=self._host.new_uuid,
             rng=self._host.rng,
+            elapsed_ms=self._clock.mono_ms,
+            on_fatal=self._on_fatal,
             kraft_version=_KraftVersion(self.raft),
             voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],
             create_topic_policy=self._policies.check_new_topic if self._policies is not None else None,
@@ -279,18 +283,23 @@ class QuorumSide:
     # -- time
 
     def arm(self) -> None:
-        """Poll the controller, and set the timer for its next deadline."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Poll the controller, and set the timer for its next deadline. The controller raises nothing here: an event
+        that fails ends its leadership, and the next claim arms the timer again."""
         if self.controller is None or self._prober is None:
             return
         now_ms = self._clock.mono_ms()
-        for probe in self.controller.probes_due(now_ms):
+        probes = self.controller.probes_due(now_ms)
+        deadline_ms = self.controller.poll(now_ms)
+        self._disarm()
+        if deadline_ms is not None:
+            self._timer = self._timers.call_later_ms(max(1, deadline_ms - now_ms), self.arm)
+        for probe in probes:
             self._prober.start(probe)
-        deadline = self.controller.poll(now_ms)
-        if deadline is not None:
-            self._timer = self._timers.call_later_ms(max(1, deadline - now_ms), self.arm)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _on_probed(self, probe: Probe, refused: bool) -> None:
         assert self.controller is not None
@@ -312,7 +321,6 @@ class QuorumSide:
 
     def _begin_snapshot(self, image: MetadataImage) -> Pending[bool]:
         provenance = image.provenance
-        self._is_writing_snapshot = True
         # The image is immutable, so the thread that writes its records can make them.
         done = self.raft.create_snapshot(
             provenance.snapshot_offset,
@@ -326,6 +334,7 @@ class QuorumSide:
             if made:
                 log.info("snapshot %s is written", provenance)
 
+        self._is_writing_snapshot = True
         done.then(written)
         return done
 
@@ -353,9 +362,7 @@ class QuorumSide:
 
     def shutdown(self) -> Pending[None]:
         """Stop taking part in the quorum; settles when the log is synced."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._disarm()
         return self.raft.shutdown()
 
     def close(self, clean: bool = True) -> None:
@@ -363,8 +370,7 @@ class QuorumSide:
         self.stop_probing()
         if self._catch_up is not None:
             self._catch_up.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._disarm()
         if self._policies is not None:
             self._policies.close()
         self.raft.close(clean)

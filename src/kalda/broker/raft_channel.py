@@ -1,7 +1,8 @@
 """The quorum's requests on the network: one client for each address, made with the first request.
 
 The machine has at most one request under way to each destination, so there is no queue to bound. A request that meets
-an error fails; when to try again is the machine's decision. Where a connection broke, the address is probed at once: if
+an error fails, whatever the error is: the machine sends nothing more to a destination whose request never ends. When to
+try again is the machine's decision. Where a connection broke, the address is probed at once: if
 the process of the leader is dead, the quorum need not wait for the timeout. The log names an address that does not
 answer once, and once more when it answers again.
 """
@@ -85,6 +86,9 @@ class RaftChannel:
             pending.fail(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)))
         except asyncio.CancelledError:
             pending.fail(ApiError(ErrorCode.NETWORK_EXCEPTION, "the node is stopping"))
+        except Exception as error:
+            log.exception("a request to the controller at %s:%d failed", client.host, client.port)
+            pending.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{client.host}:{client.port}: {error!r}"))
         else:
             if getattr(response, "error_code", 0) == ErrorCode.INCONSISTENT_CLUSTER_ID:
                 self._mark_silent(client, "it is of another cluster [INCONSISTENT_CLUSTER_ID]")
@@ -103,6 +107,8 @@ class RaftChannel:
                 and await self._is_refused(client.host, client.port)
             ):
                 error = ConnectionRefused(f"{client.host}:{client.port} refuses connections")
+        except Exception:
+            log.exception("the address %s:%d could not be probed", client.host, client.port)
         finally:
             pending.fail(error)
 

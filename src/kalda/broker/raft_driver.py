@@ -11,9 +11,11 @@ on a thread, one at a time, so that the next one covers whatever was appended me
 fetched snapshot. `quorum-state` is synced at once, on the event loop: elections are rare, and a vote must not leave
 before it is durable.
 
-An append as the leader has its offsets at once, but its bytes are written in the next turn of the event loop: the
-caller applies its records in between, and a record that cannot be applied stops the node before any replica has
-received it.
+An append as the leader has two halves. `prepare_append` fixes the offsets and encodes the batch, and may refuse it;
+then the caller applies the records; then `schedule_append` queues the batch. So a batch whose records cannot be applied
+is never written. Between the two halves nothing else is called.
+
+Invariant: an exception never ends the replica in silence. It is answered, or it stops the node through `on_fatal`.
 
 `RaftListeners` delivers what is committed.
 """
@@ -65,7 +67,8 @@ class ConnectionRefused(ApiError):
 
 
 class _EncodedBatch(NamedTuple):
-    """The payload of `Append`: the batch as it is written, and as it is delivered once committed."""
+    """The payload of `Append`: the batch as it is written, and as it is delivered once committed. Its epoch is that of
+    the leader that prepared it."""
 
     data: bytearray
     decoded: CommittedBatch
@@ -119,6 +122,8 @@ class RaftDriver:
         """The role to which the last transition was logged."""
         self._effects: deque[fx.Effect] = deque()
         """What the machine has emitted and is not carried out yet, in order."""
+        self._prepared: _EncodedBatch | None = None
+        """Set between `prepare_append` and `schedule_append`; one that was never scheduled is replaced by the next."""
         self._turn = Turn(self._work)
         self._is_turn_scheduled = False
         """Whether a timer will run the turn, for the effects of an append."""
@@ -190,11 +195,11 @@ class RaftDriver:
         """Voters and their endpoints."""
         return tuple((voter.key.id, voter.endpoints) for voter in self.machine.voters.voters)
 
-    def append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
-        """Append one batch as the leader of `epoch`; returns the offset of its last record. Raises `ApiError` where
-        this node does not lead that epoch, the batch is too large, or too many bytes wait for their commit."""
+    def prepare_append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
+        """Make one batch as the leader of `epoch`; returns the offset that its last record will have. Raises `ApiError`
+        where this node does not lead that epoch, the batch is too large, or too many bytes wait for their commit."""
         machine = self.machine
-        if not isinstance(machine.role, LeaderRole) or machine.role.epoch != epoch:
+        if self._is_failed or not isinstance(machine.role, LeaderRole) or machine.role.epoch != epoch:
             raise ApiError(ErrorCode.NOT_CONTROLLER, f"node {self.config.local.id} does not lead epoch {epoch}")
         if self.listeners.appended.size_bytes > MAX_UNCOMMITTED_BYTES:
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT, "too many metadata records wait for their commit")
@@ -202,10 +207,22 @@ class RaftDriver:
         first = machine.log.end_offset
         data = encode_batch(records, first, epoch, now_ms)
         last = first + len(records) - 1
-        batch = _EncodedBatch(data, CommittedBatch(first, last, epoch, now_ms, len(data), records))
-        self._effects.extend(machine.step(ev.Append(epoch, len(records), batch), self._clock.mono_ms()))
-        self._schedule_turn()
+        self._prepared = _EncodedBatch(data, CommittedBatch(first, last, epoch, now_ms, len(data), records))
         return last
+
+    def schedule_append(self) -> None:
+        """Append the batch that was prepared last. It is written in the next turn of the event loop."""
+        batch, self._prepared = self._prepared, None
+        assert batch is not None, "no batch was prepared"
+        decoded = batch.decoded
+        assert decoded.base_offset == self.machine.log.end_offset, "something was appended since the batch was prepared"
+        append = ev.Append(decoded.epoch, len(decoded.records), batch)
+        try:
+            self._effects.extend(self.machine.step(append, self._clock.mono_ms()))
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._schedule_turn()
 
     def resign(self, epoch: int) -> None:
         """Give up the leadership of `epoch`, where this node has it."""
@@ -237,7 +254,8 @@ class RaftDriver:
             # Where a fetched snapshot has replaced the log meanwhile, this one is older than the log's start.
             is_made = error is None and snapshot.offset >= self.machine.log.start_offset
             if is_made:
-                self.log.add_snapshot(snapshot)
+                is_made = self._carries_out(lambda: self.log.add_snapshot(snapshot))
+            if is_made:
                 self._step(ev.SnapshotTaken(snapshot))
             done.complete(is_made)
 
@@ -332,6 +350,16 @@ class RaftDriver:
                 before.leader_id,
             )
 
+    def _carries_out(self, action: Callable[[], object]) -> bool:
+        """Whether `action` succeeds. Where it raises, this replica stops: most of these calls come from a thread's end
+        or a timer, whose caller would only log the exception, and the machine would wait for the outcome for ever."""
+        try:
+            action()
+        except Exception as error:
+            self._fail(error)
+            return False
+        return True
+
     def _fail(self, error: BaseException) -> None:
         """This replica must not reply or write any more: its state may be wrong."""
         if not self._is_failed:
@@ -418,19 +446,17 @@ class RaftDriver:
         self._next_flush = None
         try:
             job = self.log.flush_job(flush.offset)
-        except (OSError, ApiError) as problem:
+        except Exception as problem:
             self._fail(problem)
             return
         self._is_flushing = True
 
         def finish(_: object, error: BaseException | None) -> None:
             self._is_flushing = False
-            try:
-                if error is not None:
-                    raise error
-                job.finish()
-            except (OSError, ApiError) as problem:
-                self._fail(problem)
+            if error is not None:
+                self._fail(error)
+                return
+            if not self._carries_out(job.finish):
                 return
             self._flush()
             self._step(ev.Flushed(flush.offset, flush.generation))
@@ -452,7 +478,7 @@ class RaftDriver:
                 self.log.restart_at(snapshot)
                 self.listeners.appended.clear()
                 controls = self.log.snapshot_controls(snapshot)
-            except (OSError, ApiError) as problem:
+            except Exception as problem:
                 self._fail(problem)
                 return
             self._step(ev.SnapshotInstalled(snapshot, controls))
@@ -464,7 +490,7 @@ class RaftDriver:
         self._clean_timer = self._timers.call_later_ms(CLEAN_INTERVAL_MS, self._clean)
         try:
             cleaned = self.log.clean(self._clock.wall_ms())
-        except (OSError, ApiError) as error:
+        except Exception as error:
             self._fail(error)
             return
         if cleaned is not None:
@@ -475,7 +501,7 @@ class RaftDriver:
     def _send_call(self, correlation: int, destination: Destination, call: rpc.Call, timeout_ms: int) -> None:
         def on_response(response: Any, error: ApiError | None) -> None:
             if error is None:
-                self._step(ev.ReplyReceived(correlation, wire.reply_of(call, response, self.config.listener)))
+                self._step(self._reply_event(correlation, call, response))
             elif error.code is ErrorCode.UNSUPPORTED_VERSION:
                 self._step(ev.ReplyReceived(correlation, wire.failed_reply(call, error.code)))
             else:
@@ -488,6 +514,14 @@ class RaftDriver:
             self._timers.call_later_ms(0, lambda: on_response(None, failure))
             return
         pending.then(on_response)
+
+    def _reply_event(self, correlation: int, call: rpc.Call, response: Any) -> ev.Event:
+        """What the machine receives for a response; a failed call where the response makes no sense."""
+        try:
+            return ev.ReplyReceived(correlation, wire.reply_of(call, response, self.config.listener))
+        except Exception:
+            _LOG.exception("The response to %s cannot be read; the call counts as failed.", type(call).__name__)
+            return ev.CallFailed(correlation, False)
 
     def _reply(self, token: Hashable, reply: rpc.Reply) -> None:
         assert isinstance(token, int)
@@ -510,16 +544,8 @@ class RaftDriver:
         def finish(found: Any, error: BaseException | None) -> None:
             if error is not None:
                 self._fail(error)
-            elif isinstance(reply, rpc.FetchReply):
-                self._respond(token, reply._replace(records=found))
-            elif found is None:
-                header = reply.header._replace(error=ErrorCode.SNAPSHOT_NOT_FOUND)
-                self._respond(token, reply._replace(header=header))
-            elif reply.position >= found[0]:
-                header = reply.header._replace(error=ErrorCode.POSITION_OUT_OF_RANGE)
-                self._respond(token, reply._replace(header=header))
             else:
-                self._respond(token, reply._replace(size=found[0], data=found[1]))
+                self._carries_out(lambda: self._respond(token, _with_records(reply, found)))
 
         self._jobs.run(read, finish)
 
@@ -531,3 +557,15 @@ class RaftDriver:
             return self._clock.wall_ms() if time_ms == 0 else time_ms + offset_ms
 
         pending.complete(wire.response_of(request, reply, version, self.config.listener, wall_ms))
+
+
+def _with_records(reply: rpc.FetchReply | rpc.SnapshotReply, found: Any) -> rpc.Reply:
+    """`reply` with what a thread has read for it: records, or the size of a snapshot and a part of it; None where the
+    snapshot was deleted."""
+    if isinstance(reply, rpc.FetchReply):
+        return reply._replace(records=found)
+    if found is None:
+        return reply._replace(header=reply.header._replace(error=ErrorCode.SNAPSHOT_NOT_FOUND))
+    if reply.position >= found[0]:
+        return reply._replace(header=reply.header._replace(error=ErrorCode.POSITION_OUT_OF_RANGE))
+    return reply._replace(size=found[0], data=found[1])

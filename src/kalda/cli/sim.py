@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 import click
 
 from kalda.cli.times import Seconds
 from kalda.cli.workers import each
-from kalda.sim import faults
+from kalda.sim import controller_storm, faults
 from kalda.sim.quorum_storm import recover, stale_leaders, storm
 from kalda.sim.scenario import LOADS, Plan, Verdict, simulate
 
@@ -76,6 +78,7 @@ def sim() -> None:
       kalda sim run --seeds 500 --nodes 1 --faults power,fuse,kill
       kalda sim replay 42 --nodes 3
       kalda sim quorum --seeds 1000
+      kalda sim controllers --seeds 1000
     """
 
 
@@ -119,9 +122,14 @@ def _rate(seeds: int, began: float) -> str:
 @_jobs
 def quorum_command(seeds: int, first: int, jobs: int) -> None:
     """Simulate only the quorum's machines, which runs many more seeds a minute. Exits with 1 if an invariant fails."""
+    _run_small(_storm, seeds, first, jobs)
+
+
+def _run_small(weather: Callable[[int], str], seeds: int, first: int, jobs: int) -> None:
+    """Run a small simulation, which returns the violated invariant, of each seed."""
     began, failed = time.monotonic(), 0
     storms = range(first, first + seeds)
-    with each(_storm, storms, jobs) as violations:
+    with each(weather, storms, jobs) as violations:
         for seed, violation in zip(storms, violations, strict=True):
             if violation:
                 failed += 1
@@ -139,6 +147,30 @@ def _storm(seed: int) -> str:
         stale_leaders(seed)
     except AssertionError as error:
         return str(error) or repr(error)
+    return ""
+
+
+@sim.command("controllers")
+@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="How many.")
+@click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
+@_jobs
+def controllers_command(seeds: int, first: int, jobs: int) -> None:
+    """Storms and stalls around controllers alone, without brokers' logs. Exits with 1 if an invariant fails."""
+    _run_small(_controller_storm, seeds, first, jobs)
+
+
+def _controller_storm(seed: int) -> str:
+    """The invariant that faults around controllers have violated; empty for none."""
+    logger = logging.getLogger("kalda")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)  # the faults that they log are brought about
+    try:
+        controller_storm.recover(controller_storm.storm(seed))
+        controller_storm.recover(controller_storm.stalls(seed))
+    except AssertionError as error:
+        return str(error) or repr(error)
+    finally:
+        logger.setLevel(level)
     return ""
 
 

@@ -4,13 +4,18 @@ It uses no socket, file or clock, and does not depend on how the quorum replicat
 records and with changes of the leader; it passes records to the quorum. The rights of a request's sender come with the
 request. Brokers read decisions from the log.
 
-- `quorum_controller.py`: requests, replay, becoming and ceasing to be active
+- `quorum_controller.py`: requests, becoming and ceasing to be active
+- `replaying.py`: which manager applies which record
+- `faults.py`, `event_times.py`: events that fail, and events that are slow
 - `answers.py`: error fields of responses, and the limit of records for each request
 - `activation.py`: the first records of a new active controller
 - `periodic.py`: periodic tasks, and when they are due
 - `features.py`: finalized feature levels
 - `cluster.py`, `heartbeats.py`: registrations; sessions of brokers
+- `liveness.py`: which brokers are alive, and what happens to the others
 - `suspects.py`: finding dead brokers before their sessions end
+- `unclean_holds.py`: unclean elections that wait until a session would have ended
+- `stalls.py`: times in which this controller did nothing
 - `partitions.py`, `partition_index.py`: topics and partitions, and the reverse indexes over them
 - `partition_change.py`: the next leader, ISR and eligible replicas of one partition
 - `broker_changes.py`: effects on partitions when brokers are fenced, unfenced, shut down, or lose directories

@@ -65,7 +65,7 @@ class BrokerChangeControl:
                     records += self._unfence(registration)
                 case BrokerControlState.CONTROLLED_SHUTDOWN:
                     records += self._start_shutdown(registration)
-        heartbeats.on_heartbeat(broker_id, following.is_fenced, request.current_metadata_offset)
+        heartbeats.on_heartbeat(broker_id, request.current_metadata_offset)
         if newly_offline:
             records += self._directories_offline(registration, newly_offline)
         if version.is_cordoned_log_dirs_supported and request.cordoned_log_dirs is not None:
@@ -86,33 +86,23 @@ class BrokerChangeControl:
         records.append(_change(registration, fenced=_FENCE))
         return records
 
-    def fence_one_stale(self, now_ms: int) -> tuple[list[VersionedRecord], bool]:
-        """The records that fence the broker whose session expired first, and whether there was one. One broker at a
-        time: the records of the next depend on the state after these."""
-        heartbeats = self._cluster.heartbeats
-        expired = heartbeats.pop_expired(now_ms)
-        if expired is None:
-            return [], False
-        broker_id, epoch = expired
-        registration = self._cluster.brokers.get(broker_id)
-        if registration is None or registration.epoch != epoch:
-            return [], True  # the session of a former incarnation
-        log.info("Fencing broker %d with epoch %d because its session has timed out.", broker_id, epoch)
-        records = self.fence(registration)
-        heartbeats.fence(broker_id)
-        return records, True
-
-    def fence_dead(self, broker_id: int, epoch: int) -> list[VersionedRecord]:
-        """The records that fence a broker whose process is dead; its session ends. None where it has registered anew
-        since."""
+    def fence_stale(self, broker_id: int, epoch: int) -> list[VersionedRecord]:
+        """The records that fence a broker whose session has expired; none where the session was that of a former
+        incarnation."""
         registration = self._cluster.brokers.get(broker_id)
         if registration is None or registration.epoch != epoch:
             return []
-        heartbeats = self._cluster.heartbeats
-        records = self.fence(registration)
-        heartbeats.end_session(broker_id, epoch)
-        heartbeats.fence(broker_id)
-        return records
+        log.info("Fencing broker %d with epoch %d because its session has timed out.", broker_id, epoch)
+        return self.fence(registration)
+
+    def fence_dead(self, broker_id: int, epoch: int) -> list[VersionedRecord]:
+        """The records that fence a broker whose process is dead; none where it has registered anew since. No leader is
+        elected uncleanly in its place before its session would have ended."""
+        registration = self._cluster.brokers.get(broker_id)
+        if registration is None or registration.epoch != epoch:
+            return []
+        self._cluster.hold_unclean_elections(broker_id, epoch)
+        return self.fence(registration)
 
     def unregister(self, broker_id: int) -> list[VersionedRecord]:
         """Raises `ApiError` BROKER_ID_NOT_REGISTERED."""

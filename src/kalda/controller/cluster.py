@@ -1,8 +1,8 @@
 """The registered brokers and controllers.
 
-The epoch of a registration is the offset of its record. Every request of the broker carries the epoch, so requests of
-an earlier incarnation are recognized and refused. A broker registers fenced and reads the metadata up to its own
-registration record; its next heartbeat unfences it (`heartbeats.py`).
+The epoch of a registration is the offset at which its records begin. Every request of the broker carries the epoch, so
+requests of an earlier incarnation are recognized and refused. A broker registers fenced and reads the metadata up to
+its own registration record; its next heartbeat unfences it (`heartbeats.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kalda.base.ids import (
 from kalda.controller.features import FeatureControl
 from kalda.controller.heartbeats import BrokerHeartbeats
 from kalda.controller.placement import UsableBroker
+from kalda.controller.unclean_holds import UncleanHolds
 from kalda.metadata.cluster import BrokerRegistration, ClusterDelta, ClusterImage, ControllerRegistration
 from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
 from kalda.metadata.metadata_version import MINIMUM
@@ -72,6 +73,7 @@ class ClusterControl:
         """broker id by log directory"""
         self._heartbeats: BrokerHeartbeats | None = None
         """None while this controller is not active"""
+        self.unclean_holds = UncleanHolds()
 
     # Being the active controller
 
@@ -85,11 +87,18 @@ class ClusterControl:
 
     def deactivate(self) -> None:
         self._heartbeats = None
+        self.unclean_holds.clear()
 
     @property
     def heartbeats(self) -> BrokerHeartbeats:
         assert self._heartbeats is not None, "only the active controller tracks heartbeats"
         return self._heartbeats
+
+    def hold_unclean_elections(self, broker_id: int, epoch: int) -> None:
+        """The broker is about to be fenced although its session has not ended: hold unclean elections until then."""
+        end_ms = self.heartbeats.session_end_ms(broker_id, epoch)
+        if end_ms is not None:
+            self.unclean_holds.hold(broker_id, end_ms)
 
     # Queries
 
@@ -144,7 +153,11 @@ class ClusterControl:
     def register_broker(
         self, request: BrokerRegistrationRequest, new_epoch: int, clean_up: CleanUp, now_ms: int
     ) -> Result[VersionedRecord, BrokerRegistrationResponse]:
-        """A broker starts, or registers anew with other features or directories. Raises `ApiError`."""
+        """A broker starts, or registers anew with other features or directories. Raises `ApiError`.
+
+        The records that clean up after a previous incarnation come first, as many as it had partitions, and need not be
+        written together with the registration: without it they only take a dead broker out of more ISRs, and the broker
+        registers again. The other way round it would be in ISRs for which it may have lost records."""
         self._check_cluster_id(request.cluster_id)
         broker_id = request.broker_id
         existing = self.brokers.get(broker_id)
@@ -188,7 +201,7 @@ class ClusterControl:
             stored_epoch = _NO_STORED_EPOCH if existing is None else existing.epoch
             records += clean_up(broker_id, stored_epoch == request.previous_broker_epoch, request.log_dirs)
         records.append(VersionedRecord(record, version.register_broker_record_version))
-        return Result(records, BrokerRegistrationResponse(broker_epoch=record.broker_epoch), atomic=True)
+        return Result(records, BrokerRegistrationResponse(broker_epoch=record.broker_epoch))
 
     def register_controller(
         self, request: ControllerRegistrationRequest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size, error_fields
-from kalda.controller.configs import ConfigControl
 from kalda.controller.partition_change import Election
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
@@ -24,9 +23,8 @@ MAX_ELECTIONS_PER_RUN = 1_000
 class ElectionControl:
     """Elects leaders of single partitions. A failure for one does not affect the others."""
 
-    def __init__(self, state: PartitionControl, configs: ConfigControl) -> None:
+    def __init__(self, state: PartitionControl) -> None:
         self._state = state
-        self._configs = configs
 
     def elect(self, request: ElectLeadersRequest) -> Result[VersionedRecord, ElectLeadersResponse]:
         """Without partitions in the request, all partitions; the response then omits those that need no election."""
@@ -63,15 +61,17 @@ class ElectionControl:
                 records.append(record)
         return records, False
 
-    def elect_unclean(self) -> tuple[list[VersionedRecord], bool]:
+    def elect_unclean(self, replica: int | None = None) -> tuple[list[VersionedRecord], bool]:
         """The records that elect leaders of leaderless partitions uncleanly, where their topic allows that, and whether
-        another run is needed for more."""
+        another run is needed for more. With `replica`, only of partitions that have a replica on that broker."""
         records: list[VersionedRecord] = []
         for at in self._state.index.leaderless:
             if len(records) >= MAX_ELECTIONS_PER_RUN:
                 return records, True
-            topic = self._state.topic_names[at.topic_id]
-            if self._configs.unclean_election_enabled(topic):
+            topic, partition = self._state.topic_names[at.topic_id], self._state.partitions[at]
+            if replica is not None and replica not in partition.replicas:
+                continue
+            if self._state.may_elect_uncleanly(topic, partition):
                 self._elect(topic, at.partition_id, ElectionType.UNCLEAN, records)
         return records, False
 

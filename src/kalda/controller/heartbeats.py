@@ -15,6 +15,9 @@ A broker has four states, of which the log has the first three:
 "Every active broker has read that": the offset of the records that moved its leaderships away is not above the lowest
 offset that any active broker reported. If the broker stopped earlier, a broker that lags behind could still name it as
 a leader in metadata responses.
+
+Invariant: whether a broker is fenced here is what the replayed records say. No request and no task sets it: their
+records may be refused by the log.
 """
 
 from __future__ import annotations
@@ -94,29 +97,27 @@ class BrokerHeartbeats:
         contact_ms = self._contacts.get((broker_id, epoch))
         return contact_ms is not None and now_ms <= contact_ms + self._session_timeout_ms
 
-    def pop_expired(self, now_ms: int) -> tuple[int, int] | None:
-        """The broker and epoch with the oldest heartbeat, if its session has expired; the session is removed."""
+    def session_end_ms(self, broker_id: int, epoch: int) -> int | None:
+        """The last moment of the session, if no further heartbeat comes; None where there is no session."""
+        contact_ms = self._contacts.get((broker_id, epoch))
+        return None if contact_ms is None else contact_ms + self._session_timeout_ms
+
+    def oldest_expired(self, now_ms: int) -> tuple[int, int] | None:
+        """The broker and epoch with the oldest heartbeat, if its session has expired. The session stays."""
         for key, contact_ms in self._contacts.items():
-            if now_ms > contact_ms + self._session_timeout_ms:
-                del self._contacts[key]
-                return key
-            break
+            return key if now_ms > contact_ms + self._session_timeout_ms else None
         return None
 
-    def on_heartbeat(self, broker_id: int, fenced: bool, metadata_offset: int) -> None:
-        """A heartbeat was handled: the next state of the broker, and the offset up to which it has read the
-        metadata."""
-        broker = self._brokers[broker_id]
-        broker.fenced = fenced
-        broker.metadata_offset = metadata_offset
-        if fenced:
-            broker.shutdown_offset = NO_OFFSET
+    def extend_sessions(self, stall_ms: int, now_ms: int, at_least_ms: int) -> None:
+        """For `stall_ms` this controller could handle no heartbeat: no session ends earlier than that much later, and
+        none within the next `at_least_ms`."""
+        earliest = now_ms + at_least_ms - self._session_timeout_ms
+        for key, contact_ms in self._contacts.items():
+            self._contacts[key] = max(min(now_ms, contact_ms + stall_ms), earliest)
 
-    def fence(self, broker_id: int) -> None:
-        broker = self._brokers.get(broker_id)
-        if broker is not None:
-            broker.fenced = True
-            broker.shutdown_offset = NO_OFFSET
+    def on_heartbeat(self, broker_id: int, metadata_offset: int) -> None:
+        """A heartbeat was handled: the offset up to which the broker has read the metadata."""
+        self._brokers[broker_id].metadata_offset = metadata_offset
 
     def set_shutdown_offset(self, broker_id: int, offset: int) -> None:
         """The broker's leaderships were moved away by records that end at `offset`. The first such offset counts."""

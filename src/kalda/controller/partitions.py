@@ -75,7 +75,7 @@ class PartitionControl:
         is_active: Callable[[int], bool] | None = None,
     ) -> PartitionChange:
         """A change of that partition, by the present rules. `is_active(broker id)`: whether a broker may lead; by
-        default whether it is active. Elections are unclean where the topic allows that."""
+        default whether it is active. Elections are unclean where `may_elect_uncleanly`."""
         active = is_active or self._cluster.is_active
         topic = self.topic_names[at.topic_id]
 
@@ -90,9 +90,14 @@ class PartitionControl:
             default_directory=self._cluster.default_directory,
         )
         change = PartitionChange(at.topic_id, at.partition_id, partition, rules)
-        if self._configs.unclean_election_enabled(topic):
+        if self.may_elect_uncleanly(topic, partition):
             change.election = Election.UNCLEAN
         return change
+
+    def may_elect_uncleanly(self, topic: str, partition: PartitionRegistration) -> bool:
+        """Whether the controller may elect a leader that lacks acknowledged records: the topic allows it, and it need
+        not wait for a broker (`unclean_holds.py`)."""
+        return self._configs.unclean_election_enabled(topic) and not self._cluster.unclean_holds.blocks(partition)
 
     def leader_and_isr_updates(
         self,

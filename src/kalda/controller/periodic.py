@@ -1,7 +1,11 @@
 """The periodic tasks of the active controller.
 
-A task runs when it is due, and then again one period later; at once where its step returned that there is more to do.
-Only the active controller runs tasks, and only after its activation records are applied.
+A task runs when it is due, and then again one period later; `RERUN_MS` later where its step returned that there is more
+to do, so that requests are handled in between. Only the active controller runs tasks, and only after its activation
+records are applied.
+
+Invariant: the next run of a task is set before it runs. A task that raises delays neither the others nor itself for
+ever.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ class PeriodicTask:
     run: Callable[[int], bool]
 
 
-MAX_RUNS_PER_POLL = 100
+RERUN_MS = 10
+"""As long as in Apache Kafka."""
 
 
 class PeriodicTasks:
@@ -41,18 +46,12 @@ class PeriodicTasks:
         self._due_ms = {}
 
     def poll(self, now_ms: int) -> int | None:
-        """Run the tasks that are due. Returns when the next one is due, None while inactive. A task that always has
-        more to do is interrupted after `MAX_RUNS_PER_POLL` steps, so that requests are served; the next poll continues
-        it."""
+        """Run one step of each task that is due. Returns when the next one is due, None while inactive."""
         for task in self._tasks:
-            runs = 0
-            while self._due_ms.get(task.name, now_ms + 1) <= now_ms:
-                more = task.run(now_ms)
-                runs += 1
-                if task.name not in self._due_ms:
-                    break  # in this run the node lost its leadership
-                if not more:
-                    self._due_ms[task.name] = now_ms + task.period_ms
-                elif runs == MAX_RUNS_PER_POLL:
-                    break
+            if self._due_ms.get(task.name, now_ms + 1) > now_ms:
+                continue
+            self._due_ms[task.name] = now_ms + task.period_ms
+            more = task.run(now_ms)
+            if more and task.name in self._due_ms:  # otherwise this controller lost its leadership in this step
+                self._due_ms[task.name] = now_ms + min(RERUN_MS, task.period_ms)
         return min(self._due_ms.values(), default=None)

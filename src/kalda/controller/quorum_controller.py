@@ -1,15 +1,21 @@
 """The active controller, or a standby: the metadata log's replayed state, and the requests that write to it.
 
-The leader of the metadata log is the active controller. A request to it gives records: they are appended and applied at
+The leader of the metadata log is the active controller. A request to it gives records: they are applied and appended at
 once, and the response is sent when they are committed. Standbys apply committed records. So a new active controller
 loads nothing: it has the same state already, and starts writing at the end of the log.
+
+A request, a step of a periodic task and the outcome of a probe are *events*. An event that raises anything but an
+`ApiError` ends the leadership: its request fails with UNKNOWN_SERVER_ERROR, the state is reverted to what is committed,
+and another controller takes over, or this one in a new epoch where it is alone. Where a record cannot be applied, the
+node stops. So no method but those that the quorum calls lets an exception out, and no leader is left that does a part
+of its work.
 
 The managers decide what one request does. This class connects them:
 
 - The quorum calls `on_commit`, `on_load_snapshot` and `on_leader_change`. `load_image` replaces a long replay.
 - `handle_<api>` answers a request. On a standby it fails with NOT_CONTROLLER.
 - `poll` runs the tasks that are due, and returns when to call it again.
-- `probes_due` returns the brokers that may be dead, with the addresses to probe.
+- `probes_due` returns the brokers that may be dead, with the addresses to probe; `on_probed` takes the outcomes.
 
 Each call that needs the time gets it as `now_ms`, from any clock in milliseconds that never goes back.
 """
@@ -18,6 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -35,21 +42,23 @@ from kalda.controller.config_requests import incremental_alter_configs, legacy_a
 from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSchema
 from kalda.controller.directories import DirectoryControl
 from kalda.controller.elections import ElectionControl
+from kalda.controller.event_times import EventTimes
+from kalda.controller.faults import Faults
 from kalda.controller.features import FeatureControl, KraftVersionControl
+from kalda.controller.liveness import BrokerLiveness
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.periodic import PeriodicTask, PeriodicTasks
 from kalda.controller.placement import Random
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.reassignment import ReassignmentControl
+from kalda.controller.replaying import other_records, replay_table
 from kalda.controller.scram import ScramControl
-from kalda.controller.suspects import Probe, Suspects, addresses
+from kalda.controller.suspects import Probe
 from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults
 from kalda.metadata.configs import ConfigResource
 from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, VersionRange, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import CommittedBatch, CommittedSnapshot
-from kalda.metadata.metadata_version import LATEST_TESTING
-from kalda.metadata.writing import ImageWriter
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.messages.admin import (
@@ -106,14 +115,13 @@ from kalda.protocol.messages.topics import (
 )
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.offsets import NO_TRANSACTION
-from kalda.statemachine.runtime import Appended, ReplicatedRuntime, Result
+from kalda.statemachine.runtime import Prepared, ReplayFault, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_SAMPLES_PER_SESSION = 8
 _RECORDS_A_STEP = 1_000
 
 
@@ -123,9 +131,13 @@ class QuorumClient(Protocol):
     @property
     def log_end_offset(self) -> int: ...
 
-    def append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
-        """Append one batch as the leader of `epoch`; returns the offset of its last record. Raises `ApiError` where
-        this node does not lead, or too many records are not committed yet."""
+    def prepare_append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
+        """Prepare one batch as the leader of `epoch`; returns the offset that its last record will have. Raises
+        `ApiError` where this node does not lead, or too many records are not committed yet."""
+        ...
+
+    def schedule_append(self) -> None:
+        """Append the batch that was prepared last."""
         ...
 
     def resign(self, epoch: int) -> None: ...
@@ -151,6 +163,10 @@ class ControllerConfig:
     inter_broker_listener_name: str = "PLAINTEXT"
     dead_process_detection_enable: bool = True
     """`kalda.dead.process.detection.enable`."""
+    performance_sample_period_ms: int = 60_000
+    """`controller.performance.sample.period.ms`"""
+    performance_always_log_threshold_ms: int = 2_000
+    """`controller.performance.always.log.threshold.ms`"""
     supported_features: Mapping[str, VersionRange] = field(default_factory=supported_ranges)
 
 
@@ -166,25 +182,30 @@ class QuorumController:
         bootstrap: Sequence[VersionedRecord],
         new_id: UuidSource,
         rng: Random,
+        elapsed_ms: Callable[[], int],
+        on_fatal: Callable[[BaseException], None],
         voters: Callable[[], Iterable[int]] = tuple,
         kraft_version: KraftVersionControl | None = None,
         create_topic_policy: CreateTopicPolicy | None = None,
         alter_config_policy: AlterConfigPolicy | None = None,
     ) -> None:
-        """`bootstrap`: records that the first active controller writes to an empty log. `voters()`: ids of voters."""
+        """`bootstrap`: records that the first active controller writes to an empty log. `elapsed_ms()`: a clock to
+        measure how long events take. `on_fatal(error)` stops the node. `voters()`: ids of voters."""
         self.config = config
         self._quorum = quorum
         self._bootstrap = tuple(bootstrap)
         self._leader_id: int | None = None
-        self._suspects: Suspects | None = None
-        """None while this controller is not active, and where the detection of dead processes is off"""
+        self._elapsed_ms = elapsed_ms
+        self.faults = Faults(on_fatal)
+        self._event_times = EventTimes(config.performance_sample_period_ms, config.performance_always_log_threshold_ms)
         self._awaits_first_poll = False
         """this controller is active, but no call has passed the time yet: sessions and tasks are not started"""
         registry = SnapshotRegistry()
         self.runtime: ReplicatedRuntime[VersionedRecord] = ReplicatedRuntime(
             registry,
-            self._append,
+            self._prepare,
             self._replay,
+            schedule=quorum.schedule_append,
             not_leader=ErrorCode.NOT_CONTROLLER,
             max_records_per_batch=config.max_records_per_batch,
         )
@@ -196,15 +217,7 @@ class QuorumController:
             lambda: ((node, one.supported_features) for node, one in self.cluster.brokers.items()),
             lambda: ((node, one.supported_features) for node, one in self.cluster.controllers.items()),
         )
-        self.configs = ConfigControl(
-            registry,
-            schema,
-            node_id=config.node_id,
-            is_elr_enabled=lambda: self.features.is_elr_enabled,
-            can_cordon=lambda: self.features.metadata_version.is_cordoned_log_dirs_supported,
-            require_exists=self._require_exists,
-            policy=alter_config_policy,
-        )
+        self.configs = self._make_configs(registry, schema, alter_config_policy)
         self.partitions = PartitionControl(registry, self.features, self.cluster, self.configs)
         self.topics = TopicControl(
             self.partitions,
@@ -218,15 +231,41 @@ class QuorumController:
         )
         self.broker_changes = BrokerChangeControl(self.partitions, self.features, self.cluster)
         self.alter_partitions = AlterPartitionControl(self.partitions, self.cluster)
-        self.elections = ElectionControl(self.partitions, self.configs)
+        self.elections = ElectionControl(self.partitions)
         self.reassignments = ReassignmentControl(self.partitions, self.configs, self.topics.check_manual_assignment)
         self.directories = DirectoryControl(self.partitions, self.features, self.cluster)
         self.producer_ids = ProducerIdControl(registry, self.cluster)
         self.client_quotas = ClientQuotaControl(registry)
         self.scram = ScramControl(registry)
         self.acls = AclControl(registry, new_id)
-        self._replays = self._replay_table()
+        self._replays = replay_table(self)
+        self._liveness = self._make_liveness()
         self._periodic = self._periodic_tasks()
+
+    def _make_configs(
+        self, registry: SnapshotRegistry, schema: ConfigSchema, policy: AlterConfigPolicy | None
+    ) -> ConfigControl:
+        return ConfigControl(
+            registry,
+            schema,
+            node_id=self.config.node_id,
+            is_elr_enabled=lambda: self.features.is_elr_enabled,
+            can_cordon=lambda: self.features.metadata_version.is_cordoned_log_dirs_supported,
+            require_exists=self._require_exists,
+            policy=policy,
+        )
+
+    def _make_liveness(self) -> BrokerLiveness:
+        config = self.config
+        return BrokerLiveness(
+            self.cluster,
+            self.broker_changes,
+            self.elections,
+            self._write_records,
+            session_timeout_ms=config.broker_session_timeout_ms,
+            inter_broker_listener_name=config.inter_broker_listener_name,
+            probes_brokers=config.dead_process_detection_enable,
+        )
 
     # Leadership
 
@@ -241,19 +280,18 @@ class QuorumController:
 
     # Called by the quorum
 
-    def on_commit(self, batches: Iterable[CommittedBatch]) -> None:
-        """The active controller has applied its batches when it appended them; a standby applies them now."""
-        runtime, last = self.runtime, None
-        if runtime.active:
-            for batch in batches:
-                runtime.on_commit(batch.last_offset)
+    def on_commit(self, batches: Sequence[CommittedBatch]) -> None:
+        """The active controller has applied its batches when it wrote them; a standby applies them now."""
+        runtime, applied = self.runtime, 0
+        while runtime.active and applied < len(batches):  # an answer's callback may end the leadership
+            runtime.on_commit(batches[applied].last_offset)
+            applied += 1
+        if applied == len(batches):
             return
         runtime.offsets.begin_replay()
-        for batch in batches:
+        for batch in batches[applied:]:
             runtime.replay_some(batch.records, batch.base_offset)
-            last = batch
-        if last is not None:
-            runtime.on_commit(last.last_offset)
+        runtime.on_commit(batches[-1].last_offset)
 
     def on_load_snapshot(self, snapshot: CommittedSnapshot) -> None:
         """The log no longer has the next records: build the state anew from a snapshot."""
@@ -278,7 +316,7 @@ class QuorumController:
         changes is loaded. The controller and the image share the objects of partitions and configs."""
         offsets = self.runtime.offsets
         offsets.begin_load_snapshot()
-        for step, versioned in enumerate(_other_records(image), 1):
+        for step, versioned in enumerate(other_records(image), 1):
             self._replay(versioned, image.offset)
             if step % _RECORDS_A_STEP == 0:
                 yield
@@ -315,85 +353,109 @@ class QuorumController:
             metadata_version=self.features.metadata_version_at(before),
             min_insync_replicas=self.configs.static_min_insync_replicas,
         )
-        self.runtime.write(lambda: Result(activation, None, atomic=True)).then(self._on_activated)
+        self._event("completeActivation", lambda: Result(activation, None, atomic=True)).then(self._on_activated)
 
-    @staticmethod
-    def _on_activated(_none: None, error: ApiError | None) -> None:
-        if error is not None and error.code is not ErrorCode.NOT_CONTROLLER:
-            raise RuntimeError("the activation records could not be written") from error
+    def _on_activated(self, _none: None, error: ApiError | None) -> None:
+        if error is not None and self.is_active:
+            self._fail_over("completeActivation", error)
 
     def _renounce(self) -> None:
         log.info("Renouncing the leadership of epoch %s.", self.runtime.claimed_epoch)
         self._awaits_first_poll = False
         self._periodic.deactivate()
-        self._suspects = None
-        self.cluster.deactivate()
-        self.runtime.renounce()
+        self._liveness.deactivate()
+        self.runtime.renounce(self._wrong_controller())
 
-    def _start_clock(self, now_ms: int) -> None:
-        """Start sessions and periodic tasks at the first call with the time after the claim."""
-        if self._awaits_first_poll:
-            self._awaits_first_poll = False
-            self.cluster.activate(self.config.broker_session_timeout_ms, now_ms)
-            self._periodic.activate(now_ms)
-            if self.config.dead_process_detection_enable:
-                self._suspects = Suspects()
-                for broker_id, broker in self.cluster.brokers.items():
-                    if not broker.fenced:
-                        self._suspects.suspect(broker_id, broker.epoch, now_ms)
+    def _wrong_controller(self) -> ApiError:
+        """The error of an event on a node that is not the active controller, in Kafka's words."""
+        leader = self._leader_id
+        if leader is None or leader == self.config.node_id:
+            return ApiError(ErrorCode.NOT_CONTROLLER, "No controller appears to be active.")
+        return ApiError(ErrorCode.NOT_CONTROLLER, f"The active controller appears to be node {leader}.")
+
+    def _observe_time(self, now_ms: int) -> None:
+        """Every event with the time begins with this. The first one after the claim starts sessions and periodic tasks;
+        the first one after a stall makes the sessions longer."""
+        if not self._awaits_first_poll:
+            self._liveness.observe_time(now_ms)
+            return
+        self._awaits_first_poll = False
+        self._liveness.activate(now_ms)
+        self._periodic.activate(now_ms)
+
+    # Faults
+
+    def _fail_over(self, event: str, error: Exception) -> None:
+        """An event failed in a way that nobody foresaw: the soft state of this controller may be wrong. Give up the
+        leadership."""
+        self.faults.non_fatal(
+            f"{event}: event failed with {type(error).__name__} at epoch {self.runtime.claimed_epoch}. Renouncing "
+            f"leadership and reverting to the last committed offset {self.runtime.offsets.last_committed_offset}.",
+            error,
+        )
+        try:
+            self.resign()
+        except Exception as second:
+            self.faults.fatal(f"{event}: the leadership could not be given up.", second)
+
+    def _stop_node(self, event: str, fault: ReplayFault) -> None:
+        """A record cannot be applied: no node could. Its batch was not written."""
+        try:
+            self.resign()
+        finally:
+            self.faults.fatal(f"{event}: {fault}: {fault.__cause__!r}", fault)
+
+    @contextmanager
+    def _failing_over(self, event: str) -> Iterator[None]:
+        """What is raised inside ends the leadership, or stops the node, and goes no further."""
+        try:
+            yield
+        except ReplayFault as fault:
+            self._stop_node(event, fault)
+        except Exception as error:
+            self._fail_over(event, error)
 
     # Brokers that may be dead
 
     def on_broker_disconnected(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """A connection broke on which the broker had sent heartbeats in this epoch."""
-        broker = self.cluster.brokers.get(broker_id)
-        if self._suspects is not None and broker is not None and broker.epoch == broker_epoch:
-            self._suspects.suspect(broker_id, broker_epoch, now_ms)
+        with self._failing_over("brokerDisconnected"):
+            self._liveness.on_disconnected(broker_id, broker_epoch, now_ms)
 
     def probes_due(self, now_ms: int) -> list[Probe]:
         """The probes to make now. For each of them `on_probed` must be called."""
-        if self._suspects is None:
-            return []
-        probes = []
-        for broker_id, epoch in self._suspects.due(now_ms):
-            broker = self.cluster.brokers.get(broker_id)
-            targets = () if broker is None else addresses(broker.listeners, self.config.inter_broker_listener_name)
-            if broker is None or broker.epoch != epoch or not targets:
-                self._suspects.drop(broker_id)
-            else:
-                probes.append(Probe(broker_id, epoch, targets))
+        probes: list[Probe] = []
+        with self._failing_over("probesDue"):
+            probes += self._liveness.probes_due(now_ms)
         return probes
 
     def on_probed(self, probe: Probe, refused: bool) -> None:
         """The outcome of a probe; `refused` where every address refused the connection."""
-        broker_id, epoch, targets = probe
-        if self._suspects is None or not self._suspects.on_probed(broker_id, epoch, refused):
-            return
-        log.warning(
-            "Connections to %s are refused: broker %d with epoch %d is dead.",
-            ", ".join(f"{host}:{port}" for host, port in targets),
-            broker_id,
-            epoch,
-        )
-        self._write_step(lambda: (self.broker_changes.fence_dead(broker_id, epoch), False))
+        with self._failing_over("probed"):
+            self._liveness.on_probed(probe, refused)
 
     # Periodic tasks
 
     def poll(self, now_ms: int) -> int | None:
         """Run the tasks that are due. Returns when to poll again, None while this controller is not active."""
-        self._start_clock(now_ms)
-        task_deadline = self._periodic.poll(now_ms)
-        probe_deadline = None if self._suspects is None else self._suspects.deadline_ms
-        return task_deadline if probe_deadline is None else min(probe_deadline, task_deadline or probe_deadline)
+        deadline_ms: int | None = None
+        with self._failing_over("poll"):
+            self._observe_time(now_ms)
+            deadline_ms = self._periodic.poll(now_ms)
+            probe_deadline_ms = self._liveness.probe_deadline_ms
+            if deadline_ms is not None and probe_deadline_ms is not None:
+                deadline_ms = min(deadline_ms, probe_deadline_ms)
+            if deadline_ms is not None:
+                self._liveness.expect_poll(max(now_ms, deadline_ms))
+        return deadline_ms if self.is_active else None
 
     def _periodic_tasks(self) -> PeriodicTasks:
-        config, tasks = self.config, PeriodicTasks()
-        sample_ms = max(1, config.broker_session_timeout_ms // _SAMPLES_PER_SESSION)
+        config, tasks, sample_ms = self.config, PeriodicTasks(), self._liveness.sample_ms
+        tasks.add(PeriodicTask("maybeFenceStaleBroker", sample_ms, self._liveness.fence_one_stale))
+        tasks.add(PeriodicTask("electUncleanAfterSession", sample_ms, self._liveness.elect_after_hold))
         tasks.add(
             PeriodicTask(
-                "maybeFenceStaleBroker",
-                sample_ms,
-                lambda now_ms: self._write_step(lambda: self.broker_changes.fence_one_stale(now_ms)),
+                "generatePeriodicPerformanceMessage", config.performance_sample_period_ms, self._log_event_times
             )
         )
         if config.leader_imbalance_check_interval_ms is not None:
@@ -401,14 +463,14 @@ class QuorumController:
                 PeriodicTask(
                     "electPreferred",
                     config.leader_imbalance_check_interval_ms,
-                    lambda _: self._write_step(self.elections.balance),
+                    lambda _: self._write_step("electPreferred", self.elections.balance),
                 )
             )
         tasks.add(
             PeriodicTask(
                 "electUnclean",
                 config.unclean_leader_election_interval_ms,
-                lambda _: self._write_step(self.elections.elect_unclean),
+                lambda _: self._write_step("electUnclean", self.elections.elect_unclean),
             )
         )
         if config.metadata_max_idle_interval_ms:
@@ -417,78 +479,85 @@ class QuorumController:
                 PeriodicTask(
                     "writeNoOpRecord",
                     config.metadata_max_idle_interval_ms,
-                    lambda _: self._write_step(lambda: ([no_op], False)),
+                    lambda _: self._write_step("writeNoOpRecord", lambda: ([no_op], False)),
                 )
             )
         return tasks
 
-    def _write_step(self, step: Callable[[], tuple[list[VersionedRecord], bool]]) -> bool:
+    def _log_event_times(self, _now_ms: int) -> bool:
+        self._event_times.log_period()
+        return False
+
+    def _write_step(self, event: str, step: Callable[[], tuple[list[VersionedRecord], bool]]) -> bool:
         """Write the records of one step of a task. Returns whether there is more to do; False where the records could
         not be appended, so that the task runs again one period later."""
         more = False
 
-        def operation() -> Result[VersionedRecord, None]:
+        def records_of_step() -> list[VersionedRecord]:
             nonlocal more
             step_records, more = step()
-            return Result(step_records, None)
+            return step_records
 
-        pending = self.runtime.write(operation)
-        return more and pending.error is None
+        return self._write_records(event, records_of_step) and more
+
+    def _write_records(self, event: str, records_of: Callable[[], list[VersionedRecord]]) -> bool:
+        """Write the records of an event that answers nobody. Whether they were appended."""
+        return self._event(event, lambda: Result(records_of(), None)).error is None
 
     # Requests about topics
 
     def handle_create_topics(
         self, request: CreateTopicsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreateTopicsResponse]:
-        return self._write(now_ms, lambda: self.topics.create(request, caller))
+        return self._write("createTopics", now_ms, lambda: self.topics.create(request, caller))
 
     def handle_delete_topics(
         self, request: DeleteTopicsRequest, caller: Caller, now_ms: int
     ) -> Pending[DeleteTopicsResponse]:
         if self.config.delete_topic_enable:
-            return self._write(now_ms, lambda: self.topics.delete(request, caller))
-        if caller.api_version < 3:
-            return _failed(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled.")
-        return _failed(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+            return self._write("deleteTopics", now_ms, lambda: self.topics.delete(request, caller))
+        code = ErrorCode.INVALID_REQUEST if caller.api_version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
+        return _failed(ApiError(code, "Topic deletion is disabled."))
 
     def handle_create_partitions(
         self, request: CreatePartitionsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreatePartitionsResponse]:
-        return self._write(now_ms, lambda: self.topics.grow(request, caller))
+        return self._write("createPartitions", now_ms, lambda: self.topics.grow(request, caller))
 
     def handle_elect_leaders(
         self, request: ElectLeadersRequest, caller: Caller, now_ms: int
     ) -> Pending[ElectLeadersResponse]:
-        return self._write(now_ms, lambda: self.elections.elect(request), caller, AclOperation.ALTER)
+        return self._write("electLeaders", now_ms, lambda: self.elections.elect(request), caller, AclOperation.ALTER)
 
     def handle_alter_partition_reassignments(
         self, request: AlterPartitionReassignmentsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterPartitionReassignmentsResponse]:
-        return self._write(now_ms, lambda: self.reassignments.alter(request), caller, AclOperation.ALTER)
+        return self._write(
+            "alterPartitionReassignments", now_ms, lambda: self.reassignments.alter(request), caller, AclOperation.ALTER
+        )
 
     def handle_list_partition_reassignments(
         self, request: ListPartitionReassignmentsRequest, caller: Caller, now_ms: int
     ) -> Pending[ListPartitionReassignmentsResponse]:
-        if not self.is_active:
-            return _failed(ErrorCode.NOT_CONTROLLER)
-
         def operation(epoch: int) -> ListPartitionReassignmentsResponse:
             caller.require_on_cluster(AclOperation.DESCRIBE)
             return self.reassignments.list_ongoing(request, epoch)
 
-        return self.runtime.read(operation)
+        return self._run("listPartitionReassignments", lambda: self.runtime.read(operation))
 
     # Requests about configs, quotas, credentials, ACLs, features
 
     def handle_alter_configs(
         self, request: AlterConfigsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterConfigsResponse]:
-        return self._write(now_ms, lambda: legacy_alter_configs(self.configs, request, caller))
+        return self._write("legacyAlterConfigs", now_ms, lambda: legacy_alter_configs(self.configs, request, caller))
 
     def handle_incremental_alter_configs(
         self, request: IncrementalAlterConfigsRequest, caller: Caller, now_ms: int
     ) -> Pending[IncrementalAlterConfigsResponse]:
-        return self._write(now_ms, lambda: incremental_alter_configs(self.configs, request, caller))
+        return self._write(
+            "incrementalAlterConfigs", now_ms, lambda: incremental_alter_configs(self.configs, request, caller)
+        )
 
     def handle_alter_client_quotas(
         self, request: AlterClientQuotasRequest, caller: Caller, now_ms: int
@@ -498,13 +567,17 @@ class QuorumController:
             changes = [] if request.validate_only else result.records
             return Result(changes, AlterClientQuotasResponse(entries=result.response), atomic=True)
 
-        return self._write(now_ms, operation, caller, AclOperation.ALTER_CONFIGS)
+        return self._write("alterClientQuotas", now_ms, operation, caller, AclOperation.ALTER_CONFIGS)
 
     def handle_alter_user_scram_credentials(
         self, request: AlterUserScramCredentialsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterUserScramCredentialsResponse]:
         return self._write(
-            now_ms, lambda: self.scram.alter(request, self.features.metadata_version), caller, AclOperation.ALTER
+            "alterUserScramCredentials",
+            now_ms,
+            lambda: self.scram.alter(request, self.features.metadata_version),
+            caller,
+            AclOperation.ALTER,
         )
 
     def handle_create_acls(
@@ -514,7 +587,7 @@ class QuorumController:
             result = self.acls.create(request.creations)
             return Result(result.records, CreateAclsResponse(results=result.response), atomic=True)
 
-        return self._write(now_ms, operation, caller, AclOperation.ALTER)
+        return self._write("createAcls", now_ms, operation, caller, AclOperation.ALTER)
 
     def handle_delete_acls(
         self, request: DeleteAclsRequest, caller: Caller, now_ms: int
@@ -523,12 +596,12 @@ class QuorumController:
             result = self.acls.delete(request.filters)
             return Result(result.records, DeleteAclsResponse(filter_results=result.response), atomic=True)
 
-        return self._write(now_ms, operation, caller, AclOperation.ALTER)
+        return self._write("deleteAcls", now_ms, operation, caller, AclOperation.ALTER)
 
     def handle_update_features(
         self, request: UpdateFeaturesRequest, caller: Caller, now_ms: int
     ) -> Pending[UpdateFeaturesResponse]:
-        return self._write(now_ms, lambda: self._update_features(request), caller, AclOperation.ALTER)
+        return self._write("updateFeatures", now_ms, lambda: self._update_features(request), caller, AclOperation.ALTER)
 
     def _update_features(self, request: UpdateFeaturesRequest) -> Result[VersionedRecord, UpdateFeaturesResponse]:
         updates = request.feature_updates
@@ -562,12 +635,11 @@ class QuorumController:
             try:
                 return self.cluster.register_broker(request, new_epoch, self.broker_changes.clean_up, now_ms)
             except ApiError as error:
-                if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION and self._suspects is not None:
-                    epoch = self.cluster.brokers[request.broker_id].epoch
-                    self._suspects.on_duplicate_registration(request.broker_id, epoch, now_ms)
+                if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+                    self._liveness.on_duplicate_registration(request.broker_id, now_ms)
                 raise
 
-        return self._write(now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
+        return self._write("registerBroker", now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
 
     def handle_broker_heartbeat(
         self, request: BrokerHeartbeatRequest, caller: Caller, now_ms: int
@@ -577,12 +649,10 @@ class QuorumController:
         def operation() -> Result[VersionedRecord, BrokerHeartbeatResponse]:
             nonlocal is_shutting_down
             result, is_shutting_down = self.broker_changes.heartbeat(request)
-            self.cluster.heartbeats.contact(request.broker_id, request.broker_epoch, now_ms)
-            if self._suspects is not None:
-                self._suspects.on_heartbeat(request.broker_id, request.broker_epoch)
+            self._liveness.on_heartbeat(request.broker_id, request.broker_epoch, now_ms)
             return result
 
-        pending = self._write(now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
+        pending = self._write("processBrokerHeartbeat", now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
         next_write = self.runtime.offsets.next_write_offset
         if is_shutting_down and pending.error is None and next_write is not None:
             self.cluster.heartbeats.set_shutdown_offset(request.broker_id, next_write - 1)
@@ -596,32 +666,51 @@ class QuorumController:
                 self.broker_changes.unregister(request.broker_id), UnregisterBrokerResponse(error_message=None)
             )
 
-        return self._write(now_ms, operation, caller, AclOperation.ALTER)
+        return self._write("unregisterBroker", now_ms, operation, caller, AclOperation.ALTER)
 
     def handle_controller_registration(
         self, request: ControllerRegistrationRequest, caller: Caller, now_ms: int
     ) -> Pending[ControllerRegistrationResponse]:
         return self._write(
-            now_ms, lambda: self.cluster.register_controller(request), caller, AclOperation.CLUSTER_ACTION
+            "registerController",
+            now_ms,
+            lambda: self.cluster.register_controller(request),
+            caller,
+            AclOperation.CLUSTER_ACTION,
         )
 
     def handle_alter_partition(
         self, request: AlterPartitionRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterPartitionResponse]:
-        return self._write(now_ms, lambda: self.alter_partitions.alter(request), caller, AclOperation.CLUSTER_ACTION)
+        return self._write(
+            "alterPartition", now_ms, lambda: self.alter_partitions.alter(request), caller, AclOperation.CLUSTER_ACTION
+        )
 
     def handle_allocate_producer_ids(
         self, request: AllocateProducerIdsRequest, caller: Caller, now_ms: int
     ) -> Pending[AllocateProducerIdsResponse]:
-        return self._write(now_ms, lambda: self.producer_ids.allocate(request), caller, AclOperation.CLUSTER_ACTION)
+        return self._write(
+            "allocateProducerIds",
+            now_ms,
+            lambda: self.producer_ids.allocate(request),
+            caller,
+            AclOperation.CLUSTER_ACTION,
+        )
 
     def handle_assign_replicas_to_dirs(
         self, request: AssignReplicasToDirsRequest, caller: Caller, now_ms: int
     ) -> Pending[AssignReplicasToDirsResponse]:
-        return self._write(now_ms, lambda: self.directories.assign(request), caller, AclOperation.CLUSTER_ACTION)
+        return self._write(
+            "assignReplicasToDirs",
+            now_ms,
+            lambda: self.directories.assign(request),
+            caller,
+            AclOperation.CLUSTER_ACTION,
+        )
 
     def _write(
         self,
+        event: str,
         now_ms: int,
         operation: Callable[[], Result[VersionedRecord, R]],
         caller: Caller | None = None,
@@ -633,11 +722,27 @@ class QuorumController:
             try:
                 caller.require_on_cluster(needs)
             except ApiError as error:
-                pending: Pending[R] = Pending()
-                pending.fail(error)
-                return pending
-        self._start_clock(now_ms)
-        return self.runtime.write(operation)
+                return _failed(error)
+
+        def run() -> Pending[R]:
+            self._observe_time(now_ms)
+            return self.runtime.write(operation)
+
+        return self._run(event, run)
+
+    def _event(self, name: str, operation: Callable[[], Result[VersionedRecord, R]]) -> Pending[R]:
+        return self._run(name, lambda: self.runtime.write(operation))
+
+    def _run(self, event: str, run: Callable[[], Pending[R]]) -> Pending[R]:
+        """Run an event of the active controller, by its name in Apache Kafka. Never raises."""
+        if not self.is_active:
+            return _failed(self._wrong_controller())
+        began_ms = self._elapsed_ms()
+        pending: Pending[R] = _failed(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR))
+        with self._failing_over(event):
+            pending = run()
+        self._event_times.observe(event, self._elapsed_ms() - began_ms)
+        return pending
 
     def _require_exists(self, resource: ConfigResource) -> None:
         if resource.type == ConfigResourceType.TOPIC and resource.name not in self.partitions.topic_ids:
@@ -652,9 +757,9 @@ class QuorumController:
 
     # The log
 
-    def _append(self, epoch: int, batch: Sequence[VersionedRecord]) -> Appended:
-        last_offset = self._quorum.append(epoch, batch)
-        return Appended(last_offset - len(batch) + 1, last_offset)
+    def _prepare(self, epoch: int, batch: Sequence[VersionedRecord]) -> Prepared:
+        last_offset = self._quorum.prepare_append(epoch, batch)
+        return Prepared(last_offset - len(batch) + 1, last_offset)
 
     def _replay(self, versioned: VersionedRecord, offset: int) -> None:
         """An unknown type is fatal: the state of a controller that skipped the record would differ from the others'."""
@@ -664,64 +769,8 @@ class QuorumController:
             raise ValueError(f"cannot replay {type(record).__name__} at offset {offset}: the record type is unknown")
         handler(record, offset)
 
-    def _replay_table(self) -> Mapping[type, Callable[[Any, int], object]]:
-        offsets = self.runtime.offsets
-        partitions, cluster = self.partitions, self.cluster
 
-        def remove_topic(record: records.RemoveTopicRecord, _offset: int) -> None:
-            self.configs.replay_topic_removal(partitions.replay_remove_topic(record))
-
-        def ignore(_record: Any, _offset: int) -> None:
-            return None
-
-        return {
-            records.RegisterBrokerRecord: cluster.replay_broker,
-            records.UnregisterBrokerRecord: lambda record, _: cluster.replay_unregister(record),
-            records.BrokerRegistrationChangeRecord: lambda record, _: cluster.replay_change(record),
-            records.FenceBrokerRecord: lambda record, _: cluster.replay_fence(record),
-            records.UnfenceBrokerRecord: lambda record, _: cluster.replay_unfence(record),
-            records.RegisterControllerRecord: lambda record, _: cluster.replay_controller(record),
-            records.TopicRecord: lambda record, _: partitions.replay_topic(record),
-            records.PartitionRecord: lambda record, _: partitions.replay_partition(record),
-            records.PartitionChangeRecord: lambda record, _: partitions.replay_partition_change(record),
-            records.RemoveTopicRecord: remove_topic,
-            records.ClearElrRecord: lambda record, _: partitions.replay_clear_elr(record),
-            records.ConfigRecord: lambda record, _: self.configs.replay(record),
-            records.FeatureLevelRecord: lambda record, _: self.features.replay(record),
-            records.ProducerIdsRecord: lambda record, _: self.producer_ids.replay(record),
-            records.ClientQuotaRecord: lambda record, _: self.client_quotas.replay(record),
-            records.UserScramCredentialRecord: lambda record, _: self.scram.replay_credential(record),
-            records.RemoveUserScramCredentialRecord: lambda record, _: self.scram.replay_removal(record),
-            records.AccessControlEntryRecord: lambda record, _: self.acls.replay_entry(record),
-            records.RemoveAccessControlEntryRecord: lambda record, _: self.acls.replay_removal(record),
-            records.BeginTransactionRecord: lambda _, offset: offsets.begin_transaction(offset),
-            records.EndTransactionRecord: lambda _, offset: offsets.end_transaction(offset),
-            records.AbortTransactionRecord: lambda _, offset: offsets.abort_transaction(offset),
-            # Brokers read tokens from their image; no request to the controller depends on them.
-            records.DelegationTokenRecord: ignore,
-            records.RemoveDelegationTokenRecord: ignore,
-            records.NoOpRecord: ignore,
-            # In logs of clusters that were migrated from ZooKeeper.
-            records.ZkMigrationStateRecord: ignore,
-        }
-
-
-def _other_records(image: MetadataImage) -> Iterator[VersionedRecord]:
-    """Records of all domains except topics and configs. They are replayed and not stored, so they are written at the
-    latest metadata.version, which can express all of the image."""
-    features = image.features.metadata_version
-    if features is not None:
-        writer = ImageWriter(features)
-        image.features.write(writer)
-        yield from writer.records
-    parts = (image.cluster, image.client_quotas, image.producer_ids, image.scram, image.acls)
-    for part in parts:
-        writer = ImageWriter(LATEST_TESTING, elr_enabled=True)
-        part.write(writer)
-        yield from writer.records
-
-
-def _failed(code: ErrorCode, message: str = "") -> Pending[Any]:
+def _failed(error: ApiError) -> Pending[Any]:
     pending: Pending[Any] = Pending()
-    pending.fail(ApiError(code, message))
+    pending.fail(error)
     return pending

@@ -114,20 +114,23 @@ class Suspects:
         return min((each.due_ms for each in self._suspicions.values() if not each.under_way), default=None)
 
     def on_probed(self, broker_id: int, broker_epoch: int, refused: bool) -> bool:
-        """The outcome of a probe. True where the broker is dead, and is to be fenced if it still has this epoch."""
+        """The outcome of a probe. True where the broker is dead, and is to be fenced if it still has this epoch; then
+        `on_fenced` is called. After the last probe the suspicion ends."""
         suspicion = self._suspicions.get(broker_id)
         if suspicion is None or suspicion.broker_epoch != broker_epoch or not suspicion.under_way:
             return False  # since the probe began the broker sent a heartbeat, or was suspected anew
         self._under_way -= 1
         suspicion.under_way = False
         suspicion.probes += 1
-        if refused:
-            del self._suspicions[broker_id]
-            self._refused[broker_id] = broker_epoch
-            return True
         if suspicion.probes == len(PROBES_MS):
             del self._suspicions[broker_id]
-        return False
+        return refused
+
+    def on_fenced(self, broker_id: int, broker_epoch: int) -> None:
+        """The broker was fenced because connections were refused: it is not suspected any more. Where it could not be
+        fenced, `on_fenced` is not called, and the next probe tries again."""
+        self._suspicions.pop(broker_id, None)
+        self._refused[broker_id] = broker_epoch
 
     def drop(self, broker_id: int) -> None:
         """End the suspicion of the broker, if there is one."""

@@ -19,7 +19,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.turn import Turn
 from kalda.coordinator.shard import Rec, Shard
-from kalda.statemachine.runtime import Appended, ReplicatedRuntime, Result
+from kalda.statemachine.runtime import Prepared, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
 
 R = TypeVar("R")
@@ -80,10 +80,10 @@ class CoordinatorPartition(Generic[Rec]):
             outcome = self.write(records[start : start + _RECORDS_A_PART])
         return outcome
 
-    def _append(self, epoch: int, records: Sequence[Rec]) -> Appended:
+    def _append(self, epoch: int, records: Sequence[Rec]) -> Prepared:
         encode = self.shard.encode
         end = self._append_to_log([encode(record) for record in records])
-        return Appended(end - len(records), end)
+        return Prepared(end - len(records), end)
 
     def _replay(self, record: Rec, offset: int) -> None:
         self.shard.replay(record, offset, NO_PRODUCER)

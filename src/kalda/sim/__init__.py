@@ -21,10 +21,13 @@ an invariant violates it in each run.
 - `deletions`: an operator that deletes records
 - `phoenix`: a topic that is deleted and created again under its name
 - `faults`: the faults of a run, and their ends
+- `bugs`: exceptions in the active controller
 - `losses`: faults in which one replica loses data, and what must hold then
 - `checks`: the invariants, checked during a run and at its end
 - `scenario`: one seed from its start to its verdict
 - `ablations`: safeguards that are switched off one by one; some seed must fail without each
 - `quorum`: the quorum's machines alone, without bytes
 - `quorum_storm`: seeds of those
+- `controllers`: controllers alone, around one log
+- `controller_storm`: seeds of those
 """

@@ -6,14 +6,13 @@ A switch patches named attributes and restores them afterwards. The product has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from kalda.base.errors import ErrorCode
-from kalda.sim import faults
-from kalda.sim.quorum import SimQuorum
+from kalda.sim import controller_storm, faults
 from kalda.sim.quorum_storm import recover, stale_leaders, storm
 from kalda.sim.scenario import Plan, Verdict, simulate
 
@@ -266,20 +265,69 @@ def _truncate_what_is_committed(switch: Switch) -> None:
     switch.set(replication, "_truncate", truncate)
 
 
+def _schedule_before_applying(switch: Switch) -> None:
+    """As it once was: a record that cannot be applied is in the log by then."""
+    from kalda.statemachine.runtime import ReplicatedRuntime
+
+    checked = ReplicatedRuntime._write_batch
+
+    def write_batch(self: ReplicatedRuntime[Any], epoch: int, records: Sequence[Any]) -> None:
+        prepare, schedule = self._prepare, self._schedule
+        assert schedule is not None
+        place = prepare(epoch, records)
+        schedule()
+        self._prepare, self._schedule = lambda *_: place, None
+        try:
+            checked(self, epoch, records)
+        finally:
+            self._prepare, self._schedule = prepare, schedule
+
+    switch.set(ReplicatedRuntime, "_write_batch", write_batch)
+
+
+def _overlook_stalls(switch: Switch) -> None:
+    from kalda.controller.stalls import Stalls
+
+    switch.set(Stalls, "observe", lambda self, now_ms: 0)
+
+
+def _end_sessions_first(switch: Switch) -> None:
+    """A session ends although the records that fence its broker may be refused."""
+    from kalda.controller.liveness import BrokerLiveness
+
+    checked = BrokerLiveness.fence_one_stale
+
+    def fence_one_stale(self: BrokerLiveness, now_ms: int) -> bool:
+        heartbeats = self._cluster.heartbeats
+        expired = heartbeats.oldest_expired(now_ms)
+        more = checked(self, now_ms)
+        if expired is not None:
+            heartbeats.end_session(*expired)
+        return more
+
+    switch.set(BrokerLiveness, "fence_one_stale", fence_one_stale)
+
+
+def _elect_uncleanly_at_once(switch: Switch) -> None:
+    from kalda.controller.unclean_holds import UncleanHolds
+
+    switch.set(UncleanHolds, "blocks", lambda self, partition: False)
+
+
 @dataclass(frozen=True, slots=True)
-class QuorumAblation:
-    """A safeguard of the quorum, tested with its machines alone; `weather(seed)` is a run in which one of `seeds` seeds
-    must fail without it."""
+class SmallAblation:
+    """A safeguard of the quorum or of controllers, tested by a simulation of these alone. `weather(seed)`
+    is a run in which one of `seeds` seeds must fail without it; it raises where an invariant is violated."""
 
     name: str
     off: Callable[[Switch], None]
-    weather: Callable[[int], SimQuorum] = storm
+    weather: Callable[[int], None]
     seeds: int = 60
 
     def run(self, seed: int) -> str:
         """The invariant that the seed violates; empty where it violates none."""
         try:
-            recover(self.weather(seed))
+            self.weather(seed)
         except (AssertionError, IndexError) as error:
             return str(error) or type(error).__name__
         return ""
@@ -298,16 +346,44 @@ class QuorumAblation:
         return None
 
 
+def _storm(seed: int) -> None:
+    recover(storm(seed))
+
+
+def _stale_leaders(seed: int) -> None:
+    recover(stale_leaders(seed))
+
+
+def _controller_storm(seed: int) -> None:
+    controller_storm.recover(controller_storm.storm(seed))
+
+
+def _controller_stalls(seed: int) -> None:
+    controller_storm.recover(controller_storm.stalls(seed))
+
+
 QUORUM_ABLATIONS = {
     each.name: each
     for each in (
-        QuorumAblation("votes on disk", _forget_votes),
-        QuorumAblation("one vote an epoch", _vote_again),
-        QuorumAblation("votes only for logs that lack nothing", _vote_for_any_log),
-        QuorumAblation("epoch check on append", _append_for_any_leader, stale_leaders),
+        SmallAblation("votes on disk", _forget_votes, _storm),
+        SmallAblation("one vote an epoch", _vote_again, _storm),
+        SmallAblation("votes only for logs that lack nothing", _vote_for_any_log, _storm),
+        SmallAblation("epoch check on append", _append_for_any_leader, _stale_leaders),
     )
 }
 """Safeguards of the quorum, by name."""
+
+
+CONTROLLER_ABLATIONS = {
+    each.name: each
+    for each in (
+        SmallAblation("apply before scheduling", _schedule_before_applying, _controller_storm),
+        SmallAblation("heartbeats that arrived during a stall count", _overlook_stalls, _controller_stalls),
+        SmallAblation("sessions end with their records", _end_sessions_first, _controller_storm, seeds=200),
+        SmallAblation("unclean elections wait for the session", _elect_uncleanly_at_once, _controller_storm),
+    )
+}
+"""Safeguards of the controller, by name."""
 
 
 ABLATIONS = {

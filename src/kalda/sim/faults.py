@@ -13,6 +13,7 @@ time.
   connections to a live node
 - *skew*, *slow-disk*: a wall clock is wrong, a disk is slow
 - *disk*, *full*: every write to a disk fails; or it has no more room, and writes a part of the data
+- *stall*, *bug*: the node of the active controller is stopped for a while; a request or a task of the controller raises
 - *dir*: one of several log directories fails; the node continues without it, and is restarted when the fault ends
 """
 
@@ -22,7 +23,8 @@ import asyncio
 import errno
 from collections.abc import Callable
 
-from kalda.sim import losses
+from kalda.controller.quorum_controller import QuorumController
+from kalda.sim import bugs, losses
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.losses import Losses
 from kalda.sim.network import BACKLOG
@@ -35,7 +37,8 @@ NETWORK = ("cut", "cut-one-way", "slow", "loss", "reset", "backlog", "reject")
 MACHINE = ("skew", "slow-disk")
 DISK = ("disk", "full", "dir")
 CLIENTS = ("pause-client",)
-ALL = (*KILLS, *POWER, *NETWORK, *MACHINE, *DISK, *CLIENTS, *losses.KINDS)
+CONTROLLER = ("stall", "bug")
+ALL = (*KILLS, *POWER, *NETWORK, *MACHINE, *DISK, *CLIENTS, *CONTROLLER, *losses.KINDS)
 """Every kind of fault."""
 _ENDS = frozenset(("kill", "stop", *POWER, *DISK))
 RESTARTS = _ENDS | frozenset(losses.KINDS)
@@ -68,6 +71,8 @@ class Faults:
         self._mends: dict[int, tuple[float, Mend]] = {}
         """The function that ends each fault that is on, and the virtual time at which it is called."""
         self._count = 0
+        self._has_ended = False
+        """Whether no further fault may come about."""
 
     async def run(self, duration_s: float) -> None:
         """Cause faults for `duration_s`, then end them all."""
@@ -83,6 +88,7 @@ class Faults:
     def heal(self) -> None:
         """End all faults, and start the nodes that are down."""
         self._world.trace("faults", "all faults are ended")
+        self._has_ended = True
         for key in list(self._mends):
             self._mends.pop(key)[1]()
         for node in self._cluster:
@@ -151,6 +157,29 @@ class Faults:
             node.machine.resume()
 
         return resume
+
+    def _stall(self, node: SimNode) -> Mend | None:
+        """Heartbeats of all other brokers wait meanwhile."""
+        active = self._active()
+        return None if active is None else self._pause(active[0])
+
+    def _bug(self, node: SimNode) -> Mend | None:
+        active = self._active()
+        if active is None:
+            return None
+        part, method = self._rng.choice(bugs.PARTS)
+        self._world.trace(active[0].name, f"has a controller whose {part}.{method} raises")
+        bugs.raise_once(active[1], part, method, lambda: not self._has_ended)
+        return None
+
+    def _active(self) -> tuple[SimNode, QuorumController] | None:
+        """The active controller and its node."""
+        for node in self._cluster:
+            quorum = node.node._quorum if node.node is not None else None
+            controller = quorum.controller if quorum is not None else None
+            if controller is not None and controller.is_active:
+                return node, controller
+        return None
 
     def _pause_client(self, _: SimNode) -> Mend | None:
         machine = self._world.machine(self._rng.choice(self._clients))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from kalda.sim.bugs import Bug
 from kalda.sim.loop import SimLoop
 from kalda.sim.machine import Machine
 from kalda.sim.network import SimNetwork
@@ -134,7 +135,7 @@ def _place_of(error: BaseException) -> str:
 
 class _LogListener(logging.Handler):
     """Adds log lines of nodes to the trace. A log line with a traceback is a violation, even where the exception was
-    caught; an `OSError` is not."""
+    caught; an `OSError` is not, nor an exception that a fault has raised."""
 
     def __init__(self, world: World, verbose: bool) -> None:
         super().__init__(logging.DEBUG if verbose else logging.WARNING)
@@ -148,6 +149,6 @@ class _LogListener(logging.Handler):
         if world.is_traced:
             message = _REAL_TIME.sub("serves", record.getMessage())
             world.trace(boot.machine, f"{record.levelname.lower()}: {message}")
-        if record.exc_info and record.exc_info[1] is not None and not isinstance(record.exc_info[1], OSError):
+        if record.exc_info and record.exc_info[1] is not None and not isinstance(record.exc_info[1], OSError | Bug):
             error = record.exc_info[1]
             world.violated(f"{boot.machine}: {record.getMessage()}: {error!r}{_place_of(error)}")

@@ -2,16 +2,22 @@
 
 Answers are parked in the order of their offsets, which rise with each append. So the queue is a FIFO, and answers are
 completed from its head.
+
+What a callback raises is logged and goes no further: the records of an answer are committed, or lost, whether or not
+its client can be answered, and the other answers must not wait for it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
 from kalda.base.errors import ApiError
 
 Settle = Callable[[ApiError | None], None]
+
+log = logging.getLogger(__name__)
 
 
 class DeferredQueue:
@@ -41,10 +47,17 @@ class DeferredQueue:
     def complete_up_to(self, offset: int) -> None:
         """Settle everything parked at `offset` or before. A callback may park again, for a later offset."""
         while self._parked and self._parked[0][0] <= offset:
-            self._parked.popleft()[1](None)
+            _call(self._parked.popleft()[1], None)
 
     def fail_all(self, error: ApiError) -> None:
         """Settle everything with `error`, but not what the callbacks park meanwhile."""
         parked, self._parked = self._parked, deque()
         for _, settle in parked:
-            settle(error)
+            _call(settle, error)
+
+
+def _call(settle: Settle, error: ApiError | None) -> None:
+    try:
+        settle(error)
+    except Exception:
+        log.exception("An answer that waited for its records to be committed could not be given.")

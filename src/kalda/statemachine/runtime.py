@@ -3,18 +3,21 @@
 Life of a write:
 
 1. the handler reads the state and computes records and a response; it changes nothing;
-2. the records are appended to the log, which gives them their offsets;
+2. the log prepares a batch of the records, which fixes their offsets, or refuses it;
 3. each record is replayed at its offset: the only way in which the state ever changes, here and on every other node;
-4. the response is parked at the last record's offset, and is given when the log is stable up to there.
+4. the batch is scheduled: the log may now write and replicate it;
+5. the response is parked at the last record's offset, and is given when the log is stable up to there.
 
 The next handler sees the state with the uncommitted records applied, so writes need not wait for one another. Where
-leadership is lost between 2 and 4, the state is reverted to what is committed and the parked answers fail: the client
+leadership is lost between 4 and 5, the state is reverted to what is committed and the parked answers fail: the client
 sends its request to the new leader, and never sees a write that did not last.
 
-An append that fails changes nothing and fails that write alone. A replay that fails is a fault of the program: the
-state no longer is that of the log, so the exception leaves the runtime and must stop the node.
+A batch that the log refuses changes nothing and fails that write alone. A replay that fails is a fault of the program:
+every node would fail at that record, and no node could read the log any more. So it happens before the batch is
+scheduled: the state is reverted to that before the batch, nothing of the batch is written, and `ReplayFault` leaves the
+runtime. Of a result that is cut into several batches, those that were scheduled before stay: state and log agree.
 
-The append may call back: an owner whose log moves the commit point inside an append must not call `on_commit` before
+Preparing may call back: an owner whose log moves the commit point while it prepares must not call `on_commit` before
 the write is complete (`kalda.base.turn`), since the records of an answer's callback would be replayed before those of
 the write.
 """
@@ -52,23 +55,28 @@ class Result(Generic[Rec, R]):
         return Result([], self.response, self.atomic)
 
 
-class Appended(NamedTuple):
+class Prepared(NamedTuple):
     """The place of a batch. It is committed once the commit point given to `on_commit` reaches `commit_offset`."""
 
     first_offset: int
     commit_offset: int
 
 
+class ReplayFault(Exception):
+    """A record cannot be applied. The message names it and its offset; `__cause__` is what the replay has raised."""
+
+
 class ReplicatedRuntime(Generic[Rec]):
     """One replayed state over one log. It is used by one thread."""
 
     __slots__ = (
-        "_append",
         "_claimed_epoch",
         "_deferred",
         "_max_records_per_batch",
         "_not_leader",
+        "_prepare",
         "_replay",
+        "_schedule",
         "offsets",
         "registry",
     )
@@ -76,18 +84,22 @@ class ReplicatedRuntime(Generic[Rec]):
     def __init__(
         self,
         registry: SnapshotRegistry,
-        append: Callable[[int, Sequence[Rec]], Appended],
+        prepare: Callable[[int, Sequence[Rec]], Prepared],
         replay: Callable[[Rec, int], None],
         *,
+        schedule: Callable[[], None] | None = None,
         not_leader: ErrorCode,
         max_records_per_batch: int = MAX_RECORDS_PER_BATCH,
     ) -> None:
-        """`append(epoch, records)` writes one batch as the leader of `epoch`, and raises `ApiError` where it cannot.
-        `replay(record, offset)` applies one record. `not_leader` is the error of a write on a node that does not
-        lead."""
+        """`prepare(epoch, records)` fixes the offsets of one batch as the leader of `epoch`, and raises `ApiError`
+        where the batch cannot be appended. `schedule()` hands the batch prepared last to the log; None for a log that
+        fixes offsets only by appending, and so has appended in `prepare`: a replay that fails then leaves records in
+        the log that the state lacks. `replay(record, offset)` applies one record. `not_leader` is the error of a write
+        on a node that does not lead."""
         self.registry = registry
         self.offsets = OffsetControl(registry)
-        self._append = append
+        self._prepare = prepare
+        self._schedule = schedule
         self._replay = replay
         self._not_leader = not_leader
         self._max_records_per_batch = max_records_per_batch
@@ -112,9 +124,10 @@ class ReplicatedRuntime(Generic[Rec]):
         return len(self._deferred)
 
     def write(self, operation: Callable[[], Result[Rec, R]]) -> Pending[R]:
-        """Run `operation` on the live state, append and apply its records, answer when they are committed.
+        """Run `operation` on the live state, apply and append its records, answer when they are committed.
 
-        An `ApiError` out of the operation or the append fails the answer. Without records the answer still waits for
+        An `ApiError` out of the operation or the log fails the answer. Raises `ReplayFault`, and what else the
+        operation raises. Without records the answer still waits for
         the writes before it, since the state that it was computed from may be reverted."""
         pending: Pending[R] = Pending()
         if self._claimed_epoch is None:
@@ -144,12 +157,15 @@ class ReplicatedRuntime(Generic[Rec]):
 
     def replay_some(self, records: Sequence[Rec], first_offset: int) -> None:
         """Apply records that another node wrote, between `offsets.begin_replay` and `on_commit`. They may be of several
-        batches; only the end of the last one has a snapshot. A leader has applied its own records when it appended
-        them: for those `on_commit` is called alone."""
+        batches; only the end of the last one has a snapshot. A leader has applied its own records when it wrote them:
+        for those `on_commit` is called alone. Raises `ReplayFault`, after which the state cannot be used any more."""
         assert not self.active, "a leader has applied its records already"
-        replay = self._replay
-        for offset, record in enumerate(records, first_offset):
-            replay(record, offset)
+        replay, offset = self._replay, first_offset
+        try:
+            for offset, record in enumerate(records, first_offset):
+                replay(record, offset)
+        except Exception as error:
+            raise _replay_fault(records, offset, first_offset) from error
 
     def on_commit(self, offset: int) -> None:
         """Everything up to `offset` is committed: give the answers that waited for it."""
@@ -185,10 +201,19 @@ class ReplicatedRuntime(Generic[Rec]):
             self._write_batch(epoch, records[start : start + limit])
 
     def _write_batch(self, epoch: int, records: Sequence[Rec]) -> None:
-        appended = self._append(epoch, records)
-        for at, record in enumerate(records):
-            self._replay(record, appended.first_offset + at)
-        self.offsets.on_append(appended.first_offset, len(records), appended.commit_offset)
+        first_offset, commit_offset = self._prepare(epoch, records)
+        replay, before = self._replay, self.registry.newest
+        assert before is not None, "while this node leads there is a snapshot of everything appended"
+        offset = first_offset
+        try:
+            for offset, record in enumerate(records, first_offset):
+                replay(record, offset)
+        except Exception as error:
+            self.registry.revert_to(before)
+            raise _replay_fault(records, offset, first_offset) from error
+        if self._schedule is not None:
+            self._schedule()
+        self.offsets.on_append(first_offset, len(records), commit_offset)
 
     def _park(self, pending: Pending[R], response: R) -> None:
         offset = self._deferred.highest_offset
@@ -209,3 +234,9 @@ class ReplicatedRuntime(Generic[Rec]):
 
     def _wrong_leader(self) -> ApiError:
         return ApiError(self._not_leader)
+
+
+def _replay_fault(records: Sequence[object], offset: int, first_offset: int) -> ReplayFault:
+    record = records[offset - first_offset]
+    name = type(getattr(record, "record", record)).__name__
+    return ReplayFault(f"the {name} at offset {offset} cannot be applied (its batch begins at offset {first_offset})")

@@ -46,6 +46,11 @@ def test_all_addresses_must_refuse() -> None:
     assert [refused for _, refused in probed({1: False}, 1)] == [False]
 
 
+def test_a_probe_that_raises_proves_nothing_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    assert [refused for _, refused in probed({1: True}, 1, 2)] == [False], "no answer is known for port 2"
+    assert any(record.exc_info for record in caplog.records)
+
+
 def test_a_node_that_stops_reports_no_results() -> None:
     results: list[object] = []
     may_answer = asyncio.Event()
@@ -161,3 +166,37 @@ def test_a_controller_that_does_not_answer_is_logged_once(caplog: pytest.LogCapt
         "the controller at 127.0.0.1:9 answers now",
         "no answer from the controller at 127.0.0.1:9: it is of another cluster [INCONSISTENT_CLUSTER_ID]",
     ]
+
+
+class BrokenClient:
+    """A client with a bug."""
+
+    host, port = HOST, 9
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def request(self, request: Any, timeout_ms: int) -> Any:
+        raise self.error
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("error", [KeyError("a bug"), ApiError(ErrorCode.NETWORK_EXCEPTION, "reset")])
+def test_a_request_of_the_quorum_ends_whatever_is_raised(error: Exception) -> None:
+    """The machine sends nothing more to a destination whose request never ends."""
+
+    async def broken_probe(host: str, port: int) -> bool:
+        raise KeyError("a bug")
+
+    async def run() -> Pending[Any]:
+        channel = RaftChannel(lambda host, port: BrokenClient(error), broken_probe)  # type: ignore[arg-type, return-value]
+        pending = channel.send(Destination(2, HOST, 9), VoteRequest(), 20_000)
+        await asyncio.gather(*channel._tasks)
+        await channel.close()
+        return pending
+
+    failure = asyncio.run(run()).error
+    assert failure is not None
+    assert not isinstance(failure, ConnectionRefused)

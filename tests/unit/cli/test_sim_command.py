@@ -12,8 +12,10 @@ import time
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from kalda.cli.failures import Failure
+from kalda.cli.sim import sim
 from kalda.cli.workers import each
 
 
@@ -75,3 +77,10 @@ def test_workers_end_with_the_command(number: signal.Signals) -> None:
         for worker in workers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()
+
+
+@pytest.mark.parametrize("command", ["quorum", "controllers"])
+def test_small_simulations_report_their_seeds(command: str) -> None:
+    result = CliRunner().invoke(sim, [command, "--seeds", "2", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    assert "2 seeds, 0 failed" in result.output

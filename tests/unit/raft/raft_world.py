@@ -149,6 +149,13 @@ class Replica:
         assert not self.failures, self.failures
 
 
+def append(driver: RaftDriver, epoch: int, records: list[VersionedRecord]) -> int:
+    """Prepare and schedule a batch; returns the offset of its last record."""
+    last = driver.prepare_append(epoch, records)
+    driver.schedule_append()
+    return last
+
+
 def topic(name: str) -> VersionedRecord:
     return VersionedRecord(TopicRecord(name=name, topic_id=Uuid(name.encode().ljust(16, b"."))), 0)
 

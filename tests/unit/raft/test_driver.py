@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from raft_world import Recorder, Replica, World, static_voter, topic
+from raft_world import Recorder, Replica, World, append, static_voter, topic
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
@@ -35,8 +35,8 @@ def test_it_leads_commits_and_delivers(tmp_path: Path) -> None:
     replica.start()
     assert replica.listener.leaders == [(None, 1), (1, 1)]
     assert replica.driver.leader_and_epoch() == (1, 1)
-    assert replica.driver.append(1, [topic("a"), topic("b")]) == 2
-    assert replica.driver.append(1, [topic("c")]) == 3
+    assert append(replica.driver, 1, [topic("a"), topic("b")]) == 2
+    assert append(replica.driver, 1, [topic("c")]) == 3
     assert replica.driver.log_end_offset == 4
     assert replica.listener.records == []
     world.run()
@@ -61,7 +61,7 @@ def test_nothing_is_committed_before_it_is_synced(tmp_path: Path) -> None:
     replica.start()
     world.hold_jobs = True
     for name in "abc":
-        replica.driver.append(1, [topic(name)])
+        append(replica.driver, 1, [topic(name)])
         world.run(1)
     assert replica.driver.high_watermark == 1
     assert len(world.jobs) == 1, "one sync at a time"
@@ -74,14 +74,14 @@ def test_only_the_leader_of_that_epoch_appends(tmp_path: Path) -> None:
     replica = Replica(World(), f"{tmp_path}/m", static_voters=static_voter())
     replica.start()
     with pytest.raises(ApiError, match="does not lead epoch 7"):
-        replica.driver.append(7, [topic("a")])
+        append(replica.driver, 7, [topic("a")])
 
 
 def test_after_a_restart_it_has_all_records_and_leads_the_next_epoch(tmp_path: Path) -> None:
     world = World()
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     first.start()
-    first.driver.append(1, [topic("a")])
+    append(first.driver, 1, [topic("a")])
     world.run()
     first.driver.shutdown()
     world.run()
@@ -90,7 +90,7 @@ def test_after_a_restart_it_has_all_records_and_leads_the_next_epoch(tmp_path: P
     second.start()
     assert second.listener.leaders[-1] == (1, 2)
     assert second.listener.records == [topic("a")]
-    second.driver.append(2, [topic("b")])
+    append(second.driver, 2, [topic("b")])
     world.run()
     assert second.listener.records == [topic("a"), topic("b")]
 
@@ -101,7 +101,7 @@ def test_a_snapshot_replaces_the_log_before_it(tmp_path: Path) -> None:
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter(), config=config)
     first.start()
     for at in range(20):
-        first.driver.append(1, [topic(f"t{at}")])
+        append(first.driver, 1, [topic(f"t{at}")])
         world.run()
     assert first.listener.batches[-1].last_offset == 20
     done = first.driver.create_snapshot(11, 1, (topic(f"t{at}") for at in range(10)), 5)
@@ -128,7 +128,7 @@ def test_a_fetched_snapshot_that_the_log_does_not_continue_replaces_the_log_at_t
     world = World()
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     first.start()
-    first.driver.append(1, [topic(f"lost{at}") for at in range(20)])
+    append(first.driver, 1, [topic(f"lost{at}") for at in range(20)])
     world.run()
     first.driver.close()
     write_snapshot(
@@ -158,7 +158,7 @@ def test_fetches_from_records_without_an_epoch_get_the_snapshot_after_a_restart(
         replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter(), config=config)
         replica.start()
         for at in range(5):
-            replica.driver.append(epoch, [topic(f"t{at}")])
+            append(replica.driver, epoch, [topic(f"t{at}")])
         world.run()
         end = replica.driver.log_end_offset
         replica.driver.create_snapshot(end, epoch, [topic(f"t{at}") for at in range(5)], 5)
@@ -191,7 +191,7 @@ def test_a_snapshot_is_loaded_one_step_a_pass(tmp_path: Path) -> None:
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     first.start()
     for at in range(9):
-        first.driver.append(1, [topic(f"t{at}")])
+        append(first.driver, 1, [topic(f"t{at}")])
     world.run()
     first.driver.create_snapshot(6, 1, [topic(f"t{at}") for at in range(5)], 5)
     world.run()
@@ -200,7 +200,7 @@ def test_a_snapshot_is_loaded_one_step_a_pass(tmp_path: Path) -> None:
     slow = Slow()
     second.driver.listeners.register(slow)
     second.driver.start()
-    second.driver.append(2, [topic("new")])
+    append(second.driver, 2, [topic("new")])
     assert (slow.steps, slow.batches, slow.leaders) == (1, [], []), "no batch and no leader before the last step"
     world.run(1)
     assert not second.failures
@@ -216,7 +216,7 @@ def test_a_listener_that_lags_far_behind_is_suspended_until_it_is_resumed(
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     first.start()
     for at in range(9):
-        first.driver.append(1, [topic(f"t{at}")])
+        append(first.driver, 1, [topic(f"t{at}")])
     world.run()
     first.driver.close()
     second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
@@ -233,7 +233,7 @@ def test_a_listener_that_lags_far_behind_is_suspended_until_it_is_resumed(
     assert behind.batches[-1].last_offset == 10
     assert behind.leaders[-1] == (1, 2)
     for at in range(9):
-        second.driver.append(2, [topic(f"u{at}")])
+        append(second.driver, 2, [topic(f"u{at}")])
     world.run()
     assert not registration.is_suspended, "a leader's listener is not suspended"
     assert behind.batches[-1].last_offset == 19
@@ -262,7 +262,7 @@ def test_a_listener_that_lags_receives_one_bounded_part_a_turn(tmp_path: Path) -
     first = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
     first.start()
     for at in range(4 * MAX_BATCHES_PER_PASS):
-        first.driver.append(1, [topic(f"t{at}")])
+        append(first.driver, 1, [topic(f"t{at}")])
     world.run()
     first.driver.close()
     second = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
@@ -285,7 +285,7 @@ def test_a_listener_that_fails_stops_the_replica(tmp_path: Path) -> None:
         raise RuntimeError("broken")
 
     replica.listener.on_commit = broken  # type: ignore[method-assign]
-    replica.driver.append(1, [topic("a")])
+    append(replica.driver, 1, [topic("a")])
     world.run()
     assert [str(error) for error in replica.failures] == ["broken"]
 
@@ -331,7 +331,7 @@ def test_it_continues_a_log_of_apache_kafka(tmp_path: Path) -> None:
         "votedDirectoryId": "AAAAAAAAAAAAAAAAAAAAAA",
         "data_version": 1,
     }
-    replica.driver.append(3, [topic("more")])
+    append(replica.driver, 3, [topic("more")])
     world.run()
     assert listener.records[-1] == topic("more")
     assert (tmp_path / "m" / "leader-epoch-checkpoint").read_text() == "0\n3\n1 0\n2 225\n3 324\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raft_world import Replica, World, topic
+from raft_world import Replica, World, append, topic
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
@@ -120,8 +120,8 @@ def test_three_elect_and_replicate(tmp_path: Path, newest: dict[int, int]) -> No
     observer.start()
     leader = leader_of(network)
     epoch = leader.driver.leader_and_epoch().epoch
-    leader.driver.append(epoch, [topic("a"), topic("b")])
-    leader.driver.append(epoch, [topic("c")])
+    append(leader.driver, epoch, [topic("a"), topic("b")])
+    append(leader.driver, epoch, [topic("c")])
     network.world.run(2_000)
     for replica in network.replicas.values():
         assert replica.failures == []
@@ -142,7 +142,7 @@ def test_a_new_observer_loads_the_snapshot_in_chunks(
     epoch = leader.driver.leader_and_epoch().epoch
     topics = [topic(f"t{at}") for at in range(100)]
     for record in topics:
-        leader.driver.append(epoch, [record])
+        append(leader.driver, epoch, [record])
         network.world.run(5)
     network.world.run(1_000)
     driver = leader.driver
@@ -172,11 +172,11 @@ def test_the_other_voters_elect_another_leader(tmp_path: Path) -> None:
     del network.replicas[old.driver.config.local.id]
     new = leader_of(network)
     epoch = new.driver.leader_and_epoch().epoch
-    new.driver.append(epoch, [topic("x")])
+    append(new.driver, epoch, [topic("x")])
     network.world.run(1_000)
     assert all(replica.listener.records == [topic("x")] for replica in network.replicas.values())
     with pytest.raises(ApiError):
-        old.driver.append(epoch, [topic("y")])
+        append(old.driver, epoch, [topic("y")])
 
 
 def test_a_follower_stops_where_it_would_truncate_committed_records(
@@ -188,12 +188,12 @@ def test_a_follower_stops_where_it_would_truncate_committed_records(
         add(network, tmp_path, node_id).start()
     leader = leader_of(network)
     epoch = leader.driver.leader_and_epoch().epoch
-    leader.driver.append(epoch, [topic("a")])
+    append(leader.driver, epoch, [topic("a")])
     network.world.run(1_000)
     follower = next(replica for replica in network.replicas.values() if replica is not leader)
     assert follower.driver.high_watermark == 2
     monkeypatch.setattr(LogState, "validate_fetch", lambda *_: Diverging(OffsetAndEpoch(0, 0)))
-    leader.driver.append(epoch, [topic("b")])
+    append(leader.driver, epoch, [topic("b")])
     network.world.run(1_000)
     assert [type(failure) for failure in follower.failures] == [AssertionError]
     assert "would undo what is committed" in str(follower.failures[0])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.statemachine.runtime import Appended, ReplicatedRuntime, Result
+from kalda.statemachine.runtime import Prepared, ReplayFault, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
 Put = tuple[str, int]
@@ -21,18 +21,26 @@ class Store:
         self.state: TimelineDict[str, int] = TimelineDict(self.registry)
         self.log: list[Put] = []
         self.batches: list[list[Put]] = []
+        self.prepared: list[Put] = []
         self.refuse: ErrorCode | None = None
         self.runtime: ReplicatedRuntime[Put] = ReplicatedRuntime(
-            self.registry, self.append, self.replay, not_leader=ErrorCode.NOT_CONTROLLER, max_records_per_batch=limit
+            self.registry,
+            self.prepare,
+            self.replay,
+            schedule=self.schedule,
+            not_leader=ErrorCode.NOT_CONTROLLER,
+            max_records_per_batch=limit,
         )
 
-    def append(self, epoch: int, records: Sequence[Put]) -> Appended:
+    def prepare(self, epoch: int, records: Sequence[Put]) -> Prepared:
         if self.refuse is not None:
             raise ApiError(self.refuse)
-        first = len(self.log)
-        self.log.extend(records)
-        self.batches.append(list(records))
-        return Appended(first, len(self.log) - 1)
+        self.prepared = list(records)
+        return Prepared(len(self.log), len(self.log) + len(records) - 1)
+
+    def schedule(self) -> None:
+        self.log.extend(self.prepared)
+        self.batches.append(self.prepared)
 
     def replay(self, record: Put, offset: int) -> None:
         match record[0]:
@@ -42,6 +50,8 @@ class Store:
                 self.runtime.offsets.end_transaction(offset)
             case "abort":
                 self.runtime.offsets.abort_transaction(offset)
+            case "poison":
+                raise ValueError("nobody can apply it")
             case key:
                 self.state[key] = record[1]
 
@@ -139,10 +149,58 @@ def test_a_refused_append_or_operation_changes_nothing() -> None:
     assert error.code is ErrorCode.INVALID_REQUEST
 
 
-def test_a_failing_replay_is_a_fault_that_leaves_the_runtime() -> None:
+@pytest.mark.parametrize("poison", ["end", "poison"])
+def test_a_batch_that_cannot_be_applied_is_not_written(poison: str) -> None:
     store = claimed()
-    with pytest.raises(AssertionError, match="no transaction is open"):
-        store.put(("end", 0))
+    store.put(("a", 1))
+    with pytest.raises(ReplayFault, match=r"at offset 3 cannot be applied \(its batch begins at offset 1\)") as raised:
+        store.put(("a", 2), ("b", 2), (poison, 0), ("c", 3))
+    assert isinstance(raised.value.__cause__, AssertionError | ValueError)
+    assert store.log == [("a", 1)]
+    assert dict(store.state) == {"a": 1}
+    answer = store.put(("d", 4))
+    store.runtime.on_commit(1)
+    assert answer.done
+    assert store.seen() == {"a": 1, "d": 4}
+
+
+def test_a_transaction_that_began_in_a_batch_that_cannot_be_applied_is_reverted() -> None:
+    store = claimed()
+    store.put(("a", 1))
+    with pytest.raises(ReplayFault):
+        store.put(("a", 2), ("begin", 0), ("b", 2), ("poison", 0))
+    assert dict(store.state) == {"a": 1}
+    assert store.runtime.offsets.transaction_start_offset == -1
+    store.put(("begin", 0), ("c", 3), ("end", 0))
+    store.runtime.on_commit(3)
+    assert store.seen() == {"a": 1, "c": 3}
+
+
+def test_batches_before_one_that_cannot_be_applied_stay() -> None:
+    store = claimed()
+    records: list[Put] = [(str(n), n) for n in range(25)]
+    with pytest.raises(ReplayFault):
+        store.put(*records[:23], ("poison", 0))
+    assert store.log == records[:20]
+    assert dict(store.state) == dict(records[:20])
+    store.runtime.on_commit(19)
+    assert store.seen() == dict(records[:20])
+
+
+def test_a_record_of_another_node_that_cannot_be_applied_is_a_fault() -> None:
+    with pytest.raises(ReplayFault, match="at offset 8 "):
+        Store().follow(("a", 1), ("poison", 0), at=7)
+
+
+def test_an_answer_that_cannot_be_given_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    store = claimed()
+    for end in (lambda: store.runtime.on_commit(len(store.log) - 1), store.runtime.renounce):
+        failing, following = store.put(("a", 1)), store.put(("b", 2))
+        failing.then(lambda value, error: 1 // 0)
+        end()
+        assert failing.done
+        assert following.done
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2
 
 
 def test_half_a_transaction_is_never_read() -> None:
@@ -223,13 +281,15 @@ def test_a_log_that_commits_by_its_end_offset_works_the_same() -> None:
     store = Store()
     log: list[Put] = []
 
-    def append(epoch: int, records: Sequence[Put]) -> Appended:
+    def append(epoch: int, records: Sequence[Put]) -> Prepared:
         first = len(log)
         log.extend(records)
-        return Appended(first, len(log))
+        return Prepared(first, len(log))
 
-    runtime = store.runtime
-    runtime._append = append
+    runtime: ReplicatedRuntime[Put] = ReplicatedRuntime(
+        store.registry, append, store.replay, not_leader=ErrorCode.NOT_COORDINATOR
+    )
+    store.runtime = runtime
     runtime.claim(1, 0)
     answers = [store.put((name, 1)) for name in "ab"]
     runtime.on_commit(1)

@@ -98,7 +98,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
     _LOADING: ("offsets.load.buffer.size",),
     _EARLY: ("early.start.listeners",),
     _INTERNAL: (
-        "controller.performance.",
         "internal.metadata.delete.delay.millis",
         "internal.metadata.max.batch.size.in.bytes",
     ),

@@ -1,0 +1,188 @@
+"""Which brokers are alive, in the eyes of the active controller, and what happens to the others.
+
+A broker is alive while its session lasts, which each heartbeat starts anew (`heartbeats.py`). It is fenced when its
+session has ended, or earlier where its process is found to be dead (`suspects.py`). All of this is soft state: it is
+made anew when a controller becomes active, and is not in the log.
+
+Invariants:
+
+- A session ends when the records that fence its broker are written, not before. So where the log refuses them, the next
+  run of the task tries again.
+- No broker is fenced for a stall of this controller. After a stall (`stalls.py`) every session is longer by as much,
+  and lasts long enough for the heartbeats that wait in the sockets to be handled.
+- A probe never leads to an unclean election before the session would have ended by time (`unclean_holds.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kalda.controller.broker_changes import BrokerChangeControl
+from kalda.controller.cluster import ClusterControl
+from kalda.controller.elections import ElectionControl
+from kalda.controller.stalls import Stalls
+from kalda.controller.suspects import Probe, Suspects, addresses
+from kalda.protocol.record_framing import VersionedRecord
+
+log = logging.getLogger(__name__)
+
+_SAMPLES_PER_SESSION = 8
+
+Write = Callable[[str, Callable[[], list[VersionedRecord]]], bool]
+"""Writes the records of an event, given its name. Whether they were written; no records count as written."""
+
+
+class BrokerLiveness:
+    """Sessions, suspicions and holds of the active controller."""
+
+    def __init__(
+        self,
+        cluster: ClusterControl,
+        broker_changes: BrokerChangeControl,
+        elections: ElectionControl,
+        write: Write,
+        *,
+        session_timeout_ms: int,
+        inter_broker_listener_name: str,
+        probes_brokers: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._broker_changes = broker_changes
+        self._elections = elections
+        self._write = write
+        self._session_timeout_ms = session_timeout_ms
+        self._inter_broker_listener_name = inter_broker_listener_name
+        self._probes_brokers = probes_brokers
+        self._suspects: Suspects | None = None
+        """None while this controller is not active, and where it probes no brokers."""
+        self.sample_ms = max(1, session_timeout_ms // _SAMPLES_PER_SESSION)
+        """How often sessions are checked."""
+        self._stalls = Stalls(self.sample_ms)
+
+    def activate(self, now_ms: int) -> None:
+        """This controller has become active. It has received no heartbeat yet: each unfenced broker gets a full
+        session, and is suspected. A fenced one may have been fenced by a probe of the previous controller, so it is
+        held."""
+        self._cluster.activate(self._session_timeout_ms, now_ms)
+        if not self._probes_brokers:
+            return
+        self._suspects = Suspects()
+        for broker_id, broker in self._cluster.brokers.items():
+            if broker.fenced:
+                self._cluster.unclean_holds.hold(broker_id, now_ms + self._session_timeout_ms)
+            else:
+                self._suspects.suspect(broker_id, broker.epoch, now_ms)
+
+    def deactivate(self) -> None:
+        self._stalls.expect(None)
+        self._suspects = None
+        self._cluster.deactivate()
+
+    def expect_poll(self, deadline_ms: int) -> None:
+        """The controller is polled again at `deadline_ms`."""
+        self._stalls.expect(deadline_ms)
+
+    def observe_time(self, now_ms: int) -> None:
+        """An event of the active controller begins. Where it is the first one after a stall, all sessions become
+        longer."""
+        stall_ms = self._stalls.observe(now_ms)
+        if not stall_ms:
+            return
+        log.warning(
+            "The controller stalled for %d ms. The sessions of all brokers last longer by as much, since their "
+            "heartbeats of that time are not handled yet.",
+            stall_ms,
+        )
+        self._cluster.heartbeats.extend_sessions(stall_ms, now_ms, self.sample_ms)
+        self._cluster.unclean_holds.extend(stall_ms)
+
+    def on_heartbeat(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
+        """A heartbeat was received."""
+        self._cluster.heartbeats.contact(broker_id, broker_epoch, now_ms)
+        if self._suspects is not None:
+            self._suspects.on_heartbeat(broker_id, broker_epoch)
+
+    # Sessions that have ended
+
+    def fence_one_stale(self, now_ms: int) -> bool:
+        """Fence the broker whose session has ended first. Whether there was one, and so may be another: that is the
+        task of the next run, after the requests that have arrived meanwhile."""
+        heartbeats = self._cluster.heartbeats
+        expired = heartbeats.oldest_expired(now_ms)
+        if expired is None:
+            return False
+        if not self._write("maybeFenceStaleBroker", lambda: self._broker_changes.fence_stale(*expired)):
+            return False
+        heartbeats.end_session(*expired)
+        return True
+
+    def elect_after_hold(self, now_ms: int) -> bool:
+        """Hold the unclean elections for which a hold has ended. Whether there may be more."""
+        holds = self._cluster.unclean_holds
+        broker_id = holds.first_ended(now_ms)
+        if broker_id is None:
+            return False
+        is_complete = False
+
+        def elect() -> list[VersionedRecord]:
+            nonlocal is_complete
+            elections, more = self._elections.elect_unclean(broker_id)
+            is_complete = not more
+            return elections
+
+        if not self._write("electUncleanAfterSession", elect):
+            return False
+        if is_complete:
+            holds.remove(broker_id)
+        return True
+
+    # Brokers that may be dead
+
+    def on_disconnected(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
+        """A connection broke on which the broker had sent heartbeats in this epoch."""
+        broker = self._cluster.brokers.get(broker_id)
+        if self._suspects is not None and broker is not None and broker.epoch == broker_epoch:
+            self._suspects.suspect(broker_id, broker_epoch, now_ms)
+
+    def on_duplicate_registration(self, broker_id: int, now_ms: int) -> None:
+        """Another process asked to be registered under the id of a registered broker."""
+        if self._suspects is not None:
+            self._suspects.on_duplicate_registration(broker_id, self._cluster.brokers[broker_id].epoch, now_ms)
+
+    @property
+    def probe_deadline_ms(self) -> int | None:
+        """When the next probe is due."""
+        return None if self._suspects is None else self._suspects.deadline_ms
+
+    def probes_due(self, now_ms: int) -> list[Probe]:
+        """The probes to make now. For each of them `on_probed` must be called."""
+        if self._suspects is None:
+            return []
+        probes = []
+        for broker_id, epoch in self._suspects.due(now_ms):
+            broker = self._cluster.brokers.get(broker_id)
+            targets = () if broker is None else addresses(broker.listeners, self._inter_broker_listener_name)
+            if broker is None or broker.epoch != epoch or not targets:
+                self._suspects.drop(broker_id)
+            else:
+                probes.append(Probe(broker_id, epoch, targets))
+        return probes
+
+    def on_probed(self, probe: Probe, refused: bool) -> None:
+        """The outcome of a probe; `refused` where every address refused the connection. Where the records that fence
+        the broker cannot be written, it stays suspected, and the next probe tries again."""
+        broker_id, epoch, targets = probe
+        suspects = self._suspects
+        if suspects is None or not suspects.on_probed(broker_id, epoch, refused):
+            return
+        log.warning(
+            "Connections to %s are refused: broker %d with epoch %d is dead.",
+            ", ".join(f"{host}:{port}" for host, port in targets),
+            broker_id,
+            epoch,
+        )
+        heartbeats = self._cluster.heartbeats
+        if self._write("fenceDeadBroker", lambda: self._broker_changes.fence_dead(broker_id, epoch)):
+            heartbeats.end_session(broker_id, epoch)
+            suspects.on_fenced(broker_id, epoch)

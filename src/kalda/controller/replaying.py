@@ -1,0 +1,75 @@
+"""Which manager of the controller applies which record, and the records that an image stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.metadata_version import LATEST_TESTING
+from kalda.metadata.writing import ImageWriter
+from kalda.protocol.messages import metadata_records as records
+from kalda.protocol.record_framing import VersionedRecord
+
+if TYPE_CHECKING:
+    from kalda.controller.quorum_controller import QuorumController
+
+
+def replay_table(controller: QuorumController) -> Mapping[type, Callable[[Any, int], object]]:
+    """By type of record, the function that applies one, given the record and its offset."""
+    offsets = controller.runtime.offsets
+    partitions, cluster = controller.partitions, controller.cluster
+    configs, features, producer_ids = controller.configs, controller.features, controller.producer_ids
+    quotas, scram, acls = controller.client_quotas, controller.scram, controller.acls
+
+    def remove_topic(record: records.RemoveTopicRecord, _offset: int) -> None:
+        configs.replay_topic_removal(partitions.replay_remove_topic(record))
+
+    def ignore(_record: Any, _offset: int) -> None:
+        return None
+
+    return {
+        records.RegisterBrokerRecord: cluster.replay_broker,
+        records.UnregisterBrokerRecord: lambda record, _: cluster.replay_unregister(record),
+        records.BrokerRegistrationChangeRecord: lambda record, _: cluster.replay_change(record),
+        records.FenceBrokerRecord: lambda record, _: cluster.replay_fence(record),
+        records.UnfenceBrokerRecord: lambda record, _: cluster.replay_unfence(record),
+        records.RegisterControllerRecord: lambda record, _: cluster.replay_controller(record),
+        records.TopicRecord: lambda record, _: partitions.replay_topic(record),
+        records.PartitionRecord: lambda record, _: partitions.replay_partition(record),
+        records.PartitionChangeRecord: lambda record, _: partitions.replay_partition_change(record),
+        records.RemoveTopicRecord: remove_topic,
+        records.ClearElrRecord: lambda record, _: partitions.replay_clear_elr(record),
+        records.ConfigRecord: lambda record, _: configs.replay(record),
+        records.FeatureLevelRecord: lambda record, _: features.replay(record),
+        records.ProducerIdsRecord: lambda record, _: producer_ids.replay(record),
+        records.ClientQuotaRecord: lambda record, _: quotas.replay(record),
+        records.UserScramCredentialRecord: lambda record, _: scram.replay_credential(record),
+        records.RemoveUserScramCredentialRecord: lambda record, _: scram.replay_removal(record),
+        records.AccessControlEntryRecord: lambda record, _: acls.replay_entry(record),
+        records.RemoveAccessControlEntryRecord: lambda record, _: acls.replay_removal(record),
+        records.BeginTransactionRecord: lambda _, offset: offsets.begin_transaction(offset),
+        records.EndTransactionRecord: lambda _, offset: offsets.end_transaction(offset),
+        records.AbortTransactionRecord: lambda _, offset: offsets.abort_transaction(offset),
+        # Brokers read tokens from their image; no request to the controller depends on them.
+        records.DelegationTokenRecord: ignore,
+        records.RemoveDelegationTokenRecord: ignore,
+        records.NoOpRecord: ignore,
+        # In logs of clusters that were migrated from ZooKeeper.
+        records.ZkMigrationStateRecord: ignore,
+    }
+
+
+def other_records(image: MetadataImage) -> Iterator[VersionedRecord]:
+    """Records of all domains except topics and configs. They are replayed and not stored, so they are written at the
+    latest metadata.version, which can express all of the image."""
+    features = image.features.metadata_version
+    if features is not None:
+        writer = ImageWriter(features)
+        image.features.write(writer)
+        yield from writer.records
+    parts = (image.cluster, image.client_quotas, image.producer_ids, image.scram, image.acls)
+    for part in parts:
+        writer = ImageWriter(LATEST_TESTING, elr_enabled=True)
+        part.write(writer)
+        yield from writer.records

@@ -1,0 +1,494 @@
+"""Controllers alone, around one log, in virtual time: what a whole cluster shows in minutes, these show in a moment.
+
+The controllers are the real ones. The quorum is one list of batches, of which an election drops some that are not
+committed. Brokers send registrations, heartbeats and changes of ISRs; they have no logs. A node handles its timer and
+its messages one by one. While it is stalled both wait, and after the stall the timer comes first, as on an event loop.
+
+What must hold meanwhile:
+
+- A broker is fenced only where it has sent no heartbeat for a session timeout, or a probe of it was refused.
+- An unclean election takes no partition from a broker whose session would not have ended by time.
+- No call of a controller raises, and only a record that cannot be applied stops a node.
+- Every node can apply every committed record.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.controller.config_schema import NodeConfigSchema
+from kalda.controller.quorum_controller import ControllerConfig, QuorumController
+from kalda.controller.suspects import Probe
+from kalda.metadata.bootstrap import BootstrapMetadata
+from kalda.metadata.features import default_levels, supported_ranges
+from kalda.metadata.metadata_version import LATEST_PRODUCTION
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    BrokerRegistrationRequest,
+    BrokerRegistrationRequestFeature,
+    BrokerRegistrationRequestListener,
+)
+from kalda.protocol.messages.metadata_records import BrokerRegistrationChangeRecord, PartitionChangeRecord
+from kalda.protocol.record_framing import VersionedRecord, decode_metadata_record, encode_metadata_record
+from kalda.statemachine.runtime import ReplayFault
+
+CLUSTER = "cluster"
+SESSION_MS = 9_000
+HEARTBEAT_MS = 1_500
+FETCH_TIMEOUT_MS = 2_000
+"""So long a leader may do nothing before the others elect another one."""
+RECORDS_PER_BATCH = 16
+"""So few that fencing a broker takes several batches; the activation needs nearly as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    base_offset: int
+    epoch: int
+    records: Sequence[VersionedRecord]
+    append_timestamp_ms: int = 0
+    size_bytes: int = 0
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + max(1, len(self.records)) - 1
+
+
+class ControllerNode:
+    """A controller, and what it has to handle. It is the `QuorumClient` of its controller."""
+
+    def __init__(self, world: Controllers, node_id: int) -> None:
+        self.world = world
+        self.id = node_id
+        self.up = True
+        self.stalled = False
+        self.refuses = False
+        """Whether its log refuses every batch."""
+        self.is_poisoned = False
+        """Whether it was given a record that cannot be applied, so that it has to stop."""
+        self.inbox: deque[Callable[[], None]] = deque()
+        """What has arrived while it was stalled, in order."""
+        self.delivered = 0
+        """How many batches its controller has received."""
+        self.local_end: int | None = None
+        """The end of its log, where it has appended as a leader that another one had replaced."""
+        self.prepared: Batch | None = None
+        self.timer_ms: int | None = None
+        self.life = 1
+        """What an earlier life has scheduled is dropped."""
+        self.controller = self._new_controller()
+
+    def _new_controller(self) -> QuorumController:
+        world = self.world
+        return QuorumController(
+            ControllerConfig(
+                node_id=self.id,
+                cluster_id=CLUSTER,
+                broker_session_timeout_ms=SESSION_MS,
+                leader_imbalance_check_interval_ms=7_000,
+                unclean_leader_election_interval_ms=5_000,
+                max_records_per_batch=RECORDS_PER_BATCH,
+            ),
+            self,
+            NodeConfigSchema({}),
+            bootstrap=BootstrapMetadata.from_levels(LATEST_PRODUCTION, world.levels, "the simulator").records,
+            new_id=world.new_id,
+            rng=world.rng,
+            elapsed_ms=lambda: world.now,
+            on_fatal=self._on_fatal,
+        )
+
+    # The quorum of its controller.
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.world.end_offset if self.local_end is None else self.local_end
+
+    def prepare_append(self, epoch: int, records: Sequence[VersionedRecord]) -> int:
+        if self.refuses:
+            raise ApiError(ErrorCode.REQUEST_TIMED_OUT, "too many metadata records wait for their commit")
+        framed = [decode_metadata_record(encode_metadata_record(record, version)) for record, version in records]
+        self.prepared = Batch(self.log_end_offset, epoch, framed)
+        if self.world.leads(self, epoch):
+            self.world.check_decisions(self.controller, framed)
+        return self.prepared.last_offset
+
+    def schedule_append(self) -> None:
+        batch = self.prepared
+        assert batch is not None
+        if self.world.leads(self, batch.epoch):
+            self.world.append(batch)
+        else:
+            self.local_end = batch.last_offset + 1
+
+    def resign(self, epoch: int) -> None:
+        if self.world.leads(self, epoch):
+            self.world.no_leader()
+            self.world.at(self.world.rng.randint(500, 1_500), self.world.elect)
+
+    # Its life.
+
+    def do(self, action: Callable[[], object]) -> None:
+        """Handle a message, now or after the stall. A message to a node that is down is lost."""
+        if not self.up:
+            return
+        if self.stalled:
+            self.inbox.append(lambda: self._handle(action))
+        else:
+            self._handle(action)
+
+    def _handle(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except ReplayFault as fault:
+            raise AssertionError(f"node {self.id} cannot read the metadata log: {fault}") from fault
+        self.arm()
+
+    def arm(self) -> None:
+        """As the shell does after each event: probe, poll, set the timer."""
+        world, now = self.world, self.world.now
+        if not self.up:
+            return
+        for probe in self.controller.probes_due(now):
+            world.at(world.delay(), lambda probe=probe: self._probed(probe))  # type: ignore[misc]
+        deadline = self.controller.poll(now)
+        self.timer_ms = None if deadline is None else max(now + 1, deadline)
+        if self.timer_ms is not None:
+            life, due = self.life, self.timer_ms
+            world.at(due - now, lambda: self._tick(life, due))
+
+    def _tick(self, life: int, due: int) -> None:
+        if self.life == life and self.timer_ms == due and not self.stalled:
+            self.arm()
+
+    def _probed(self, probe: Probe) -> None:
+        broker = self.world.brokers[probe.broker_id]
+        refused = not broker.up or broker.behind_firewall
+        if refused:
+            self.world.refused.add((probe.broker_id, probe.broker_epoch))
+        self.do(lambda: self.controller.on_probed(probe, refused))
+
+    def stall(self) -> None:
+        self.stalled = True
+
+    def go_on(self) -> None:
+        """The timer first, then what has arrived."""
+        if not self.stalled:
+            return
+        self.stalled = False
+        if self.timer_ms is not None and self.timer_ms <= self.world.now:
+            self.arm()
+        while self.inbox and self.up:
+            self.inbox.popleft()()
+        self.arm()
+
+    def kill(self) -> None:
+        self.up = self.stalled = False
+        self.inbox.clear()
+        self.timer_ms = None
+        self.life += 1
+
+    def start(self) -> None:
+        """A new process, which applies what is committed."""
+        self.up, self.refuses, self.local_end, self.delivered = True, False, None, 0
+        self.controller = self._new_controller()
+        self.deliver()
+        self.do(lambda: self.controller.on_leader_change(self.world.leader_id, self.world.epoch))
+
+    def _on_fatal(self, error: BaseException) -> None:
+        world = self.world
+        if not self.is_poisoned:
+            world.broken(f"node {self.id} stops: {error!r}")
+        self.is_poisoned = False
+        world.at(0, lambda: world.kill(self))
+        world.at(1_500, lambda: None if self.up else self.start())
+
+    def deliver(self) -> None:
+        """Hand on what is committed."""
+
+        def commit() -> None:
+            batches = self.world.committed()[self.delivered :]
+            self.delivered += len(batches)
+            self.controller.on_commit(batches)
+
+        self.do(commit)
+
+
+class SimBroker:
+    """Sends what a broker sends to the active controller. It reads all metadata at once."""
+
+    def __init__(self, world: Controllers, broker_id: int) -> None:
+        self.world = world
+        self.id = broker_id
+        self.up = True
+        self.silent = False
+        """Whether none of its messages arrive."""
+        self.behind_firewall = False
+        """Whether probes of it are refused although it is up."""
+        self.incarnation = 1
+        self.epoch: int | None = None
+        """None until it is registered."""
+        self.last_heartbeat_ms = -SESSION_MS
+        """When it has sent the last one of any epoch."""
+        world.at(world.rng.randint(0, HEARTBEAT_MS), self.turn)
+
+    def turn(self) -> None:
+        world = self.world
+        world.at(HEARTBEAT_MS if self.epoch is not None else 300, self.turn)
+        node = world.leader
+        if not self.up or self.silent or node is None:
+            return
+        if self.epoch is None:
+            self._send(node, "broker_registration", self._registration(), self._on_registered)
+            return
+        self.last_heartbeat_ms = world.now
+        offset = world.committed_end - 1
+        request = BrokerHeartbeatRequest(
+            broker_id=self.id, broker_epoch=self.epoch, current_metadata_offset=offset, want_shut_down=False
+        )
+        self._send(node, "broker_heartbeat", request, self._on_heartbeat)
+
+    def _send(self, node: ControllerNode, api: str, request: Any, on_response: Callable[[Any, Any], None]) -> None:
+        world, incarnation = self.world, self.incarnation
+
+        def answer(response: Any, error: ApiError | None) -> None:
+            if self.up and self.incarnation == incarnation:
+                world.at(world.delay(), lambda: on_response(response, error))
+
+        def arrive() -> None:
+            node.do(lambda: world.call(node, api, request).then(answer))
+
+        world.at(world.delay(), arrive)
+
+    def _on_registered(self, response: Any, error: ApiError | None) -> None:
+        if error is None and self.up:
+            self.epoch = response.broker_epoch
+
+    def _on_heartbeat(self, _: Any, error: ApiError | None) -> None:
+        if error is not None and error.code is ErrorCode.STALE_BROKER_EPOCH:
+            self.epoch = None
+
+    def _registration(self) -> BrokerRegistrationRequest:
+        return BrokerRegistrationRequest(
+            broker_id=self.id,
+            cluster_id=CLUSTER,
+            incarnation_id=Uuid(bytes([self.id + 1, self.incarnation % 256]) * 8),
+            listeners=[BrokerRegistrationRequestListener(name="PLAINTEXT", host=f"host{self.id}", port=9092)],
+            features=[
+                BrokerRegistrationRequestFeature(
+                    name=name, min_supported_version=levels.min, max_supported_version=levels.max
+                )
+                for name, levels in supported_ranges().items()
+            ],
+            log_dirs=[Uuid(bytes([0xD0, self.id]) + bytes(13) + b"\1")],
+        )
+
+    def break_connection(self) -> None:
+        """The active controller sees that the connection of the heartbeats is closed."""
+        node, epoch = self.world.leader, self.epoch
+        if node is not None and epoch is not None:
+            node.do(lambda: node.controller.on_broker_disconnected(self.id, epoch, self.world.now))
+
+    def kill(self, breaks_connection: bool) -> None:
+        self.up = False
+        if breaks_connection:
+            self.break_connection()
+
+    def start(self) -> None:
+        if not self.up:
+            self.up, self.epoch = True, None
+            self.incarnation += 1
+
+
+class Controllers:
+    """The nodes, the brokers, the log, and the time in ms."""
+
+    def __init__(self, controllers: int, brokers: int, *, elr: bool, seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0
+        self.levels = {**default_levels(LATEST_PRODUCTION), "eligible.leader.replicas.version": int(elr)}
+        self.max_delay_ms = 20
+        """Of each message, and of each commit."""
+        self.has_healed = False
+        """Whether all faults were removed, also those that have not come about yet."""
+        self.epoch = 0
+        self.leader_id: int | None = None
+        self.batches: list[Batch] = []
+        """The log of the leader."""
+        self.committed_count = 0
+        """So many batches of it are committed."""
+        self.refused: set[tuple[int, int]] = set()
+        """Brokers and epochs of which a probe was refused."""
+        self._broken: list[str] = []
+        """Promises that were broken inside a call of a controller, which would take an exception for a bug."""
+        self._sessions_end_ms: dict[int, int] = {}
+        """By broker id, when the session would have ended of which it was fenced last."""
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._ids = 0
+        self.nodes = {node_id: ControllerNode(self, node_id) for node_id in range(1, controllers + 1)}
+        self.brokers = {broker_id: SimBroker(self, broker_id) for broker_id in range(brokers)}
+
+    # Time.
+
+    def at(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._queue, (self.now + delay_ms, self._sequence, action))
+
+    def run(self, ms: int) -> None:
+        until = self.now + ms
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+            assert not self._broken, self._broken[0]
+        self.now = until
+
+    def delay(self) -> int:
+        return self.rng.randint(1, self.max_delay_ms)
+
+    def new_id(self) -> Uuid:
+        self._ids += 1
+        return Uuid(self._ids.to_bytes(16, "big").replace(b"\0", b"\x07", 1))
+
+    # The quorum.
+
+    @property
+    def leader(self) -> ControllerNode | None:
+        return None if self.leader_id is None else self.nodes[self.leader_id]
+
+    @property
+    def end_offset(self) -> int:
+        return self.batches[-1].last_offset + 1 if self.batches else 0
+
+    @property
+    def committed_end(self) -> int:
+        return self.batches[self.committed_count - 1].last_offset + 1 if self.committed_count else 0
+
+    def committed(self) -> list[Batch]:
+        return self.batches[: self.committed_count]
+
+    def leads(self, node: ControllerNode, epoch: int) -> bool:
+        return self.leader_id == node.id and self.epoch == epoch
+
+    def append(self, batch: Batch) -> None:
+        assert batch.base_offset == self.end_offset, f"a batch at {batch.base_offset} of a log up to {self.end_offset}"
+        self.batches.append(batch)
+        count, epoch = len(self.batches), self.epoch
+        self.at(self.delay(), lambda: self._commit(count, epoch))
+
+    def _commit(self, count: int, epoch: int) -> None:
+        leader = self.leader
+        if epoch != self.epoch or leader is None or leader.stalled or count <= self.committed_count:
+            return
+        self.committed_count = count
+        for node in self.nodes.values():
+            self.at(0 if node is leader else self.delay(), node.deliver)
+
+    def no_leader(self) -> None:
+        """The leader is not one any more; its epoch goes on until the next election."""
+        self.leader_id = None
+        self._announce(None)
+
+    def _announce(self, leader_id: int | None) -> None:
+        epoch = self.epoch
+        for node in self.nodes.values():
+            node.do(lambda node=node: node.controller.on_leader_change(leader_id, epoch))  # type: ignore[misc]
+
+    def elect(self) -> None:
+        """Elect one that is up and not stalled, where there is no leader. It has all that is committed, and perhaps
+        more."""
+        able = [node for node in self.nodes.values() if node.up and not node.stalled]
+        if self.leader_id is not None or not able or len(able) * 2 <= len(self.nodes):
+            return
+        node = self.rng.choice(able)
+        del self.batches[self.rng.randint(self.committed_count, len(self.batches)) :]
+        self.epoch += 1
+        self._announce(None)
+        self.batches.append(Batch(self.end_offset, self.epoch, []))
+        self.committed_count = len(self.batches)
+        self.leader_id = node.id
+        for each in self.nodes.values():
+            each.local_end = None if each.up and not each.stalled else each.local_end
+            each.deliver()
+        self._announce(node.id)
+
+    def kill(self, node: ControllerNode) -> None:
+        node.kill()
+        if self.leader_id == node.id:
+            self.no_leader()
+        self.at(FETCH_TIMEOUT_MS, self.elect)
+
+    def stall(self, node: ControllerNode, ms: int) -> None:
+        """The node does nothing for so long. If it leads, and the others are enough, they elect another leader."""
+        node.stall()
+        self.at(ms, node.go_on)
+
+        def replace() -> None:
+            others = [each for each in self.nodes.values() if each.up and not each.stalled]
+            if node.stalled and self.leader_id == node.id and len(others) * 2 > len(self.nodes):
+                node.local_end = self.end_offset
+                self.no_leader()
+                self.elect()
+
+        self.at(FETCH_TIMEOUT_MS, replace)
+
+    # Requests.
+
+    def call(self, node: ControllerNode, api: str, request: Any) -> Pending[Any]:
+        handler = getattr(node.controller, f"handle_{api}")
+        pending: Pending[Any] = handler(request, Caller(), self.now)
+        return pending
+
+    def request(self, api: str, request: Any) -> Pending[Any] | None:
+        """At the leader; None where there is none, or it does not answer now."""
+        node = self.leader
+        if node is None or node.stalled or not node.up:
+            return None
+        answers: list[Pending[Any]] = []
+        node.do(lambda: answers.append(self.call(node, api, request)))
+        return answers[0]
+
+    # What must hold.
+
+    def broken(self, promise: str) -> None:
+        """A promise was broken; `run` raises."""
+        self._broken.append(promise)
+
+    def check_decisions(self, controller: QuorumController, records: Sequence[VersionedRecord]) -> None:
+        """The leader's controller is about to apply these records."""
+        for versioned in records:
+            record = versioned.record
+            if isinstance(record, BrokerRegistrationChangeRecord) and record.fenced > 0:
+                self._check_fencing(record)
+            elif isinstance(record, PartitionChangeRecord) and record.leader >= 0:
+                self._check_election(controller, record)
+
+    def _check_fencing(self, record: BrokerRegistrationChangeRecord) -> None:
+        broker = self.brokers[record.broker_id]
+        end_ms = broker.last_heartbeat_ms + SESSION_MS
+        self._sessions_end_ms[broker.id] = end_ms
+        if (broker.id, record.broker_epoch) not in self.refused and end_ms >= self.now:
+            self.broken(
+                f"broker {broker.id} is fenced at {self.now}, and sent a heartbeat at {broker.last_heartbeat_ms}"
+            )
+
+    def _check_election(self, controller: QuorumController, record: PartitionChangeRecord) -> None:
+        partition = controller.partitions.partition(record.topic_id, record.partition_id)
+        if partition is None or record.leader in (*partition.isr, *partition.elr, *partition.last_known_elr):
+            return
+        for replica in (*partition.isr, *partition.elr):
+            end_ms = self._sessions_end_ms.get(replica, 0)
+            if end_ms >= self.now:
+                self.broken(
+                    f"{record.leader} is elected uncleanly at {self.now}; the session of broker {replica}, which has "
+                    f"all records, lasts until {end_ms}"
+                )

@@ -1,0 +1,254 @@
+"""Exceptions that nobody foresaw: the active controller gives up its leadership, or the node stops; it never goes on
+with half of its work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from controller_world import World, creatable, state
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.controller.suspects import Probe
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
+from kalda.protocol.messages.metadata_records import PartitionChangeRecord, PartitionRecord, TopicRecord
+from kalda.protocol.messages.topics import CreateTopicsRequest, ListPartitionReassignmentsRequest
+from kalda.statemachine.runtime import ReplayFault
+
+CREATE = CreateTopicsRequest(topics=[creatable("t", {0: [0]})])
+
+
+class Bug(Exception):
+    """What nobody foresaw."""
+
+
+def raise_bug(*_: Any, **__: Any) -> Any:
+    raise Bug("a bug")
+
+
+def a_world(*brokers: int, **settings: Any) -> World:
+    world = World(2, **settings)
+    world.start_brokers(*brokers)
+    world.active.poll(world.now_ms)
+    return world
+
+
+def assert_failed_over(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    former = world.controllers[1]
+    assert not former.is_active
+    assert world.log.resigned == [world.log.leader_epoch]
+    assert former.faults.count == 1
+    assert world.fatal_faults == []
+    (fault,) = [record for record in caplog.records if "non-fatal fault" in record.getMessage()]
+    assert "Renouncing leadership and reverting to the last committed offset" in fault.getMessage()
+    assert fault.exc_info is not None
+    assert fault.exc_info[0] is Bug
+
+
+def test_a_request_that_fails_unforeseen_ends_the_leadership(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(0)
+    before = state(world.active)
+    world.auto_commit = False
+    parked = world.send("create_topics", CREATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.active.alter_partitions, "alter", raise_bug)
+        failed = world.active.handle_alter_partition(None, Caller(), world.now_ms)  # type: ignore[arg-type]
+    assert failed.error is not None
+    assert failed.error.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert parked.error is not None
+    assert parked.error.code is ErrorCode.NOT_CONTROLLER
+    assert_failed_over(world, caplog)
+    assert state(world.controllers[1]) == before
+    world.commit()  # the record of the parked request was appended, and may be committed all the same
+    assert "t" in world.controllers[1].partitions.topic_ids
+    assert state(world.controllers[1]) == state(world.controllers[2]) == state(world.replayed())
+    world.auto_commit = True
+    world.elect(1)
+    assert world.create_topic("u", {0: [0]}).error_code == ErrorCode.NONE
+
+
+def test_a_read_that_fails_unforeseen_ends_the_leadership(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(0)
+    monkeypatch.setattr(world.active.reassignments, "list_ongoing", raise_bug)
+    request = ListPartitionReassignmentsRequest()
+    failed = world.active.handle_list_partition_reassignments(request, Caller(), world.now_ms)
+    assert failed.error is not None
+    assert failed.error.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert_failed_over(world, caplog)
+
+
+def test_a_periodic_task_that_fails_ends_the_leadership(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(0, leader_imbalance_check_interval_ms=1_000, metadata_max_idle_interval_ms=500)
+    former = world.active
+    with monkeypatch.context() as patch:
+        patch.setattr(former.elections, "balance", raise_bug)
+        assert former.poll(world.now_ms + 1_000) is None, "there is no further deadline"
+    assert_failed_over(world, caplog)
+    world.elect(1)
+    former.poll(world.now_ms)
+    assert world.written_by(lambda: former.poll(world.now_ms + 500)), "the tasks run again"
+
+
+def test_a_task_outside_of_an_event_that_fails_ends_the_leadership_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(0)
+    monkeypatch.setattr(world.active.cluster.heartbeats, "oldest_expired", raise_bug)
+    assert world.active.poll(world.now_ms + 1_200) is None
+    assert_failed_over(world, caplog)
+
+
+@pytest.mark.parametrize("method", ["on_probed", "probes_due", "on_disconnected"])
+def test_the_detection_of_dead_brokers_that_fails_ends_the_leadership(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(0)
+    monkeypatch.setattr(type(world.active._liveness), method, raise_bug)
+    if method == "on_probed":
+        world.active.on_probed(Probe(0, 1, ()), True)
+    elif method == "probes_due":
+        assert world.active.probes_due(world.now_ms) == []
+    else:
+        world.active.on_broker_disconnected(0, 1, world.now_ms)
+    assert_failed_over(world, caplog)
+
+
+def test_a_record_that_cannot_be_applied_is_not_written_and_stops_the_node() -> None:
+    world = a_world(0)
+    active, before = world.active, state(world.active)
+    applying = active._replays
+    active._replays = {**applying, PartitionRecord: raise_bug}
+    for _ in range(2):  # the client tries again
+        end = world.log.log_end_offset
+        pending = active.handle_create_topics(CREATE, Caller(), world.now_ms)
+        assert pending.error is not None
+        assert pending.error.code in (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NOT_CONTROLLER)
+        assert world.log.log_end_offset == end
+    (fault,) = world.fatal_faults
+    assert isinstance(fault, ReplayFault)
+    assert f"PartitionRecord at offset {end + 1}" in str(fault)
+    assert not active.is_active
+    active._replays = applying
+    world.elect(2)
+    assert state(world.active) == state(active) == before
+    assert world.create_topic("t", {0: [0]}).error_code == ErrorCode.NONE
+    assert [type(record) for record in world.records].count(TopicRecord) == 1
+    assert state(world.replayed()) == state(world.active)
+
+
+def test_batches_before_the_one_that_cannot_be_applied_are_in_log_and_state() -> None:
+    """A result that need not be written at once is cut into batches."""
+    world = a_world(0, 1, max_records_per_batch=10)
+    world.create_topic("a", {at: [0, 1] for at in range(6)})
+    world.create_topic("b", {at: [0, 1] for at in range(6)})
+    active, applied = world.active, 0
+    apply = active._replays[PartitionChangeRecord]
+
+    def apply_ten(record: Any, offset: int) -> None:
+        nonlocal applied
+        applied += 1
+        if applied > 10:
+            raise_bug()
+        apply(record, offset)
+
+    world.auto_commit = False
+    active._replays = {**active._replays, PartitionChangeRecord: apply_ten}
+    request = BrokerHeartbeatRequest(broker_id=0, broker_epoch=world.epochs[0], want_shut_down=True)
+    written = world.written_by(lambda: world.send("broker_heartbeat", request))
+    assert len(written) == 10
+    assert len(world.fatal_faults) == 1
+    active._replays = {**active._replays, PartitionChangeRecord: apply}
+    world.commit()
+    assert state(world.controllers[2]) == state(world.replayed()) == state(active)
+
+
+def test_a_standby_that_cannot_apply_a_record_raises() -> None:
+    """The listeners of the quorum stop the node then."""
+    world = a_world(0)
+    standby = world.controllers[2]
+    standby._replays = {**standby._replays, TopicRecord: raise_bug}
+    with pytest.raises(ReplayFault, match="TopicRecord at offset"):
+        world.create_topic("t", {0: [0]})
+
+
+def test_an_activation_that_the_log_refuses_ends_the_leadership() -> None:
+    world = World(lead=False)
+    world.log.refuse = ApiError(ErrorCode.REQUEST_TIMED_OUT, "too many metadata records wait for their commit")
+    world.elect(1)
+    assert not world.controllers[1].is_active
+    assert world.log.resigned == [1]
+    world.log.refuse = None
+    world.elect(1)
+    assert world.controllers[1].is_active
+    assert world.records
+
+
+def test_a_leadership_that_cannot_be_given_up_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = a_world(0)
+    monkeypatch.setattr(world.log, "resign", raise_bug)
+    monkeypatch.setattr(world.active.topics, "create", lambda *_: 1 // 0)
+    world.active.handle_create_topics(CREATE, Caller(), world.now_ms)
+    assert [type(fault) for fault in world.fatal_faults] == [Bug]
+
+
+def test_a_commit_goes_on_as_a_standby_when_an_answer_ends_the_leadership() -> None:
+    world = a_world(0)
+    world.auto_commit = False
+    first = world.send("create_topics", CREATE)
+    second = world.send("create_topics", CreateTopicsRequest(topics=[creatable("u", {0: [0]})]))
+    first.then(lambda *_: world.controllers[1].resign())
+    world.commit()
+    assert second.error is not None
+    assert second.error.code is ErrorCode.NOT_CONTROLLER
+    assert set(world.controllers[1].partitions.topic_ids) == {"t", "u"}
+    assert state(world.controllers[1]) == state(world.controllers[2])
+
+
+def test_the_error_of_a_standby_names_the_active_controller() -> None:
+    world = a_world(0)
+    refused = world.controllers[2].handle_create_topics(CREATE, Caller(), 0).error
+    assert refused is not None
+    assert (refused.code, refused.message) == (
+        ErrorCode.NOT_CONTROLLER,
+        "The active controller appears to be node 1.",
+    )
+    world.auto_commit = False
+    parked = world.send("create_topics", CREATE)
+    world.elect(2)
+    assert parked.error is not None
+    assert parked.error.message == "No controller appears to be active."
+    for controller in world.controllers.values():
+        controller.on_leader_change(None, 9)
+        refused = controller.handle_create_topics(CREATE, Caller(), 0).error
+        assert refused is not None
+        assert refused.message == "No controller appears to be active."
+
+
+def test_slow_events_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    world = World(leader_imbalance_check_interval_ms=None, unclean_leader_election_interval_ms=10**9)
+    world.start_brokers(0)
+    world.active.poll(world.now_ms)
+    create = world.active.topics.create
+
+    def slowly(*arguments: Any) -> Any:
+        world.elapsed_ms += 2_000
+        return create(*arguments)
+
+    monkeypatch.setattr(world.active.topics, "create", slowly)
+    with caplog.at_level("INFO", "kalda.controller"):
+        world.create_topic("t", {0: [0]})
+        slow = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert slow == ["Exceptionally slow controller event createTopics took 2000 ms."]
+        world.poll_until(world.now_ms + 60_000)
+        world.poll_until(world.now_ms + 60_000)
+    periodic = [record.getMessage() for record in caplog.records if "60000 ms period" in record.getMessage()]
+    assert periodic[0].startswith("In the last 60000 ms period, ")
+    assert "The slowest event was createTopics, which took 2000.00 ms." in periodic[0]
+    assert periodic[1] == "In the last 60000 ms period, there were no controller events completed."

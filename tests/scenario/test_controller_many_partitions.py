@@ -1,0 +1,59 @@
+"""Brokers with more partitions than one batch of the metadata log has records."""
+
+from __future__ import annotations
+
+import pytest
+from controller_world import World, state
+
+from kalda.base.ids import Uuid
+from kalda.protocol.messages.brokers import UnregisterBrokerRequest
+from kalda.protocol.messages.metadata_records import PartitionChangeRecord, RegisterBrokerRecord
+
+
+def a_large_world(elr: bool, replicas: list[int]) -> World:
+    world = World(levels={"eligible.leader.replicas.version": 1} if elr else {})
+    world.start_brokers(0, 1)
+    for number in range(3):
+        world.create_topic(f"t{number}", dict.fromkeys(range(3400), replicas), configs={"min.insync.replicas": "2"})
+    return world
+
+
+@pytest.mark.parametrize("elr", [False, True])
+@pytest.mark.parametrize("replicas", [[0], [0, 1]])
+def test_a_broker_of_10200_partitions_comes_back_after_an_unclean_stop(elr: bool, replicas: list[int]) -> None:
+    world = a_large_world(elr, replicas)
+    for _ in range(20):
+        world.heartbeat(1)
+        world.poll_until(world.now_ms + 1_000)
+    assert world.active.cluster.brokers[0].fenced
+    written = world.written_by(lambda: world.register(0, incarnation=2))
+    assert isinstance(written[-1], RegisterBrokerRecord), "the others may be written without it, not it without them"
+    world.heartbeat(0)
+    assert not world.active.cluster.brokers[0].fenced
+    assert state(world.replayed()) == state(world.active)
+    if elr and len(replicas) == 1:
+        assert len(written) == 10_201
+
+
+def test_a_broker_that_is_registered_anew_at_once_is_cleaned_up_after_in_several_batches() -> None:
+    """Its predecessor in this process was not fenced: it is in every ISR."""
+    world = World(incarnation_id=Uuid(bytes([1, 2]) * 8))
+    world.start_brokers(0, 1)
+    for number in range(3):
+        world.create_topic(f"t{number}", {at: [0, 1] for at in range(3_400)})
+    written = world.written_by(lambda: world.register(0, incarnation=2))
+    assert [type(record) for record in written].count(PartitionChangeRecord) == 10_200
+    assert {tuple(world.partition("t2", at).isr) for at in range(3_400)} == {(1,)}
+    assert state(world.replayed()) == state(world.active)
+
+
+@pytest.mark.parametrize("elr", [False, True])
+def test_a_broker_of_10200_partitions_leaves(elr: bool) -> None:
+    """It stops in a controlled way, and is unregistered."""
+    world = a_large_world(elr, [0, 1])
+    world.heartbeat(0, want_shut_down=True)
+    world.heartbeat(1)
+    assert world.heartbeat(0, want_shut_down=True).should_shut_down
+    world.request("unregister_broker", UnregisterBrokerRequest(broker_id=0))
+    assert 0 not in world.active.cluster.brokers
+    assert state(world.replayed()) == state(world.active)
