@@ -15,6 +15,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `forwarding.py`: envelopes to and from the active controller
 - `prober.py`: probes of brokers that may be dead
 - `controller_channel.py`: requests to the active controller, on whichever node it is
+- `controller_registration.py`: registers this node's controller with the active one
 - `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network
 - `raft_listeners.py`: delivery of the metadata log to the loader and the controller, in passes
 - `controller_catch_up.py`: a controller that is far behind is made from the loader's image

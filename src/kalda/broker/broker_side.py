@@ -53,11 +53,13 @@ class BrokerSide:
         server: Server,
         quorum: QuorumSide,
         channel: ControllerChannel,
+        heartbeats: ControllerChannel,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`identity(log_dirs, previous_broker_epoch)` is what the broker registers as; `log_dirs()` are the ids of the
+        """`heartbeats` is the channel for registrations and heartbeats, `channel` that for all other requests.
+        `identity(log_dirs, previous_broker_epoch)` is what the broker registers as; `log_dirs()` are the ids of the
         directories that are online. `features()` is what ApiVersions announces. `on_fatal` is called with the reason
         why the broker cannot go on. Reads the log directories; raises `OSError`."""
         self._config = config
@@ -76,8 +78,9 @@ class BrokerSide:
         who = identity(self._online_dir_ids, self.logs.previous_broker_epoch)
         self.lifecycle = BrokerLifecycle(
             who,
-            channel.send,
+            heartbeats.send,
             timers,
+            lambda: quorum.loader.image,
             lambda: quorum.loader.last_applied_offset,
             on_fatal,
             heartbeat_interval_ms=config["broker.heartbeat.interval.ms"],
