@@ -369,11 +369,16 @@ class QuorumController:
         broker_id, epoch, targets = probe
         if self._suspects is None or not self._suspects.on_probed(broker_id, epoch, refused):
             return
-        log.warning(
-            "Connections to %s are refused: broker %d with epoch %d is dead.",
+        broker = self.cluster.brokers.get(broker_id)
+        # A broker in an orderly stop has been fenced before its process ends.
+        has_stopped = broker is None or broker.fenced
+        log.log(
+            logging.INFO if has_stopped else logging.WARNING,
+            "Connections to %s are refused: broker %d with epoch %d %s.",
             ", ".join(f"{host}:{port}" for host, port in targets),
             broker_id,
             epoch,
+            "has stopped" if has_stopped else "is dead",
         )
         self._write_step(lambda: (self.broker_changes.fence_dead(broker_id, epoch), False))
 
