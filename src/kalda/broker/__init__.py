@@ -23,6 +23,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `peers.py`: what replicas need of other nodes: fetches, decisions on ISRs
 - `assignments.py`: tells the controller in which log directories replicas are
 - `publisher.py`: metadata into partitions that are opened, led, followed, deleted
+- `publishing_faults.py`: exceptions while an image is applied, contained by section
+- `opening.py`: requests for partitions that are being opened wait until they are
 - `metadata_cache.py`: the newest image, and the responses made from it
 - `auto_topics.py`: topics that are created by the first request that names them
 - `coordinators.py`: the table of this broker's coordinators, by internal topic

@@ -26,6 +26,8 @@ from kalda.broker.log_keeper import make_log_manager
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.modules.log_dirs import assigned_directory
 from kalda.broker.modules.module import BrokerContext
+from kalda.broker.opening import OpeningPartitions
+from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, wait_settled
@@ -81,7 +83,7 @@ class BrokerSide:
             heartbeats.send,
             timers,
             lambda: quorum.loader.image,
-            lambda: quorum.loader.last_applied_offset,
+            lambda: self.services.applied_offset(quorum.loader.last_applied_offset),
             on_fatal,
             heartbeat_interval_ms=config["broker.heartbeat.interval.ms"],
             registration_timeout_ms=config["initial.broker.registration.timeout.ms"],
@@ -100,6 +102,8 @@ class BrokerSide:
             cache=MetadataCache(timers),
             logs=self.logs,
             dynamic_configs=configs,
+            opening=OpeningPartitions(timers),
+            faults=PublishingFaults(),
             on_fatal=on_fatal,
         )
         self.services = Services(context, features)

@@ -52,8 +52,10 @@ class ReplicationModule(Module):
             self._fetchers,
         )
         sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
-        self._data = DataHandlers(self.replicas, cache, sessions, host.clock, _replica_selector(config, cache))
-        self._offsets = OffsetHandlers(self.replicas)
+        self._data = DataHandlers(
+            self.replicas, cache, sessions, host.clock, _replica_selector(config, cache), context.opening
+        )
+        self._offsets = OffsetHandlers(self.replicas, context.opening)
 
     def handlers(self) -> Handlers:
         """Reads and writes of partitions."""
