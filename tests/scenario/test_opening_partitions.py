@@ -147,9 +147,19 @@ def test_a_partition_that_cannot_be_opened_is_not_waited_for_any_longer(broker: 
 
 
 def test_whoever_cannot_wait_is_answered_at_once(broker: Broker) -> None:
-    for answer in (broker.fetch(max_wait_ms=0), broker.fetch(replica_id=2)):
-        assert told(answer)["a", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert told(broker.fetch(max_wait_ms=0))["a", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert not isinstance(broker.produce(timeout_ms=0), Pending)
+
+
+def test_a_follower_waits_shortly_and_not_while_many_partitions_are_opened(broker: Broker) -> None:
+    """Producers wait for what it fetches of other partitions."""
+    waiting = broker.fetch(replica_id=2)
+    broker.world.advance(100)
+    assert told(waiting)["a", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    for index in range(1, 200):
+        broker.opening.add(TopicPartition("a", index))
+    assert told(broker.fetch(replica_id=2))["a", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert isinstance(broker.fetch(), Pending), "a consumer"
 
 
 def test_requests_for_other_partitions_do_not_wait(broker: Broker) -> None:

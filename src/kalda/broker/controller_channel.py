@@ -12,8 +12,9 @@ on it and no byte arrives for `silence_ms`.
 A broker has two channels: one for its registration and heartbeats, one for all other requests. A response to another
 request may take long, and responses on a connection keep the order of the requests: a heartbeat behind it would be
 late. Heartbeats are regular and are answered at once, so their channel has a short `silence_ms`. Where it finds its
-connection silent, and a new one to the same controller is answered, the path had broken: `on_path_broken` is called, so
-that the connection of the other channel is not waited for either.
+connection silent, and a new one to the same controller is answered, the path may have broken: `on_path_broken` is
+called a little later, so that the connection of the other channel is not waited for either. Where the controller was
+only slow, bytes have arrived on the other connection by then.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _RETRY_MS = 20
 _MAX_RETRY_MS = 200
 _CONNECT_TIMEOUT_MS = 2_000
 """The versions of the controller have to arrive within as long again."""
+_PATH_CHECK_S = 0.5
+"""After the first response over a new connection: responses on other connections have arrived by then, if they can."""
 _MAX_REQUESTS = 10_000
 """Under way at a time; more fail at once."""
 _TRY_AGAIN = frozenset(
@@ -69,6 +72,8 @@ class ControllerChannel:
         self._on_path_broken = on_path_broken
         self._silent_address: Address | None = None
         """Where the last connection was silent; None once a request was answered since."""
+        self._path_check: asyncio.TimerHandle | None = None
+        """Calls `on_path_broken`."""
         self._connection: RpcConnection | None = None
         """None before the first request, and after a change of the controller. May be closed by the controller."""
         self._connected_to: Address | None = None
@@ -108,12 +113,19 @@ class ControllerChannel:
         if connection is None or connection.closed.is_set():
             return
         if asyncio.get_running_loop().time() - connection.heard_at >= silence_ms / 1000:
-            log.info("%s: the path to the controller had broken, the connection is made anew", self._client_id)
+            log.info(
+                "%s: no byte came from the controller for %d ms, while it answered on another connection: "
+                "connecting anew",
+                self._client_id,
+                silence_ms,
+            )
             self._disconnect()
 
     async def close(self) -> None:
         """Fail all requests under way, and close the connection."""
         self._closed = True
+        if self._path_check is not None:
+            self._path_check.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -203,7 +215,7 @@ class ControllerChannel:
         """A request was answered."""
         silent_address, self._silent_address = self._silent_address, None
         if silent_address is not None and silent_address == self._connected_to and self._on_path_broken is not None:
-            self._on_path_broken()
+            self._path_check = asyncio.get_running_loop().call_later(_PATH_CHECK_S, self._on_path_broken)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

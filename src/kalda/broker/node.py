@@ -65,9 +65,10 @@ T = TypeVar("T")
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _NO_TIMEOUT_MS = 2**53
 """From this `server.max.startup.time.ms` on, a start has no time limit; the default of the key is the largest long."""
-_HEARTBEAT_SILENCE_SHARE = 4
-"""A connection on which a heartbeat waits is silent after this part of the session: a second attempt over a new
-connection, and a third, can be answered before the session ends."""
+_MIN_HEARTBEAT_SILENCE_MS = 1_000
+_MIN_HEARTBEAT_TIMEOUT_MS = 2_000
+"""However short the session is: a controller with a slow disk takes long to commit a registration, and would be sent
+another one before the first is committed, and another after that."""
 _LAST_STEP_TIMEOUT_S = 5
 """How long a stop waits for the last snapshot, and then for the quorum."""
 
@@ -374,14 +375,15 @@ class Node:
     # -- broker
 
     def _heartbeat_channel(self, quorum: QuorumSide, others: ControllerChannel) -> ControllerChannel:
-        """`others` is the channel for all other requests. A request fails within half a session, as in Kafka."""
+        """`others` is the channel for all other requests. A request fails within half a session, as in Kafka. After a
+        third of the session it is sent over a new connection, which leaves time for its response."""
         config = self.config
         session_ms = config["broker.session.timeout.ms"]
-        silence_ms = max(1, session_ms // _HEARTBEAT_SILENCE_SHARE)
+        silence_ms = max(_MIN_HEARTBEAT_SILENCE_MS, session_ms // 3)
         return ControllerChannel(
             quorum.leader_address,
             f"broker-{config.node_id}-heartbeat",
-            max(1, session_ms // 2),
+            max(_MIN_HEARTBEAT_TIMEOUT_MS, session_ms // 2),
             silence_ms,
             partial(others.drop_silent_connection, silence_ms),
         )

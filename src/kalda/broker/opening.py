@@ -5,6 +5,10 @@ A client may have the same image from another broker already. Answered NOT_LEADE
 leader, find none, and wait until it asks for metadata again: librdkafka for seconds. So a request for such a partition
 waits until the partition is open, for at most `MAX_WAIT_MS`, and is then handled as if it had just arrived.
 
+A follower waits too: after an error it would fetch the partition again only when its next fetch has returned, which
+may be half a second later. But producers wait for what it fetches of other partitions, so it waits shortly, and not
+while many partitions are being opened.
+
 `partitions` is empty nearly always, and handlers check that it is before anything else: a request costs nothing more.
 """
 
@@ -26,6 +30,9 @@ log = logging.getLogger("kalda.requests")
 MAX_WAIT_MS = 1_000
 MAX_WAITING = 1_000
 """Requests; more are handled at once."""
+
+_FOLLOWER_WAIT_MS = 100
+_MAX_OPENING_FOR_FOLLOWERS = 100
 
 Handle = Callable[[RequestContext, Any], Reply]
 
@@ -71,6 +78,12 @@ class OpeningPartitions:
                 waiting.timer = self._timers.call_later_ms(0, waiting.resume)
 
     # -- the handlers' side
+
+    def fetch_wait_ms(self, max_wait_ms: int, *, is_follower: bool) -> int:
+        """How long a Fetch with that `max_wait_ms` may wait."""
+        if not is_follower:
+            return max_wait_ms
+        return min(max_wait_ms, _FOLLOWER_WAIT_MS) if len(self.partitions) <= _MAX_OPENING_FOR_FOLLOWERS else 0
 
     def wait(
         self,

@@ -32,7 +32,7 @@ from kalda.sim.process import BOOT, Boot
 
 ADDRESS = ("controller", 9093)
 SESSION_MS = 9_000
-SILENCE_MS = 2_250
+SILENCE_MS = 3_000
 REQUEST_MS = 30_000
 
 
@@ -44,6 +44,8 @@ class Controller:
         """Those that a request came over, in the order of their first."""
         self.requests: list[Request] = []
         self.topics: list[Pending[CreateTopicsResponse]] = []
+        self.slow_heartbeats: list[Pending[BrokerHeartbeatResponse]] | None = None
+        """Heartbeats that wait until the test completes them; None: they are answered at once."""
         self._broken: set[int] = set()
         self._dispatcher = Dispatcher(
             {
@@ -68,6 +70,9 @@ class Controller:
     def _answer(self, response: Callable[[], Any]) -> Callable[[RequestContext, Any], Any]:
         def handler(context: RequestContext, request: Any) -> Any:
             self.requests.append(request)
+            if self.slow_heartbeats is not None and isinstance(request, BrokerHeartbeatRequest):
+                self.slow_heartbeats.append(Pending())
+                return self.slow_heartbeats[-1]
             return response()
 
         return handler
@@ -159,7 +164,7 @@ def test_a_heartbeat_over_a_broken_path_is_sent_again_within_the_session(caplog:
 
     running(scenario)
     (line,) = [each for each in caplog.messages if "anew" in each]
-    assert line == "heartbeats: no byte came from the controller at controller:9093 for 2250 ms: connecting anew"
+    assert line == "heartbeats: no byte came from the controller at controller:9093 for 3000 ms: connecting anew"
 
 
 def test_a_heartbeat_does_not_wait_behind_other_requests() -> None:
@@ -203,6 +208,28 @@ def test_a_slow_request_is_not_sent_again_while_heartbeats_are_answered() -> Non
         world.controller.topics[0].complete(CreateTopicsResponse())
         assert isinstance(await slow, CreateTopicsResponse)
         assert len(world.controller.topics) == 1
+
+    running(scenario)
+
+
+def test_a_controller_that_is_only_slow_processes_a_request_once() -> None:
+    """Its disk does not commit anything for a while, and then answers all that waited, heartbeats first."""
+
+    async def scenario(world: World) -> None:
+        controller = world.controller
+        controller.slow_heartbeats = []
+        slow = asyncio.ensure_future(world.answer(world.requests, CreateTopicsRequest()))
+        alive = asyncio.ensure_future(world.answer(world.heartbeats, BrokerHeartbeatRequest()))
+        await asyncio.sleep(SILENCE_MS / 1000 + 1)
+        assert len(controller.slow_heartbeats) == 2, "sent again over a new connection"
+        for pending in controller.slow_heartbeats:
+            pending.complete(BrokerHeartbeatResponse())
+        await alive
+        await asyncio.sleep(0.1)
+        controller.topics[0].complete(CreateTopicsResponse())
+        assert isinstance(await slow, CreateTopicsResponse)
+        await asyncio.sleep(1)
+        assert len(controller.topics) == 1
 
     running(scenario)
 

@@ -129,15 +129,16 @@ class DataHandlers:
     def fetch(self, context: RequestContext, request: FetchRequest) -> FetchResponse | Pending[FetchResponse]:
         """Read what is there, or wait for it."""
         check_isolation(request.isolation_level)
-        if self._opening_partitions and request.replica_id < 0 and request.replica_state.replica_id < 0:
-            # Followers do not wait: what they have to fetch of other partitions, producers wait for.
+        if self._opening_partitions:
+            is_follower = request.replica_id >= 0 or request.replica_state.replica_id >= 0
+            wait_ms = self._opening.fetch_wait_ms(request.max_wait_ms, is_follower=is_follower)
             known = self._metadata.topic_name
             named = (
                 (topic.topic or known(topic.topic_id) or "", asked.partition)
                 for topic in request.topics
                 for asked in topic.partitions
             )
-            if (waiting := self._opening.wait(context, request, self.fetch, named, request.max_wait_ms)) is not None:
+            if (waiting := self._opening.wait(context, request, self.fetch, named, wait_ms)) is not None:
                 return waiting
         try:
             fetch_context = self._sessions.context(
