@@ -3,7 +3,7 @@
 Leave to go is given by the active controller with a majority of the quorum. So brokers go first, then voters while
 more than a majority of them runs, the active controller last; what remains then is told to stop together. As soon as
 there is no majority, a second SIGTERM tells the others not to wait for leave that nobody can give. A node that is
-still there when its time is over is killed.
+still there when most of its time is over gets one too, since a handover may take minutes, and is killed at the end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from kalda.cli.local.starting import process_of
 _ASK_MS = 1_500
 _KILL_S = 10.0
 _POLL_S = 0.02
+_PART_FOR_HANDOVER = 2 / 3
+"""Of a node's time to stop. The rest is for closing its logs."""
 
 
 class Stopped(NamedTuple):
@@ -70,12 +72,14 @@ def _spare_voters(layout: Layout) -> int:
 
 
 def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s: float) -> list[Stopped]:
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
     for process in processes.values():
         process.send(signal.SIGTERM)
     late, is_hurried = list(processes.values()), False
     while late and time.monotonic() < deadline:
-        if not is_hurried and not layout.joined and _spare_voters(layout) < 0:
+        is_late = time.monotonic() >= began + timeout_s * _PART_FOR_HANDOVER
+        if not is_hurried and (is_late or (not layout.joined and _spare_voters(layout) < 0)):
             is_hurried = True
             for process in late:
                 process.send(signal.SIGTERM)
