@@ -56,7 +56,7 @@ USUAL = (
     r"|TOPIC_ALREADY_EXISTS|Received UNKNOWN_TOPIC_OR_PARTITION|Received UNKNOWN_TOPIC_ID"
     # The machine is busy.
     r"|Exceptionally slow controller event|controller event queue overloaded|received error REQUEST_TIMED_OUT"
-    r"|unable to start processing because of TimeoutException"
+    r"|unable to start processing because of TimeoutException|no byte came from the controller"
 )
 """Warnings that a cluster of three Apache Kafka nodes also logs in these tests."""
 

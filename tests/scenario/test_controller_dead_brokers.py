@@ -47,6 +47,21 @@ def test_a_broker_that_refuses_connections_is_fenced() -> None:
     assert world.active.probes_due(world.now_ms + 60_000) == []
 
 
+@pytest.mark.parametrize(("stops", "level"), [(False, "WARNING"), (True, "INFO")])
+def test_only_the_end_of_a_broker_that_served_is_a_warning(
+    stops: bool, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(0)
+    if stops:
+        world.heartbeat(0, want_shut_down=True)
+        world.commit()
+    disconnect(world, 0)
+    with caplog.at_level("INFO"):
+        answer(world, *world.active.probes_due(world.now_ms), refused=True)
+    (record,) = [each for each in caplog.records if "are refused" in each.msg]
+    assert record.levelname == level
+
+
 def test_a_new_incarnation_does_not_wait_for_the_session_of_a_dead_one() -> None:
     world = a_world(0)
     with pytest.raises(ApiError) as raised:

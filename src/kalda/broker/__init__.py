@@ -19,6 +19,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `forwarding.py`: envelopes to and from the active controller
 - `prober.py`: probes of brokers that may be dead
 - `controller_channel.py`: requests to the active controller, on whichever node it is
+- `controller_registration.py`: registers this node's controller with the active one
 - `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network
 - `raft_listeners.py`: delivery of the metadata log to the loader and the controller, in passes
 - `controller_catch_up.py`: a controller that is far behind is made from the loader's image
@@ -26,6 +27,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `peers.py`: what replicas need of other nodes: fetches, decisions on ISRs
 - `assignments.py`: tells the controller in which log directories replicas are
 - `publisher.py`: metadata into partitions that are opened, led, followed, deleted
+- `publishing_faults.py`: exceptions while an image is applied, contained by section
+- `opening.py`: requests for partitions that are being opened wait until they are
 - `metadata_cache.py`: the newest image, and the responses made from it
 - `auto_topics.py`: topics that are created by the first request that names them
 - `coordinators.py`: the table of this broker's coordinators, by internal topic

@@ -27,6 +27,8 @@ from kalda.broker.log_keeper import make_log_manager
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.modules.log_dirs import assigned_directory
 from kalda.broker.modules.module import BrokerContext
+from kalda.broker.opening import OpeningPartitions
+from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, wait_settled
@@ -54,12 +56,14 @@ class BrokerSide:
         server: Server,
         quorum: QuorumSide,
         channel: ControllerChannel,
+        heartbeats: ControllerChannel,
         sensors: Sensors,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`identity(log_dirs, previous_broker_epoch)` is what the broker registers as; `log_dirs()` are the ids of the
+        """`heartbeats` is the channel for registrations and heartbeats, `channel` that for all other requests.
+        `identity(log_dirs, previous_broker_epoch)` is what the broker registers as; `log_dirs()` are the ids of the
         directories that are online. `features()` is what ApiVersions announces. `on_fatal` is called with the reason
         why the broker cannot go on. Reads the log directories; raises `OSError`."""
         self._config = config
@@ -78,9 +82,10 @@ class BrokerSide:
         who = identity(self._online_dir_ids, self.logs.dirs.previous_broker_epoch)
         self.lifecycle = BrokerLifecycle(
             who,
-            channel.send,
+            heartbeats.send,
             timers,
-            lambda: quorum.loader.last_applied_offset,
+            lambda: quorum.loader.image,
+            lambda: self.services.applied_offset(quorum.loader.last_applied_offset),
             on_fatal,
             heartbeat_interval_ms=config["broker.heartbeat.interval.ms"],
             registration_timeout_ms=config["initial.broker.registration.timeout.ms"],
@@ -100,6 +105,8 @@ class BrokerSide:
             logs=self.logs,
             dynamic_configs=configs,
             sensors=sensors,
+            opening=OpeningPartitions(timers),
+            faults=PublishingFaults(),
             on_fatal=on_fatal,
         )
         self.services = Services(context, features)

@@ -4,6 +4,17 @@ A request is sent to the leader of the quorum. It is sent again, until its deadl
 or the like, when the connection breaks, and, to the new leader, when the quorum has one. So controllers may process a
 request twice. A process that is both broker and controller uses its own listener as well: the path is the same between
 nodes and within one.
+
+A request that reaches its deadline fails alone: the connection stays open, and a late response is dropped. A connection
+that breaks without a sign, as where a firewall drops packets, is found by its silence: it is closed when requests wait
+on it and no byte arrives for `silence_ms`.
+
+A broker has two channels: one for its registration and heartbeats, one for all other requests. A response to another
+request may take long, and responses on a connection keep the order of the requests: a heartbeat behind it would be
+late. Heartbeats are regular and are answered at once, so their channel has a short `silence_ms`. Where it finds its
+connection silent, and a new one to the same controller is answered, the path may have broken: `on_path_broken` is
+called a little later, so that the connection of the other channel is not waited for either. Where the controller was
+only slow, bytes have arrived on the other connection by then.
 """
 
 from __future__ import annotations
@@ -26,6 +37,9 @@ _RETRY_MS = 20
 """Before a request is sent again for the first time; doubled each time, up to `_MAX_RETRY_MS`."""
 _MAX_RETRY_MS = 200
 _CONNECT_TIMEOUT_MS = 2_000
+"""The versions of the controller have to arrive within as long again."""
+_PATH_CHECK_S = 0.5
+"""After the first response over a new connection: responses on other connections have arrived by then, if they can."""
 _MAX_REQUESTS = 10_000
 """Under way at a time; more fail at once."""
 _TRY_AGAIN = frozenset(
@@ -41,12 +55,25 @@ _TRY_AGAIN = frozenset(
 class ControllerChannel:
     """One connection, to the active controller."""
 
-    def __init__(self, address: Callable[[], Address | None], client_id: str, request_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        address: Callable[[], Address | None],
+        client_id: str,
+        request_timeout_ms: int,
+        silence_ms: int | None = None,
+        on_path_broken: Callable[[], None] | None = None,
+    ) -> None:
         """`address()` is the listener of the active controller; None while the quorum has no leader.
-        `request_timeout_ms` is for requests that have no timeout of their own."""
+        `request_timeout_ms` is for requests that have no timeout of their own, and `silence_ms` where that is None."""
         self._address = address
         self._client_id = client_id
         self._timeout_ms = request_timeout_ms
+        self._silence_ms = request_timeout_ms if silence_ms is None else silence_ms
+        self._on_path_broken = on_path_broken
+        self._silent_address: Address | None = None
+        """Where the last connection was silent; None once a request was answered since."""
+        self._path_check: asyncio.TimerHandle | None = None
+        """Calls `on_path_broken`."""
         self._connection: RpcConnection | None = None
         """None before the first request, and after a change of the controller. May be closed by the controller."""
         self._connected_to: Address | None = None
@@ -80,9 +107,25 @@ class ControllerChannel:
             self._disconnect()
             self._controller_changed.set()
 
+    def drop_silent_connection(self, silence_ms: int) -> None:
+        """Close the connection if no byte has arrived on it for so long. Requests that wait on it are sent again."""
+        connection = self._connection
+        if connection is None or connection.closed.is_set():
+            return
+        if asyncio.get_running_loop().time() - connection.heard_at >= silence_ms / 1000:
+            log.info(
+                "%s: no byte came from the controller for %d ms, while it answered on another connection: "
+                "connecting anew",
+                self._client_id,
+                silence_ms,
+            )
+            self._disconnect()
+
     async def close(self) -> None:
         """Fail all requests under way, and close the connection."""
         self._closed = True
+        if self._path_check is not None:
+            self._path_check.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -110,7 +153,12 @@ class ControllerChannel:
         while True:
             try:
                 connection = await self._connect()
-                response = await connection.request(request, timeout_ms=timeout_ms)
+                try:
+                    response = await connection.request(request, timeout_ms=timeout_ms)
+                finally:
+                    if connection.was_silent:
+                        self._note_silence(connection)
+                self._note_answer()
             except ApiError as error:
                 if error.code not in _TRY_AGAIN:
                     raise
@@ -135,14 +183,39 @@ class ControllerChannel:
                 return connection
             self._disconnect()
             self._connected_to = address
-            self._connection = await RpcConnection.connect(
-                *address,
-                client_id=self._client_id,
-                timeout_ms=self._timeout_ms,
-                connect_timeout_ms=_CONNECT_TIMEOUT_MS,
-                negotiate=True,
-            )
+            self._connection = await self._new_connection(address)
             return self._connection
+
+    async def _new_connection(self, address: Address) -> RpcConnection:
+        try:
+            async with asyncio.timeout(2 * _CONNECT_TIMEOUT_MS / 1000):
+                return await RpcConnection.connect(
+                    *address,
+                    client_id=self._client_id,
+                    timeout_ms=self._timeout_ms,
+                    connect_timeout_ms=_CONNECT_TIMEOUT_MS,
+                    negotiate=True,
+                    silence_ms=self._silence_ms,
+                )
+        except TimeoutError:
+            raise ApiError(ErrorCode.NETWORK_EXCEPTION, "the controller does not list its versions") from None
+
+    def _note_silence(self, connection: RpcConnection) -> None:
+        """A request failed because its connection was silent."""
+        if self._silent_address is None and self._connected_to is not None:
+            self._silent_address = self._connected_to
+            log.warning(
+                "%s: no byte came from the controller at %s:%d for %d ms: connecting anew",
+                self._client_id,
+                *self._connected_to,
+                self._silence_ms,
+            )
+
+    def _note_answer(self) -> None:
+        """A request was answered."""
+        silent_address, self._silent_address = self._silent_address, None
+        if silent_address is not None and silent_address == self._connected_to and self._on_path_broken is not None:
+            self._path_check = asyncio.get_running_loop().call_later(_PATH_CHECK_S, self._on_path_broken)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

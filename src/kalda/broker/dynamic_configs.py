@@ -2,18 +2,24 @@
 
 `DynamicConfigs` computes it, `DynamicConfigPublisher` hands it to all modules. A topic's configuration is computed here
 too, as the broker's values are the defaults of all topics.
+
+A controller may have accepted a value that this node cannot read, since it runs other software. Such a value is left
+out, with a warning, and the value of the next layer takes its place: it stops neither the node nor its start.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 
-from kalda.base.configs.definition import to_text
+from kalda.base.configs.definition import InvalidConfig, to_text
 from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.topic import TOPIC
 from kalda.base.configs.without_effect import idle_changes, idle_topic_changes
+from kalda.broker.publishing_faults import PublishingFaults
 from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
@@ -42,16 +48,22 @@ class DynamicConfigs:
         """Topic configs by name, as texts, that a topic has where it sets none itself."""
 
     def log_config(self, topic: str, image: MetadataImage) -> LogConfig:
-        """A topic's effective config: its own, over the cluster's and this broker's defaults."""
-        return LogConfig.from_dict({**self._topic_defaults, **image.configs.of_topic(topic)})
+        """A topic's effective config: its own, over the cluster's and this broker's defaults. A value that is not valid
+        is left out."""
+        config = dict(self._topic_defaults)
+        for name, text in image.configs.of_topic(topic).items():
+            readable = _readable(name, text)
+            if readable is not None:
+                config[name] = readable
+        return LogConfig.from_dict(config)
 
     def update(self, image: MetadataImage) -> None:
         """Compute `current` anew. A dynamic value that is not valid is left out."""
         configs, static = image.configs, self._static
         layers = Layers(static.properties, configs.of(broker_resource(None)), configs.of_broker(static.node_id))
         self.current, faults = effective(layers)
-        for fault in faults:
-            log.warning("a dynamic config is left out: %s", fault.message)
+        for message in dict.fromkeys(fault.message for fault in faults):  # of one value in both layers, once
+            log.warning("a dynamic config is left out: %s", message)
         self._topic_defaults = _topic_defaults(self.current)
 
 
@@ -61,8 +73,9 @@ class DynamicConfigPublisher:
 
     name = "DynamicConfigPublisher"
 
-    def __init__(self, configs: DynamicConfigs, on_config: Sequence[OnConfig]) -> None:
+    def __init__(self, configs: DynamicConfigs, on_config: Sequence[OnConfig], faults: PublishingFaults) -> None:
         self._configs = configs
+        self._faults = faults
         self._on_config = on_config
         self._is_first_image = True
         self._closed = False
@@ -72,14 +85,27 @@ class DynamicConfigPublisher:
         if self._closed:
             return
         changes: Changes = {} if delta.configs is None else delta.configs.changes
-        _warn_of_idle(changes, self._configs.current.node_id)
         has_broker_changes = any(resource.type == ConfigResourceType.BROKER for resource in changes)
+        sections: list[tuple[str, Callable[[], None]]] = [
+            ("check configs", lambda: _warn_of_unreadable(changes)),
+            ("check configs", lambda: _warn_of_idle(changes, self._configs.current.node_id)),
+        ]
         if has_broker_changes:
-            self._configs.update(image)
+            sections.append(("update the dynamic configs of this broker", lambda: self._configs.update(image)))
         if has_broker_changes or delta.features is not None or self._is_first_image:
-            self._is_first_image = False
-            for on_config in self._on_config:
-                on_config(self._configs.current, image)
+            sections += [
+                (f"apply configs by {_name_of(on_config)}", partial(self._apply, on_config, image))
+                for on_config in self._on_config
+            ]
+        for section, apply in sections:
+            if self._is_first_image:
+                apply()
+            else:
+                self._faults.contain(section, apply)
+        self._is_first_image = False
+
+    def _apply(self, on_config: OnConfig, image: MetadataImage) -> None:
+        on_config(self._configs.current, image)
 
     def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
         """No config depends on which node is the controller."""
@@ -89,10 +115,35 @@ class DynamicConfigPublisher:
         self._closed = True
 
 
+def _name_of(on_config: OnConfig) -> str:
+    return getattr(on_config, "__qualname__", repr(on_config))
+
+
 def _topic_defaults(config: ServerConfig) -> dict[str, str]:
     defaults = {name: text for name, value in config.topic_defaults().items() if (text := to_text(value)) is not None}
     defaults[_VALIDATE_RECORDS] = config[_VALIDATE_RECORDS]
     return defaults
+
+
+@lru_cache(maxsize=1_000)
+def _readable(name: str, text: str) -> str | None:
+    """The value of a topic config as Kafka writes it; None where it is not valid. Keys of other software pass."""
+    key = TOPIC.get(name)
+    if key is None:
+        return text
+    try:
+        return to_text(key.parse(text))
+    except InvalidConfig:
+        return None
+
+
+def _warn_of_unreadable(changes: Changes) -> None:
+    """Log which of the altered topic configs are not valid. Those of brokers `DynamicConfigs.update` logs."""
+    for resource, changed in changes.items():
+        if resource.type == ConfigResourceType.TOPIC:
+            for name, text in changed.items():
+                if text is not None and _readable(name, text) is None:
+                    log.warning("config %s=%s of topic %s cannot be read: it is left out", name, text, resource.name)
 
 
 def _warn_of_idle(changes: Changes, node_id: int) -> None:

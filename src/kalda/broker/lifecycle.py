@@ -12,6 +12,15 @@ A broker that cannot register within `initial.broker.registration.timeout.ms` st
 while this node makes progress in replaying the metadata log: the controller that has to answer may be its own, or all
 controllers may be as busy.
 
+A broker that an administrator unregisters stays away until it is restarted, as in Apache Kafka: its heartbeats get
+STALE_BROKER_EPOCH from then on, and it does not register by itself. So does a broker whose id another process has
+registered. A broker registers anew only when the metadata has this process with another epoch: it was registered twice,
+because a request was sent again.
+
+In a controlled shutdown the broker waits until the controller has moved its leaderships away, at most 5 minutes. It
+does not wait for a controller that does not respond: it stops after `_PATIENCE_MS` without any response, or after
+`_PATIENCE_ALONE_MS` where no other broker could lead its partitions.
+
 A broker that cannot report a failed directory to the controller within `log.dir.failure.timeout.ms` stops the node as
 well: it would remain the leader of partitions that it cannot serve.
 
@@ -29,6 +38,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timer, Timers
+from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
@@ -47,6 +57,13 @@ _SHUTDOWN_RETRY_MS = 50
 """At most, between heartbeats, while the controller moves leaderships away."""
 _FAILURE_RETRY_MS = 1_000
 """At most, before a request that failed is sent again."""
+_SHUTDOWN_TIMEOUT_MS = 5 * 60_000
+"""How long a controlled shutdown takes at most; Kafka's limit."""
+_PATIENCE_MS = 5_000
+"""How long a controlled shutdown waits for the next response of a controller: an election takes a second or two."""
+_PATIENCE_ALONE_MS = 1_000
+"""The same where every other broker is fenced, shutting down or unregistered. A shutdown of a whole cluster ends like
+this, often without a majority of the quorum."""
 
 
 class BrokerState(IntEnum):
@@ -87,7 +104,8 @@ class Milestones:
         """The broker has applied the metadata up to what was committed when it registered."""
         self.unfenced: Pending[None] = Pending()
         self.may_shut_down: Pending[None] = Pending()
-        """The controller has moved all leaderships away; or `close` was called, or there was nothing to move."""
+        """The controller has moved all leaderships away; or there was nothing to move, or the broker has given up, or
+        `close` was called."""
 
 
 def _nothing_to_replay() -> None:
@@ -106,6 +124,7 @@ class BrokerLifecycle:
         identity: BrokerIdentity,
         send: Callable[[Request], Pending[Any]],
         timers: Timers,
+        image: Callable[[], MetadataImage],
         metadata_offset: Callable[[], int],
         on_fatal: Callable[[str], None],
         *,
@@ -114,9 +133,9 @@ class BrokerLifecycle:
         dir_failure_timeout_ms: int,
         replayed: Callable[[], int | None] = _nothing_to_replay,
     ) -> None:
-        """`metadata_offset()` is the end of what this broker has applied. `on_fatal` is called with the reason why the
-        node must stop. `replayed()` is how far the replay of the metadata log is, as a number that grows; None when it
-        is complete."""
+        """`image()` is the newest image; `metadata_offset()` is the end of what this broker has applied. `on_fatal` is
+        called with the reason why the node must stop. `replayed()` is how far the replay of the metadata log is, as a
+        number that grows; None when it is complete."""
         self.state = BrokerState.NOT_RUNNING
         self.broker_epoch = -1
         """Of the last registration; -1 before the first."""
@@ -124,6 +143,7 @@ class BrokerLifecycle:
         self._identity = identity
         self._send = send
         self._timers = timers
+        self._image = image
         self._metadata_offset = metadata_offset
         self._on_fatal = on_fatal
         self._heartbeat_interval_ms = heartbeat_interval_ms
@@ -133,7 +153,15 @@ class BrokerLifecycle:
         self._last_replayed: int | None = None
         """`replayed()` when the time for the registration last started."""
         self._registered = False
-        """Whether the next request is a heartbeat. False again after STALE_BROKER_EPOCH or `resend_registration`."""
+        """Whether the next request is a heartbeat. False again after `resend_registration`, and where this process was
+        found to be registered with another epoch."""
+        self._is_deregistered = False
+        """Whether the last heartbeat was refused because the registration of this process has been removed."""
+        self._shutdown_timer: Timer | None = None
+        """For the end of a controlled shutdown; None outside of one, as `_patience_timer`."""
+        self._patience_timer: Timer | None = None
+        """Set anew with each response."""
+        self._patience_ms = _PATIENCE_MS
         self._ready_to_unfence = False
         self._in_flight = False
         """Whether a request is under way."""
@@ -194,12 +222,18 @@ class BrokerLifecycle:
             self._send_next()
 
     def begin_controlled_shutdown(self) -> None:
-        """Ask the controller to move leaderships away. A broker that was never unfenced leads nothing, and stops."""
-        if self.state is BrokerState.RUNNING:
-            self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
-            self._send_next()
-        else:
+        """Have the controller move leaderships away. A broker that was never unfenced leads nothing, and stops."""
+        if self.state is not BrokerState.RUNNING or self._is_deregistered:
             self._shut_down()
+            return
+        self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
+        brokers = self._image().cluster.brokers.values()
+        others = (each for each in brokers if each.id != self._identity.broker_id)
+        can_be_relieved = any(not each.fenced and not each.in_controlled_shutdown for each in others)
+        self._patience_ms = _PATIENCE_MS if can_be_relieved else _PATIENCE_ALONE_MS
+        self._shutdown_timer = self._timers.call_later_ms(_SHUTDOWN_TIMEOUT_MS, self._shutdown_timed_out)
+        self._restart_patience()
+        self._send_next()
 
     def close(self) -> None:
         """Send nothing more."""
@@ -247,6 +281,8 @@ class BrokerLifecycle:
 
     def _on_registration(self, response: BrokerRegistrationResponse | None, error: ApiError | None) -> None:
         failure = _failure(response, error)
+        if self.state is BrokerState.SHUTTING_DOWN:
+            return
         if failure is not None:
             log.warning("registration of broker %d failed: %s", self._identity.broker_id, failure)
             self._schedule_next(min(_FAILURE_RETRY_MS, self._heartbeat_interval_ms))
@@ -254,6 +290,7 @@ class BrokerLifecycle:
         assert response is not None
         self.broker_epoch = response.broker_epoch
         self._registered = True
+        self._is_deregistered = False
         if self._registration_timer is not None:
             self._registration_timer.cancel()
             self._registration_timer = None
@@ -280,6 +317,27 @@ class BrokerLifecycle:
         if self.state is not BrokerState.SHUTTING_DOWN:
             self._on_fatal("no controller accepted the report of a failed directory within log.dir.failure.timeout.ms")
 
+    def _shutdown_timed_out(self) -> None:
+        log.warning(
+            "broker %d stops with leaderships: the controller has not moved them all within %d s",
+            self._identity.broker_id,
+            _SHUTDOWN_TIMEOUT_MS // 1000,
+        )
+        self._shut_down()
+
+    def _restart_patience(self) -> None:
+        if self._patience_timer is not None:
+            self._patience_timer.cancel()
+        self._patience_timer = self._timers.call_later_ms(self._patience_ms, self._patience_ended)
+
+    def _patience_ended(self) -> None:
+        log.warning(
+            "broker %d stops without a handover of its leaderships: no controller has responded for %d ms",
+            self._identity.broker_id,
+            self._patience_ms,
+        )
+        self._shut_down()
+
     def _heartbeat(self) -> BrokerHeartbeatRequest:
         self._dirs_in_flight = list(self._offline_dirs)
         return BrokerHeartbeatRequest(
@@ -293,14 +351,21 @@ class BrokerLifecycle:
         )
 
     def _on_heartbeat(self, response: BrokerHeartbeatResponse | None, error: ApiError | None) -> None:
+        if self.state is BrokerState.SHUTTING_DOWN:
+            return
+        if response is not None and self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN:
+            self._restart_patience()
         failure = _failure(response, error)
         if failure is not None:
-            log.warning("heartbeat of broker %d failed: %s", self._identity.broker_id, failure)
             if failure.code is ErrorCode.STALE_BROKER_EPOCH:
-                self._registered = False
-            self._schedule_next(min(_FAILURE_RETRY_MS, self._heartbeat_interval_ms))
+                self._on_stale_epoch()
+            else:
+                log.warning("heartbeat of broker %d failed: %s", self._identity.broker_id, failure)
+            retry_ms = self._heartbeat_interval_ms
+            self._schedule_next(retry_ms if self._is_deregistered else min(_FAILURE_RETRY_MS, retry_ms))
             return
         assert response is not None
+        self._is_deregistered = False
         for directory in self._dirs_in_flight:
             if (timer := self._unreported_dirs.pop(directory, None)) is not None:
                 timer.cancel()
@@ -329,9 +394,43 @@ class BrokerLifecycle:
             delay_ms = min(delay_ms, _SHUTDOWN_RETRY_MS)
         self._schedule_next(delay_ms)
 
+    def _on_stale_epoch(self) -> None:
+        """The controller has no registration of this broker with this epoch. The metadata has the reason, once it has
+        been replayed beyond this registration."""
+        identity, image = self._identity, self._image()
+        if image.offset < self.broker_epoch:
+            log.info("heartbeat of broker %d: its epoch %d is stale", identity.broker_id, self.broker_epoch)
+            return
+        registration = image.cluster.brokers.get(identity.broker_id)
+        if registration is not None and registration.incarnation_id == identity.incarnation_id:
+            if registration.epoch != self.broker_epoch:
+                log.warning(
+                    "broker %d has epoch %d, but is registered with epoch %d: it registers anew",
+                    identity.broker_id,
+                    self.broker_epoch,
+                    registration.epoch,
+                )
+                self._registered = False
+            return
+        if not self._is_deregistered:
+            log.warning(
+                "broker %d %s; this process serves no partition any more. Restart it to register it again",
+                identity.broker_id,
+                "has been unregistered" if registration is None else "has been registered by another process",
+            )
+        self._is_deregistered = True
+        if self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN:
+            self._shut_down()
+
     def _shut_down(self) -> None:
         self.state = BrokerState.SHUTTING_DOWN
-        for timer in (self._timer, self._registration_timer, *self._unreported_dirs.values()):
+        for timer in (
+            self._timer,
+            self._registration_timer,
+            self._shutdown_timer,
+            self._patience_timer,
+            *self._unreported_dirs.values(),
+        ):
             if timer is not None:
                 timer.cancel()
         if not self.milestones.may_shut_down.done:

@@ -4,7 +4,9 @@ Retention, checkpoints, flushes, deletions and compaction run as jobs on threads
 them due. One log is compacted at a time, step by step: requests are served between two steps, and the next step is
 delayed where the bandwidth of the cleaner is limited.
 
-The keeper is a machine: it runs jobs and waits on injected timers.
+The keeper is a machine: it runs jobs and waits on injected timers. An unexpected exception is logged with its cause and
+ends neither the polls nor the compactions: the next one begins later. A log whose compaction failed so is not compacted
+again.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from kalda.storage.upkeep import Upkeep
 log = logging.getLogger("kalda.logs")
 
 _MAX_POLL_INTERVAL_MS = 1_000
+_RETRY_MS = 10_000
+"""After an unexpected exception."""
 _MAX_STEP_DELAY_MS = 24 * 3_600_000
 """A bandwidth near 0 would otherwise delay a step for longer than a timer can be set."""
 
@@ -111,21 +115,31 @@ class LogKeeper:
         """Run the jobs that are due, and set the timer for the next ones."""
         if self._closed:
             return
-        for job in self._upkeep.poll(self._clock.wall_ms()):
-            self._jobs.run(job.run, partial(_finish, job))
-        now_ms = self._clock.wall_ms()
-        delay_ms = min(max(1, self._upkeep.next_deadline_ms(now_ms) - now_ms), _MAX_POLL_INTERVAL_MS)
+        delay_ms = _RETRY_MS
+        try:
+            for job in self._upkeep.poll(self._clock.wall_ms()):
+                self._jobs.run(job.run, partial(_finish, job))
+            now_ms = self._clock.wall_ms()
+            delay_ms = min(max(1, self._upkeep.next_deadline_ms(now_ms) - now_ms), _MAX_POLL_INTERVAL_MS)
+        except Exception:
+            log.exception("the upkeep of the logs failed; it goes on in %d ms", delay_ms)
         self._poll_timer = self._timers.call_later_ms(delay_ms, self._poll)
 
     # -- compaction
 
-    def _clean_later(self) -> None:
+    def _clean_later(self, least_ms: int = 0) -> None:
         if not self._closed:
-            self._clean_timer = self._timers.call_later_ms(self._cleaner.config.backoff_ms, self._clean)
+            delay_ms = max(self._cleaner.config.backoff_ms, least_ms)
+            self._clean_timer = self._timers.call_later_ms(delay_ms, self._clean)
 
     def _clean(self) -> None:
         """Compact the log that has most to compact, then the next, until none has enough."""
-        cleaning = None if self._closed else self._cleaner.choose(self._clock.wall_ms())
+        try:
+            cleaning = None if self._closed else self._cleaner.choose(self._clock.wall_ms())
+        except Exception:
+            log.exception("no log could be chosen for compaction; the next attempt is in %d ms", _RETRY_MS)
+            self._clean_later(_RETRY_MS)
+            return
         if cleaning is None:
             self._clean_later()
         else:
@@ -135,14 +149,14 @@ class LogKeeper:
         """Run the next step of a compaction; after the last one, write the cleaner's checkpoint."""
         try:
             job = cleaning.next_job()
-        except (ApiError, OSError) as failure:
+            checkpoint = self._cleaner.finished(cleaning) if job is None else None
+        except Exception as failure:
             self._give_up(cleaning, f"compacting {cleaning.log.topic_partition}", failure)
             return
         if job is not None:
             finish = partial(self._finish_step, cleaning, job, self._clock.mono_ms(), cleaning.bytes_moved)
             self._jobs.run(job.run, finish)
             return
-        checkpoint = self._cleaner.finished(cleaning)
         if checkpoint is None:
             self._clean_later()
             return
@@ -164,7 +178,7 @@ class LogKeeper:
             return
         try:
             job.finish()
-        except (ApiError, OSError) as failure:
+        except Exception as failure:
             self._give_up(cleaning, job.description, failure)
             return
         moved = cleaning.bytes_moved - moved_before
@@ -175,8 +189,8 @@ class LogKeeper:
         else:
             self._next_step(cleaning)
 
-    def _give_up(self, cleaning: Cleaning, what: str, failure: ApiError | OSError) -> None:
-        log.error("%s failed: %s", what, failure)
+    def _give_up(self, cleaning: Cleaning, what: str, failure: Exception) -> None:
+        _log_failure(what, failure)
         self._cleaner.failed(cleaning, failure)
         self._clean_later()
 
@@ -189,5 +203,11 @@ def _finish(job: Job[Any], _: None, error: BaseException | None) -> None:
     """Finish a job on the loop. Where a disk failed, the manager has taken its directory offline."""
     try:
         job.finish()
-    except (ApiError, OSError) as failure:
-        log.error("%s failed: %s", job.description, failure)
+    except Exception as failure:
+        _log_failure(job.description, failure)
+
+
+def _log_failure(what: str, failure: Exception) -> None:
+    """Log it, with its stack where it is neither a disk's nor a log's."""
+    expected = isinstance(failure, ApiError | OSError)
+    log.error("%s failed: %s", what, failure, exc_info=None if expected else failure)

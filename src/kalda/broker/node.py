@@ -55,6 +55,7 @@ from kalda.raft.values import Endpoint as QuorumEndpoint
 if TYPE_CHECKING:
     from kalda.broker.broker_side import BrokerSide
     from kalda.broker.controller_handlers import ControllerHandlers
+    from kalda.broker.controller_registration import ControllerRegistrationManager
     from kalda.broker.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.log_manager import LogManager
@@ -65,8 +66,10 @@ T = TypeVar("T")
 PROTOCOL_IDS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _NO_TIMEOUT_MS = 2**53
 """From this `server.max.startup.time.ms` on, a start has no time limit; the default of the key is the largest long."""
-_HANDOVER_TIMEOUT_S = 5
-"""How long a stop waits for the controller to move this broker's leaderships away."""
+_MIN_HEARTBEAT_SILENCE_MS = 1_000
+_MIN_HEARTBEAT_TIMEOUT_MS = 2_000
+"""However short the session is: a controller with a slow disk takes long to commit a registration, and would be sent
+another one before the first is committed, and another after that."""
 _LAST_STEP_TIMEOUT_S = 5
 """How long a stop waits for the last snapshot, and then for the quorum."""
 
@@ -132,11 +135,17 @@ class Node:
         self._locks = DirLocks(self._host.disk)
 
         # All made by `start`, in this order; None until then. A start that fails leaves the later ones None.
+        self._timers: Timers | None = None
         self._jobs: JobPool | None = None
         self._server: Server | None = None
         self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
+        """For all requests to the active controller but registrations and heartbeats of the broker."""
+        self._heartbeats: ControllerChannel | None = None
+        """For these; None without the broker role."""
+        self._registration: ControllerRegistrationManager | None = None
+        """None without the controller role."""
         self._broker: BrokerSide | None = None
         """None without the broker role."""
         self._controller_handlers: ControllerHandlers | None = None
@@ -145,8 +154,9 @@ class Node:
         self._stopping = False
         """Whether the part of the stop that cannot be interrupted has begun."""
         self._skips_handover = False
-        self._handover: asyncio.Timeout | None = None
-        """The time limit of the handover under way; None while there is none."""
+        """Whether a stop does not wait until leaderships have moved."""
+        self._hands_over = False
+        """Whether a stop waits for that."""
 
     def port(self, listener: str) -> int:
         """The port that a listener is bound to."""
@@ -198,7 +208,7 @@ class Node:
     async def _start(self) -> None:
         config = self.config
         loop = asyncio.get_running_loop()
-        timers = self._host.timers(loop)
+        timers = self._timers = self._host.timers(loop)
         self._jobs = self._host.jobs(loop, config["background.threads"])
         ensemble = self._identity()
         cluster_id = ensemble.cluster_id
@@ -226,6 +236,7 @@ class Node:
             self._quorum.leader_address, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
         )
         if config.is_broker:
+            self._heartbeats = self._heartbeat_channel(self._quorum, self._channel)
             self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
         self._quorum.start()
@@ -243,6 +254,8 @@ class Node:
         """The loader has applied records, or the quorum has another leader."""
         assert self._channel is not None
         self._channel.on_controller_change()
+        if self._heartbeats is not None:
+            self._heartbeats.on_controller_change()
         if self._broker is not None:
             self._broker.lifecycle.on_metadata_offset()
 
@@ -338,15 +351,18 @@ class Node:
         )
         for name in self.config.controller_listener_names:
             self._gates[name].open(pipeline.on_frame)
-        self._register_controller()
+        self._registration = self._controller_registration()
+        quorum.loader.install_publishers([self._registration])
 
     def _on_controller_connection_closed(self, connection: Connection) -> None:
         if self._controller_handlers is not None and not self._stopping:
             self._controller_handlers.on_close(connection)
 
-    def _register_controller(self) -> None:
-        """Register with the active controller (KIP-919)."""
+    def _controller_registration(self) -> ControllerRegistrationManager:
+        from kalda.broker.controller_registration import ControllerRegistrationManager
+
         assert self._channel is not None
+        assert self._timers is not None
         request = ControllerRegistrationRequest(
             controller_id=self.config.node_id,
             incarnation_id=self._incarnation,
@@ -361,19 +377,32 @@ class Node:
                 for name, levels in self._supported.items()
             ],
         )
-        self._channel.send(request, self.config["initial.broker.registration.timeout.ms"]).then(
-            lambda response, error: log.warning("controller registration failed: %s", error) if error else None
-        )
+        return ControllerRegistrationManager(request, self._channel.send, self._timers)
 
     # -- broker
+
+    def _heartbeat_channel(self, quorum: QuorumSide, others: ControllerChannel) -> ControllerChannel:
+        """`others` is the channel for all other requests. A request fails within half a session, as in Kafka. After a
+        third of the session it is sent over a new connection, which leaves time for its response."""
+        config = self.config
+        session_ms = config["broker.session.timeout.ms"]
+        silence_ms = max(_MIN_HEARTBEAT_SILENCE_MS, session_ms // 3)
+        return ControllerChannel(
+            quorum.leader_address,
+            f"broker-{config.node_id}-heartbeat",
+            max(_MIN_HEARTBEAT_TIMEOUT_MS, session_ms // 2),
+            silence_ms,
+            partial(others.drop_silent_connection, silence_ms),
+        )
 
     def _make_broker(self, cluster_id: str, timers: Timers) -> BrokerSide:
         from kalda.broker.broker_side import BrokerSide
 
-        config, quorum, channel = self.config, self._quorum, self._channel
+        config, quorum, channel, heartbeats = self.config, self._quorum, self._channel, self._heartbeats
         jobs, server = self._jobs, self._server
         assert quorum is not None
         assert channel is not None
+        assert heartbeats is not None
         assert jobs is not None
         assert server is not None
         identity = partial(self._broker_identity, cluster_id)
@@ -385,6 +414,7 @@ class Node:
             server,
             quorum,
             channel,
+            heartbeats,
             self.sensors,
             identity,
             self._features,
@@ -429,6 +459,7 @@ class Node:
         if not self.failed and not self._stopping:
             self.failed = True
             log.critical("node %d stops: %s", self.config.node_id, why)
+            self.skip_handover()
             self.on_fatal(why)
 
     # -- stop
@@ -449,8 +480,11 @@ class Node:
             self._quorum.stop_probing()
         if self._broker is not None:
             await self._broker.close()
-        if self._channel is not None:
-            await self._channel.close()
+        if self._registration is not None:
+            self._registration.close()
+        for channel in (self._heartbeats, self._channel):
+            if channel is not None:
+                await channel.close()
         if self._server is not None:
             await self._server.stop(deadline_ms=1_000 if clean else 0)
         if self._broker is not None:
@@ -464,18 +498,16 @@ class Node:
     def skip_handover(self) -> None:
         """A `stop` under way, or a later one, does not wait until leaderships have moved. Logs are closed as ever."""
         self._skips_handover = True
-        if self._handover is not None:
-            self._handover.reschedule(asyncio.get_running_loop().time())
+        if self._hands_over and self._broker is not None:
+            self._broker.lifecycle.close()
 
     async def _hand_over(self, broker: BrokerSide) -> None:
-        """Have the controller move this broker's leaderships away, within a time limit."""
+        """Have the controller move this broker's leaderships away. The lifecycle limits how long that may take."""
         broker.lifecycle.begin_controlled_shutdown()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0 if self._skips_handover else _HANDOVER_TIMEOUT_S) as self._handover:
-                try:
-                    await wait_settled(broker.lifecycle.milestones.may_shut_down)
-                finally:
-                    self._handover = None
+        if not self._skips_handover:
+            self._hands_over = True
+            await wait_settled(broker.lifecycle.milestones.may_shut_down)
+            self._hands_over = False
 
     async def _close_quorum(self, clean: bool) -> None:
         if self._quorum is None:

@@ -7,8 +7,12 @@ cache has the new image and dynamic configs of this broker have taken effect.
 
 An update may have thousands of partitions: it is applied in turns, with other requests served in between. New logs are
 made by jobs, since the file system may block. Updates are applied one after the other. A partition that is deleted is
-not served from the beginning of its update on; one that is not opened yet answers NOT_LEADER_OR_FOLLOWER, and clients
-retry.
+not served from the beginning of its update on. Requests for one that this broker is to lead, and that is not open yet,
+wait a while for it (`kalda.broker.opening`).
+
+An update is a sequence of steps, each for one partition or so. An unexpected exception in a step is contained, except
+in the first update, where it is raised (`kalda.broker.publishing_faults`). An exception between the steps stops the
+node: the rest of the update could not be applied.
 """
 
 from __future__ import annotations
@@ -16,13 +20,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain, islice
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.broker.opening import OpeningPartitions
+from kalda.broker.publishing_faults import PublishingFaults
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.partition import PartitionRegistration
@@ -35,6 +42,7 @@ from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager, NewLog
 
 log = logging.getLogger("kalda.publisher")
+R = TypeVar("R")
 
 _PARTITIONS_A_TURN = 32
 _TURN_MS = 10
@@ -58,6 +66,23 @@ class Coordinators(Protocol):
         ...
 
 
+class Step(NamedTuple):
+    """A part of an update that is applied, or fails, on its own."""
+
+    section: str
+    """What it does, for the log: completes the sentence "cannot ..."."""
+    take: Callable[[], Job[None] | None]
+    """Applies it; the job, if there is one, must be finished before the next step."""
+
+
+class Update(NamedTuple):
+    """An image that is being applied."""
+
+    offset: int
+    """Of the image."""
+    steps: Iterator[Step]
+
+
 class BrokerPublisher:
     """Applies the image's changes to one broker."""
 
@@ -74,9 +99,13 @@ class BrokerPublisher:
         on_placed: Callable[[Uuid, int, Uuid], None],
         timers: Timers,
         jobs: Jobs,
+        opening: OpeningPartitions,
+        faults: PublishingFaults,
+        on_fatal: Callable[[str], None],
     ) -> None:
         """`log_config(topic, image)` is a topic's effective config; `on_placed(topic_id, partition, directory)` is
-        called for a log in another directory than the metadata has."""
+        called for a log in another directory than the metadata has; `on_fatal` with the reason why the rest of an
+        update cannot be applied."""
         self._broker_id = broker_id
         self._replicas = replicas
         self._logs = logs
@@ -86,10 +115,15 @@ class BrokerPublisher:
         self._on_placed = on_placed
         self._timers = timers
         self._jobs = jobs
+        self._opening = opening
+        self._faults = faults
+        self._on_fatal = on_fatal
         self._busy = False
         """Whether a job of the update at the head of `_updates` runs; the next step waits for it."""
-        self._updates: deque[Iterator[Job[None] | None]] = deque()
-        """Those not applied whole, in order; each is an iterator over its steps."""
+        self._updates: deque[Update] = deque()
+        """Those not applied whole, in order."""
+        self._applied_offset = -1
+        """The offset of the last image that was applied whole."""
         self._turn: Timer | None = None
         """For the next turn; None while no update waits for one."""
         self._started = False
@@ -104,7 +138,8 @@ class BrokerPublisher:
         if changes is not None:
             # At once: requests for a new topic of the same name must not reach the partitions of the old one.
             self._stop_serving(changes.deletes)
-        self._updates.append(self._steps(delta, changes, image))
+            self._note_opening(changes)
+        self._updates.append(Update(image.offset, self._steps(delta, changes, image)))
         if not self._started:
             try:
                 while self._updates:
@@ -112,8 +147,12 @@ class BrokerPublisher:
             finally:
                 self._started = True
         elif self._turn is None and not self._busy:
-            self._take_turn()
-            self._schedule()
+            self._go_on()
+
+    def applied_offset(self, published: int) -> int:
+        """The offset of the newest image of which all is applied: its partitions are open. `published` is the offset of
+        the last image that this publisher was called with, or, before the first, that the node has loaded."""
+        return self._applied_offset if self._updates or self._closed else published
 
     def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
         """Nothing here depends on who the controller is."""
@@ -132,92 +171,125 @@ class BrokerPublisher:
     def _go_on(self) -> None:
         try:
             self._take_turn()
-        except Exception:
-            log.exception("an update of the metadata could not be applied whole")
-        finally:
-            self._schedule()
+        except Exception as error:
+            log.exception("an update of the metadata cannot be applied whole")
+            self._on_fatal(f"an update of the metadata cannot be applied whole: {error!r}")
+            return
+        self._schedule()
 
     def _take_turn(self) -> None:
-        """Take steps of the waiting updates, for a bounded time. An update of which a step fails is dropped."""
+        """Take steps of the waiting updates, for a bounded time."""
         until_ms = self._now_ms() + _TURN_MS
         for _ in range(_PARTITIONS_A_TURN):
             if not self._updates or (self._started and self._now_ms() > until_ms):
                 return
-            update = self._updates[0]
-            try:
-                job = next(update)
-                if job is None:
-                    continue
-                if self._started:
-                    self._run(job)
-                    return
-                job.complete()
-            except StopIteration:
+            offset, steps = self._updates[0]
+            step = next(steps, None)
+            if step is None:
                 self._updates.popleft()
-            except BaseException:
-                self._updates.popleft()
-                raise
+                self._applied_offset = offset
+                continue
+            job = self._contain(step.section, step.take)
+            if job is None:
+                continue
+            if self._started:
+                self._run(job)
+                return
+            job.complete()
+
+    def _contain(self, section: str, apply: Callable[[], R]) -> R | None:
+        """The result of `apply`; None where it raised. In the first update, raise what it raises."""
+        return self._faults.contain(section, apply) if self._started else apply()
 
     def _run(self, job: Job[None]) -> None:
         self._busy = True
 
         def finish(_: None, error: BaseException | None) -> None:
             self._busy = False
-            try:
-                job.finish()
-            except Exception:
-                log.exception("%s failed", job.description)
+            self._contain(job.description, job.finish)
             if not self._closed:
                 self._go_on()
 
         self._jobs.run(job.run, finish)
 
-    def _steps(
-        self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage
-    ) -> Iterator[Job[None] | None]:
-        """Apply one delta, a partition a step; a job that a step yields is to be finished before the next step."""
+    def _steps(self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage) -> Iterator[Step]:
+        """How one delta is applied."""
         if delta.configs is not None:
             yield from self._update_log_configs(delta, image)
         if delta.topics is not None and changes is not None:
             self._stop_serving(changes.deletes)  # partitions that the update before this one has opened since
             for topic_partition in changes.deletes:
-                self._logs.delete_log(topic_partition)
-                yield None
+                yield Step(f"delete the log of {topic_partition}", partial(self._logs.delete_log, topic_partition))
             yield from self._open(changes, image)
             deleted = {topic.name: topic_id for topic_id, topic in delta.topics.deleted.items()}
             if deleted:
-                self._coordinators.on_topics_deleted(deleted)
+                yield Step(
+                    "report deleted topics to coordinators", partial(self._coordinators.on_topics_deleted, deleted)
+                )
 
-    def _update_log_configs(self, delta: MetadataDelta, image: MetadataImage) -> Iterator[None]:
+    def _update_log_configs(self, delta: MetadataDelta, image: MetadataImage) -> Iterator[Step]:
         """A topic's own configs change its logs; the cluster's defaults change all logs."""
         assert delta.configs is not None
         changed = delta.configs.changes
         topics = {resource.name for resource in changed if resource.type == ConfigResourceType.TOPIC}
         if any(resource.type == ConfigResourceType.BROKER for resource in changed):
             topics = {partition.topic_partition.topic for partition in self._replicas}
-        for count, partition in enumerate([each for each in self._replicas if each.topic_partition.topic in topics], 1):
-            partition.log.update_config(self._log_config(partition.topic_partition.topic, image))
-            partition.on_config()
-            if count % _CONFIGS_A_PARTITION == 0:
-                yield
+        partitions = iter([each for each in self._replicas if each.topic_partition.topic in topics])
+        while some := list(islice(partitions, _CONFIGS_A_PARTITION)):
+            yield Step("update configs of logs", partial(self._update_some_configs, some, image))
+
+    def _update_some_configs(self, partitions: Iterable[Partition], image: MetadataImage) -> None:
+        for each in partitions:
+            self._contain(f"update the config of {each.topic_partition}", partial(self._update_log_config, each, image))
+
+    def _update_log_config(self, partition: Partition, image: MetadataImage) -> None:
+        partition.log.update_config(self._log_config(partition.topic_partition.topic, image))
+        partition.on_config()
 
     def _stop_serving(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """Remove the replicas of partitions that are to be deleted."""
         for topic_partition in topic_partitions:
-            self._coordinators.on_resigned(topic_partition)
-            self._replicas.remove(topic_partition)
+            self._resign(topic_partition)
+            self._contain(f"stop serving {topic_partition}", partial(self._replicas.remove, topic_partition))
 
-    def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[Job[None] | None]:
+    def _resign(self, topic_partition: TopicPartition) -> None:
+        self._contain(
+            f"resign as coordinator of {topic_partition}", partial(self._coordinators.on_resigned, topic_partition)
+        )
+
+    def _note_opening(self, changes: LocalChanges) -> None:
+        """Requests for partitions that this broker is to lead wait from now on, until they are open."""
+        if not self._started:
+            return  # no client is served yet
+        for topic_partition in chain(changes.deletes, changes.followers):
+            self._opening.remove(topic_partition)
+        for topic_partition in changes.elected_leaders:
+            known = self._replicas.find(*topic_partition)
+            if known is None or not known.is_leader:
+                self._opening.add(topic_partition)
+
+    def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[Step]:
         partitions = chain(changes.leaders.items(), changes.followers.items())
-        while some := list(islice(partitions, _PARTITIONS_A_TURN)):
-            made = [
-                self._new_log(tp, local, image)
-                for tp, local in some
-                if self._logs.get(tp) is None and not self._may_be_offline(tp, local.topic_id, local.registration)
-            ]
-            if made:
-                yield self._logs.make_logs_job(made)
-            yield from self._apply_some(dict(some), changes, image)
+        while some := dict(islice(partitions, _PARTITIONS_A_TURN)):
+            yield Step("make logs", partial(self._make_logs, some, image))
+            for topic_partition, local in some.items():
+                yield Step(
+                    f"open {topic_partition}", partial(self._open_partition, topic_partition, local, changes, image)
+                )
+
+    def _make_logs(self, some: Mapping[TopicPartition, LocalPartition], image: MetadataImage) -> Job[None] | None:
+        """The job that makes the logs of new partitions; None where there are none."""
+        made = []
+        for topic_partition, local in some.items():
+            if self._logs.get(topic_partition) is None and not self._may_be_offline(
+                topic_partition, local.topic_id, local.registration
+            ):
+                new = self._contain(
+                    f"make the log of {topic_partition}", partial(self._new_log, topic_partition, local, image)
+                )
+                if new is not None:
+                    made.append(new)
+        return self._logs.make_logs_job(made) if made else None
 
     def _new_log(self, topic_partition: TopicPartition, local: LocalPartition, image: MetadataImage) -> NewLog:
         return NewLog(
@@ -227,19 +299,20 @@ class BrokerPublisher:
             self._place(local.registration),
         )
 
-    def _apply_some(
-        self, some: Mapping[TopicPartition, LocalPartition], changes: LocalChanges, image: MetadataImage
-    ) -> Iterator[None]:
-        for topic_partition, local in some.items():
+    def _open_partition(
+        self, topic_partition: TopicPartition, local: LocalPartition, changes: LocalChanges, image: MetadataImage
+    ) -> None:
+        """Open a partition, and lead or follow it."""
+        try:
             if topic_partition in changes.followers:
-                self._coordinators.on_resigned(topic_partition)
+                self._resign(topic_partition)
                 self._apply(topic_partition, local, image)
-                yield
-                continue
-            partition = self._apply(topic_partition, local, image)
-            if partition is not None and topic_partition in changes.elected_leaders:
-                self._coordinators.on_elected(partition)
-            yield
+                return
+            opened = self._apply(topic_partition, local, image)
+            if opened is not None and topic_partition in changes.elected_leaders:
+                self._contain(f"coordinate {topic_partition}", partial(self._coordinators.on_elected, opened))
+        finally:
+            self._opening.remove(topic_partition)
 
     def _apply(self, topic_partition: TopicPartition, local: LocalPartition, image: MetadataImage) -> Partition | None:
         registration: PartitionRegistration = local.registration
@@ -268,8 +341,11 @@ class BrokerPublisher:
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration, image: MetadataImage
     ) -> Log:
         existing = self._logs.get(topic_partition)
-        if existing is not None and existing.topic_id not in (None, topic_id):
-            log.warning("%s is the log of a former topic of that name: it is set aside", topic_partition)
+        if existing is not None and existing.topic_id != topic_id:
+            # A log without a topic id may be that of any former topic of that name. It has no record that was ever
+            # synced, since the id is synced before (`Log.assign_topic_id`).
+            why = "has no topic id" if existing.topic_id is None else "is the log of a former topic of that name"
+            log.warning("%s %s: it is set aside", topic_partition, why)
             self._logs.set_aside(topic_partition)
         if self._may_be_offline(topic_partition, topic_id, registration):
             # The metadata has the replica online: report it as lost, so that another broker is elected.

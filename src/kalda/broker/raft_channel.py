@@ -4,7 +4,8 @@ The machine has at most one request under way to each destination, so there is n
 an error fails, whatever the error is: the machine sends nothing more to a destination whose request never ends. When to
 try again is the machine's decision. Where a connection broke, the address is probed at once: if
 the process of the leader is dead, the quorum need not wait for the timeout. The log names an address that does not
-answer once, and once more when it answers again.
+answer once, and once more when it answers again. That is a warning, except where the address refuses connections: each
+orderly stop of a controller looks like this to the others.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class RaftChannel:
 
     async def _fail(self, client: RpcClient, pending: Pending[Any], error: ApiError) -> None:
         """Fail the request; where its connection broke, after a probe of the address."""
-        if error.code is not ErrorCode.UNSUPPORTED_VERSION:  # which an older controller may answer
-            self._mark_silent(client, error.message or error.code.name)
+        why = error.message or error.code.name
+        level = logging.WARNING
         try:
             if (
                 error.code is ErrorCode.NETWORK_EXCEPTION
@@ -107,15 +108,18 @@ class RaftChannel:
                 and await self._is_refused(client.host, client.port)
             ):
                 error = ConnectionRefused(f"{client.host}:{client.port} refuses connections")
+                why, level = "it refuses connections, so no process runs there", logging.INFO
         except Exception:
             log.exception("the address %s:%d could not be probed", client.host, client.port)
         finally:
+            if error.code is not ErrorCode.UNSUPPORTED_VERSION:  # which an older controller may answer
+                self._mark_silent(client, why, level)
             pending.fail(error)
 
-    def _mark_silent(self, client: RpcClient, why: str) -> None:
+    def _mark_silent(self, client: RpcClient, why: str, level: int = logging.WARNING) -> None:
         if (client.host, client.port) not in self._silent and not self._closed:
             self._silent.add((client.host, client.port))
-            log.warning("no answer from the controller at %s:%d: %s", client.host, client.port, why)
+            log.log(level, "no answer from the controller at %s:%d: %s", client.host, client.port, why)
 
     def _mark_answering(self, client: RpcClient) -> None:
         if (client.host, client.port) in self._silent:

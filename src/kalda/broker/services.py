@@ -42,6 +42,7 @@ class Services:
         shared = CoordinatorsModule(context, replicas)
         coordinators = shared.coordinators
         forwarding = ForwardingModule(context)
+        self._partitions = PartitionsModule(context, replicas, coordinators, log_dirs.assignments)
         self.modules: tuple[Module, ...] = (
             ConnectionsModule(context),
             replication,
@@ -52,7 +53,7 @@ class Services:
             forwarding,
             ConfigsModule(context, forwarding.forwarding),
             ProducersModule(context),
-            PartitionsModule(context, replicas, coordinators, log_dirs.assignments),
+            self._partitions,
             LogUpkeepModule(context),
         )
         """Each after all that it rests on; started in this order, closed in reverse.
@@ -68,8 +69,12 @@ class Services:
         )
         self._cache = context.cache
         self._config_publisher = DynamicConfigPublisher(
-            context.dynamic_configs, [module.on_config for module in self.modules]
+            context.dynamic_configs, [module.on_config for module in self.modules], context.faults
         )
+
+    def applied_offset(self, published: int) -> int:
+        """The metadata offset up to which everything is applied, where `published` is that of the newest image."""
+        return self._partitions.applied_offset(published)
 
     def publishers(self) -> list[Publisher]:
         """In the order in which they must run: the image is visible, then configs take effect, then the modules act."""

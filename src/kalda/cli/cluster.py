@@ -1,4 +1,4 @@
-"""`kalda cluster`: a cluster's id, brokers and log directories; and clusters of processes on this host."""
+"""`kalda cluster`: a cluster's id, brokers, registrations and log directories; and clusters of processes here."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kalda.base.errors import ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.cluster_local import down_command, logs_command, status_command
 from kalda.cli.cluster_up import up_command
+from kalda.cli.failures import failure_of
 from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, with_cluster, with_cluster_or_controllers
+from kalda.cli.session import MAX_INT32, json_option, with_cluster, with_cluster_or_controllers
 
 if TYPE_CHECKING:
     from kalda.client.cluster_client import ClusterClient
@@ -69,6 +70,39 @@ def describe_command(cluster: ClusterClient, include_fenced_brokers: bool, as_js
     print_table(
         columns if include_fenced_brokers else columns[:-1], rows if include_fenced_brokers else [r[:-1] for r in rows]
     )
+
+
+@cluster.command("unregister")
+@click.option(
+    "-i",
+    "--id",
+    "broker_id",
+    type=click.IntRange(0, MAX_INT32),
+    required=True,
+    help="The id of the broker.",
+)
+@with_cluster_or_controllers
+def unregister_command(cluster: ClusterClient, broker_id: int) -> None:
+    """Remove the registration of a broker that was taken out of service for good.
+
+    Move its replicas away before, with kalda reassign: partitions with replicas on it keep these, and lack them. A
+    broker that still runs serves nothing from then on, and registers again only when it is restarted.
+
+    \b
+    Examples:
+      kalda cluster unregister --id 3
+      kalda cluster unregister --id 3 --bootstrap-controller localhost:9093
+    """
+    from kalda.client.admin.nodes import unregister_broker
+
+    try:
+        unregister_broker(cluster, broker_id)
+    except ApiError as error:
+        if error.code is ErrorCode.BROKER_ID_NOT_REGISTERED:
+            note = "kalda cluster describe --include-fenced-brokers lists the brokers that are registered"
+            raise failure_of(error).also(note) from error
+        raise
+    click.echo(f"Broker {broker_id} is no longer registered.")
 
 
 @cluster.command("log-dirs")

@@ -176,11 +176,16 @@ class BrokerLiveness:
         suspects = self._suspects
         if suspects is None or not suspects.on_probed(broker_id, epoch, refused):
             return
-        log.warning(
-            "Connections to %s are refused: broker %d with epoch %d is dead.",
+        broker = self._cluster.brokers.get(broker_id)
+        # A broker in an orderly stop has been fenced before its process ends.
+        has_stopped = broker is None or broker.fenced
+        log.log(
+            logging.INFO if has_stopped else logging.WARNING,
+            "Connections to %s are refused: broker %d with epoch %d %s.",
             ", ".join(f"{host}:{port}" for host, port in targets),
             broker_id,
             epoch,
+            "has stopped" if has_stopped else "is dead",
         )
         heartbeats = self._cluster.heartbeats
         if self._write("fenceDeadBroker", lambda: self._broker_changes.fence_dead(broker_id, epoch)):

@@ -3,7 +3,8 @@
 `RpcConnection` is one connection, and is not used again after it was closed. `RpcClient` is one address: it connects
 when there is a request to send, with a longer pause after each failure. Failures are `ApiError`s: `NETWORK_EXCEPTION`
 where the connection broke or could not be made, `REQUEST_TIMED_OUT`, `UNSUPPORTED_VERSION`. A timeout closes the
-connection, since answers come in order and all later ones would wait behind the late one.
+connection, since answers come in order and all later ones would wait behind the late one. With `silence_ms` it fails
+that request alone, and a connection is closed on which requests wait and no byte arrives for so long.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class RpcConnection(asyncio.BufferedProtocol):
         client_id: str | None = "kalda",
         timeout_ms: int = 30_000,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
+        silence_ms: int | None = None,
     ) -> None:
+        """With `silence_ms`, a request that times out fails alone, and the connection is closed when requests are
+        unanswered and no byte has arrived for so long. With None, a timeout closes the connection."""
         self.client_id = client_id
         self.timeout_ms = timeout_ms
         self.versions: PeerVersions | None = None
@@ -72,6 +76,15 @@ class RpcConnection(asyncio.BufferedProtocol):
         self._may_send = asyncio.Event()
         """Clear while the transport's buffer is full or `MAX_IN_FLIGHT` is reached; `request` waits for it."""
         self._may_send.set()
+        self._silence_s = None if silence_ms is None else silence_ms / 1000
+        self.heard_at = self._loop.time()
+        """When the last byte arrived, or the connection was made. Kept with `silence_ms` only."""
+        self.was_silent = False
+        """Whether the connection was closed because of its silence."""
+        self._waiting_since = 0.0
+        """When the oldest of the requests in flight was sent, or one after it. Kept with `silence_ms` only."""
+        self._silence_timer: asyncio.TimerHandle | None = None
+        """For the next check of the silence; None while no request is in flight."""
 
     @classmethod
     async def connect(
@@ -85,13 +98,14 @@ class RpcConnection(asyncio.BufferedProtocol):
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         tls: ssl.SSLContext | None = None,
         negotiate: bool = False,
+        silence_ms: int | None = None,
     ) -> RpcConnection:
         """Connect, and with `negotiate` request the peer's API versions. Raises `ApiError`."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
                 _, connection = await loop.create_connection(
-                    lambda: cls(client_id, timeout_ms, max_response_bytes),
+                    lambda: cls(client_id, timeout_ms, max_response_bytes, silence_ms),
                     host,
                     port,
                     ssl=tls,
@@ -140,7 +154,11 @@ class RpcConnection(asyncio.BufferedProtocol):
         call = self._write(message, version)
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         future: asyncio.Future[Any] = self._loop.create_future()
-        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, call, timeout_ms)
+        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, call, timeout_ms, future)
+        if self._silence_s is not None and not self._in_flight:
+            self._waiting_since = self._loop.time()
+            if self._silence_timer is None:
+                self._silence_timer = self._loop.call_later(self._silence_s, self._check_silence, self._silence_s)
         self._in_flight.append(_InFlight(call, future, timer))
         self._update_may_send()
         return future
@@ -167,9 +185,25 @@ class RpcConnection(asyncio.BufferedProtocol):
                 self._transport.write(buffer)
         return call
 
-    def _time_out(self, call: Call, timeout_ms: int) -> None:
+    def _time_out(self, call: Call, timeout_ms: int, future: asyncio.Future[Any]) -> None:
         late = timed_out(call, timeout_ms)
-        self._fail(disconnected(f"closed after a timeout: {late.message}"), call, late)
+        if self._silence_s is None:
+            self._fail(disconnected(f"closed after a timeout: {late.message}"), call, late)
+        elif not future.done():
+            # The call stays in flight: its response is dropped when it arrives.
+            future.set_exception(late)
+
+    def _check_silence(self, silence_s: float) -> None:
+        """Close the connection if it is silent; else check again when it could be."""
+        self._silence_timer = None
+        if not self._in_flight:
+            return
+        left_s = max(self.heard_at, self._waiting_since) + silence_s - self._loop.time()
+        if left_s > 0:
+            self._silence_timer = self._loop.call_later(left_s, self._check_silence, silence_s)
+            return
+        self.was_silent = True
+        self._fail(disconnected(f"closed: no byte came within {silence_s * 1000:.0f} ms"))
 
     def _fail(self, reason: ApiError, late_call: Call | None = None, late: ApiError | None = None) -> None:
         """Close. All calls fail with `reason`, except `late_call`, which caused the close and fails with `late`."""
@@ -178,6 +212,9 @@ class RpcConnection(asyncio.BufferedProtocol):
         transport, self._transport = self._transport, None
         self._close_reason = reason
         transport.abort()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+            self._silence_timer = None
         in_flight, self._in_flight = self._in_flight, deque()
         for entry in in_flight:
             entry.timer.cancel()
@@ -197,6 +234,7 @@ class RpcConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
+        self.heard_at = self._loop.time()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Memory for the next read."""
@@ -205,6 +243,8 @@ class RpcConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes were read: settle the calls whose answers are complete."""
         self._frames.filled(nbytes)
+        if self._silence_s is not None:
+            self.heard_at = self._loop.time()
         try:
             while (frame := self._frames.next_frame()) is not None:
                 if not self._in_flight:

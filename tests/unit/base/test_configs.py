@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -477,3 +478,29 @@ def test_passwords_are_kept_as_they_are() -> None:
 )
 def test_durations(text: str, ms: int | None) -> None:
     assert parse_duration_ms(text) == ms
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.5d", 0.5), ("1e3", 1000.0), ("0.5f", 0.5), ("1D", 1.0), (".5", 0.5), ("5.", 5.0), ("1.e2", 100.0),
+        ("+.5e-1d", 0.05), ("Infinity", math.inf), ("-Infinity", -math.inf), ("1e400", math.inf),
+        ("0x1p-1", 0.5), ("0X.8P0d", 0.5), ("0x1.p1", 2.0), ("0x1.8p+1F", 3.0), ("0x1p-5000", 0.0),
+        ("0x1p5000", math.inf), ("-0x1p5000", -math.inf),
+    ],
+)  # fmt: skip
+def test_doubles_are_read_as_java_does(text: str, value: float) -> None:
+    """The expected values are those of `Double.parseDouble`."""
+    assert parse_value("x", text, DOUBLE) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "inf", "nan", "infinity", "Infinityd", "NaNf", "1_0", "1e", "e1", "1d1", "1ff", "d", ".", "\u0661",
+        "0x1", "0x1p", "0xp1", "0x.p1", "0x1p1.0",
+    ],
+)  # fmt: skip
+def test_what_java_refuses_as_a_double_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="Not a number of type DOUBLE"):
+        parse_value("x", text, DOUBLE)

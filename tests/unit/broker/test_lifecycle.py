@@ -11,17 +11,22 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.broker.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import EMPTY, Provenance
 from kalda.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,
 )
+from kalda.protocol.messages.metadata_records import RegisterBrokerRecord, UnregisterBrokerRecord
+from kalda.protocol.notation import Struct
 
 INTERVAL_MS = 2_000
 REGISTRATION_MS = 60_000
 DIR_FAILURE_MS = 30_000
 LEFT, RIGHT = Uuid(b"l" * 16), Uuid(b"r" * 16)
+INCARNATION, OTHER_INCARNATION = Uuid(b"i" * 16), Uuid(b"o" * 16)
 
 
 class World:
@@ -32,12 +37,14 @@ class World:
         self.sent: list[Any] = []
         self.fatal: list[str] = []
         self.replayed: int | None = None
+        self.image = EMPTY
         self._pending: Pending[Any] = Pending()
-        identity = BrokerIdentity(1, "cluster", Uuid(b"i" * 16), [], [], None, lambda: [RIGHT, LEFT], 6)
+        identity = BrokerIdentity(1, "cluster", INCARNATION, [], [], None, lambda: [RIGHT, LEFT], 6)
         self.broker = BrokerLifecycle(
             identity,
             self._send,
             self.time,
+            lambda: self.image,
             lambda: 42,
             self.fatal.append,
             heartbeat_interval_ms=INTERVAL_MS,
@@ -68,6 +75,21 @@ class World:
 
     def fail(self) -> None:
         self._pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+
+    def replay(self, offset: int, *records: Struct) -> None:
+        """The metadata has these records, of which the last is at `offset`."""
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        self.image = delta.apply(Provenance(offset, 1, 0))
+
+    def next_heartbeat(self) -> Any:
+        self.time.advance(INTERVAL_MS)
+        return self.take()
+
+
+def registered(broker_id: int, epoch: int, incarnation: Uuid = INCARNATION, fenced: bool = False) -> Struct:
+    return RegisterBrokerRecord(broker_id=broker_id, incarnation_id=incarnation, broker_epoch=epoch, fenced=fenced)
 
 
 @pytest.fixture
@@ -133,15 +155,53 @@ def test_the_registration_timeout_ends_with_the_registration(running: World) -> 
     assert not running.fatal
 
 
-def test_a_broker_with_a_stale_epoch_registers_again_and_stays_running(running: World) -> None:
-    running.time.advance(INTERVAL_MS)
-    running.take()
+def test_an_unregistered_broker_does_not_register_by_itself(running: World, caplog: pytest.LogCaptureFixture) -> None:
+    """As in Apache Kafka: what an administrator has removed stays away until it is restarted."""
+    running.replay(7, registered(1, 7))
+    running.next_heartbeat()
+    running.answer(ErrorCode.STALE_BROKER_EPOCH)
+    running.replay(9, UnregisterBrokerRecord(broker_id=1, broker_epoch=7))
+    for _ in range(5):
+        assert isinstance(running.next_heartbeat(), BrokerHeartbeatRequest)
+        running.answer(ErrorCode.STALE_BROKER_EPOCH)
+    assert running.broker.state is BrokerState.RUNNING
+    assert [each for each in caplog.messages if "unregistered" in each] == [
+        "broker 1 has been unregistered; this process serves no partition any more. Restart it to register it again"
+    ]
+
+
+def test_a_broker_whose_id_another_process_has_taken_does_not_take_it_back(running: World) -> None:
+    running.replay(9, registered(1, 9, OTHER_INCARNATION))
+    running.next_heartbeat()
+    running.answer(ErrorCode.STALE_BROKER_EPOCH)
+    assert isinstance(running.next_heartbeat(), BrokerHeartbeatRequest)
+
+
+def test_a_process_that_is_registered_with_another_epoch_registers_anew(running: World) -> None:
+    """Its registration was sent twice, and the controller processed the first one last."""
+    running.next_heartbeat()
+    running.answer(ErrorCode.STALE_BROKER_EPOCH)
+    assert isinstance(running.next_heartbeat(), BrokerHeartbeatRequest), "the metadata has no reason yet"
+    running.replay(8, registered(1, 8))
     running.answer(ErrorCode.STALE_BROKER_EPOCH)
     running.time.advance(1_000)
     assert isinstance(running.take(), BrokerRegistrationRequest)
     running.register(epoch=9)
     assert running.take().broker_epoch == 9
     assert running.broker.state is BrokerState.RUNNING
+
+
+@pytest.mark.parametrize("is_known_before", [False, True])
+def test_an_unregistered_broker_has_nothing_to_hand_over(running: World, is_known_before: bool) -> None:
+    running.replay(9)
+    running.next_heartbeat()
+    if is_known_before:
+        running.answer(ErrorCode.STALE_BROKER_EPOCH)
+    running.broker.begin_controlled_shutdown()
+    if not is_known_before:
+        running.answer(ErrorCode.STALE_BROKER_EPOCH)
+    assert running.broker.milestones.may_shut_down.done
+    assert not running.time.timers
 
 
 def test_an_urgent_request_is_sent_when_the_one_under_way_is_answered(running: World) -> None:
@@ -204,6 +264,49 @@ def test_a_controlled_shutdown_sends_heartbeats_until_it_may_shut_down(running: 
     assert running.broker.milestones.may_shut_down.done
     running.time.advance(10 * INTERVAL_MS)
     assert not running.sent
+
+
+def test_a_controlled_shutdown_takes_at_most_five_minutes(running: World, caplog: pytest.LogCaptureFixture) -> None:
+    running.broker.begin_controlled_shutdown()
+    for _ in range(599):
+        running.take()
+        running.time.advance(400)
+        running.answer(is_fenced=False, should_shut_down=False)
+        running.time.advance(100)
+    assert not running.broker.milestones.may_shut_down.done
+    running.time.advance(500)
+    assert running.broker.milestones.may_shut_down.done
+    assert any("not moved them all within 300 s" in each for each in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("others", "patience_ms"),
+    [([], 1_000), ([registered(2, 5, fenced=True)], 1_000), ([registered(2, 5)], 5_000)],
+)
+def test_a_controlled_shutdown_does_not_wait_for_controllers_that_do_not_respond(
+    running: World, others: list[Struct], patience_ms: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has less patience where no other broker could lead its partitions."""
+    running.replay(7, registered(1, 7), *others)
+    running.broker.begin_controlled_shutdown()
+    running.take()
+    running.time.advance(patience_ms - 10)
+    running.answer(is_fenced=False, should_shut_down=False)
+    running.time.advance(patience_ms - 10)
+    assert not running.broker.milestones.may_shut_down.done
+    running.time.advance(10)
+    assert running.broker.milestones.may_shut_down.done
+    assert f"no controller has responded for {patience_ms} ms" in caplog.text
+    assert not running.time.timers
+
+
+def test_responses_after_the_end_are_no_failures(running: World, caplog: pytest.LogCaptureFixture) -> None:
+    """When the node stops, the channel fails the heartbeat that is under way."""
+    running.next_heartbeat()
+    running.broker.close()
+    running.fail()
+    assert not running.time.timers
+    assert not caplog.messages
 
 
 def test_a_broker_that_leads_nothing_shuts_down_at_once(world: World) -> None:

@@ -110,3 +110,81 @@ def test_a_keeper_that_is_closed_between_two_steps_begins_no_other() -> None:
     keeper.close()
     time.advance(100 * 3_600_000)
     assert steps.begun_ms == [10]
+
+
+class Upkeep:
+    """Logs whose polls raise, as long as `failure` is set."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = ZeroDivisionError("by no one's doing")
+        self.polls = 0
+
+    def poll(self, now_ms: int) -> list[Any]:
+        self.polls += 1
+        if self.failure is not None:
+            raise self.failure
+        return []
+
+    def next_deadline_ms(self, now_ms: int) -> int:
+        return now_ms + 10_000
+
+
+def test_an_unexpected_exception_does_not_end_the_polls(caplog: pytest.LogCaptureFixture) -> None:
+    time, logs = HandTime(), Upkeep()
+    cleaner: Any = SimpleNamespace(config=CleanerConfig(backoff_ms=10_000), choose=lambda now_ms: None)
+    clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms)
+    keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())  # type: ignore[arg-type]
+    keeper.start()
+    time.advance(20_000)
+    assert (logs.polls, caplog.text.count("ZeroDivisionError")) == (3, 3)
+    logs.failure = None
+    time.advance(20_000)
+    assert logs.polls > 10
+
+
+@pytest.mark.parametrize("where", ["choose", "next_job", "finish", "finished"])
+def test_an_unexpected_exception_does_not_end_the_compactions(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("by no one's doing")
+
+    time = HandTime()
+    chosen: list[int] = []
+    failed: list[BaseException] = []
+    has_run: list[bool] = []
+
+    def choose(now_ms: int) -> Any:
+        chosen.append(now_ms)
+        if where == "choose":
+            fail()
+        has_run.clear()
+        return SimpleNamespace(
+            next_job=next_job, log=SimpleNamespace(topic_partition="t-0"), bytes_moved=0, end_offset=0
+        )
+
+    def next_job() -> Job[None] | None:
+        if where == "next_job":
+            fail()
+        if has_run:
+            return None
+        has_run.append(True)
+        return Job("a step", lambda: fail() if where == "finish" else None, lambda _: None)
+
+    def finished(cleaning: Any) -> None:
+        if where == "finished":
+            fail()
+
+    cleaner: Any = SimpleNamespace(
+        config=CleanerConfig(backoff_ms=10, max_bytes_per_second=float("inf")),
+        choose=choose,
+        finished=finished,
+        failed=lambda _, error: failed.append(error),
+    )
+    logs: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
+    clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
+    keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())
+    keeper.start()
+    time.advance(25_000)
+    keeper.close()
+    assert len(chosen) >= 2
+    assert "ZeroDivisionError" in caplog.text
+    assert (where == "choose") == (not failed)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import uuid_to_text
 from kalda.broker.dir_locks import DirLocks
 from kalda.broker.disk import RealDisk
+from kalda.broker.lifecycle import Milestones
 from kalda.broker.node import Node, _warn_of_properties
 from kalda.broker.shell import ThreadJobs
 from kalda.storage.log import Log
@@ -113,3 +117,39 @@ def test_the_directories_stay_locked_until_the_last_recovery_has_ended(
     assert done == ["recovered", "unlocked"]
     gc.collect()
     assert complaints == []
+
+
+def test_a_second_signal_ends_the_wait_for_a_handover() -> None:
+    """Also one that comes before the first has been acted upon, and a failure of the node."""
+    waited: list[str] = []
+
+    class Lifecycle:
+        def __init__(self) -> None:
+            self.milestones = Milestones()
+            self.begun = asyncio.Event()
+
+        def begin_controlled_shutdown(self) -> None:
+            self.begun.set()
+
+        def close(self) -> None:
+            self.milestones.may_shut_down.complete(None)
+
+    async def scenario(node: Node, hurry: Callable[[], None], *, early: bool = False) -> None:
+        lifecycle = Lifecycle()
+        node._broker = SimpleNamespace(lifecycle=lifecycle)  # type: ignore[assignment]
+        if early:
+            hurry()
+        handover = asyncio.ensure_future(node._hand_over(node._broker))  # type: ignore[arg-type]
+        await lifecycle.begun.wait()
+        if not early:
+            assert not handover.done()
+            hurry()
+        await asyncio.wait_for(handover, 60)
+        waited.append("ended")
+
+    for early in (False, True):
+        node = Node(ServerConfig(MINIMAL))
+        asyncio.run(scenario(node, node.skip_handover, early=early))
+    node = Node(ServerConfig(MINIMAL))
+    asyncio.run(scenario(node, partial(node._fatal, "all disks have failed")))
+    assert waited == ["ended"] * 3

@@ -200,3 +200,31 @@ def test_a_request_of_the_quorum_ends_whatever_is_raised(error: Exception) -> No
     failure = asyncio.run(run()).error
     assert failure is not None
     assert not isinstance(failure, ConnectionRefused)
+
+
+def test_a_controller_that_has_stopped_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Its address refuses connections. One that does not respond at all is a warning."""
+    lost = ApiError(ErrorCode.NETWORK_EXCEPTION, "reset")
+    refused: list[bool] = [True, False]
+
+    async def is_refused(host: str, port: int) -> bool:
+        return refused.pop(0)
+
+    async def run() -> None:
+        script = Script(lost, VoteResponse(), lost)
+        channel = RaftChannel(lambda host, port: script, is_refused)  # type: ignore[arg-type, return-value]
+        while script.answers:
+            answered = asyncio.Event()
+            channel.send(Destination(1, HOST, 9), VoteRequest(), 1_000).then(lambda *_, wake=answered.set: wake())
+            await answered.wait()
+        await channel.close()
+
+    with caplog.at_level(logging.INFO, "kalda.quorum"):
+        asyncio.run(run())
+    assert [(record.levelname, record.getMessage()) for record in caplog.records if "no answer" in record.msg] == [
+        (
+            "INFO",
+            "no answer from the controller at 127.0.0.1:9: it refuses connections, so no process runs there",
+        ),
+        ("WARNING", "no answer from the controller at 127.0.0.1:9: reset"),
+    ]

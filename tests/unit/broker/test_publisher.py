@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
+from kalda.broker.opening import OpeningPartitions
 from kalda.broker.publisher import BrokerPublisher
+from kalda.broker.publishing_faults import PublishingFaults
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
 from kalda.protocol.messages.metadata_records import (
+    ConfigRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RemoveTopicRecord,
@@ -50,6 +54,8 @@ class FakeReplicas:
 
     def __init__(self) -> None:
         self.served: dict[tuple[str, int], Any] = {}
+        self.configured: list[TopicPartition] = []
+        """Partitions whose log got another config."""
 
     def __iter__(self) -> Any:
         return iter(self.served.values())
@@ -63,7 +69,13 @@ class FakeReplicas:
     def apply(self, topic_partition: TopicPartition, topic_id: Uuid, registration: Any, log: Any) -> None:
         if topic_partition not in self.served:
             log()
-        self.served[topic_partition] = SimpleNamespace(topic_partition=topic_partition, topic_id=topic_id)
+        self.served[topic_partition] = SimpleNamespace(
+            topic_partition=topic_partition,
+            topic_id=topic_id,
+            is_leader=registration.leader == 1,
+            log=SimpleNamespace(update_config=lambda config: self.configured.append(topic_partition)),
+            on_config=lambda: None,
+        )
 
     def ids(self) -> set[Uuid]:
         return {partition.topic_id for partition in self.served.values()}
@@ -89,13 +101,19 @@ class FakeLogs:
     """Logs by partition; like the manager, it has one of a name at a time."""
 
     def __init__(self) -> None:
-        self.logs: dict[TopicPartition, Uuid] = {}
+        self.logs: dict[TopicPartition, Uuid | None] = {}
+        self.aside: list[TopicPartition] = []
         self.futures = FakeFutures()
         self.dirs = FakeDirs(SimpleNamespace(online=True, directory_id=each) for each in (HOME, AWAY))
 
     def get(self, topic_partition: TopicPartition) -> Any:
-        known = self.logs.get(topic_partition)
-        return None if known is None else SimpleNamespace(topic_id=known)
+        if topic_partition not in self.logs:
+            return None
+        return SimpleNamespace(topic_id=self.logs[topic_partition])
+
+    def set_aside(self, topic_partition: TopicPartition) -> None:
+        del self.logs[topic_partition]
+        self.aside.append(topic_partition)
 
     def get_or_create_log(self, topic_partition: TopicPartition, topic_id: Uuid, _: LogConfig, directory: Uuid) -> Any:
         if topic_partition not in self.logs and directory not in (*_RESERVED, HOME, AWAY):
@@ -127,13 +145,18 @@ class World:
         self.led: list[TopicPartition] = []
         """Partitions that coordinators were called with, elected and not resigned."""
         self.deleted: dict[str, Uuid] = {}
+        self.broken: set[object] = set()
+        """Partitions and topics for which everything raises."""
+        self.fatal: list[str] = []
+        self.faults = PublishingFaults()
+        self.opening = OpeningPartitions(self.timers)
         self.publisher = BrokerPublisher(
             1,
             self.replicas,  # type: ignore[arg-type]
             self.logs,  # type: ignore[arg-type]
-            lambda topic, image: LogConfig(),
+            self._log_config,
             SimpleNamespace(
-                on_elected=lambda partition: self.led.append(partition.topic_partition),
+                on_elected=self._on_elected,
                 on_resigned=lambda topic_partition: topic_partition in self.led and self.led.remove(topic_partition),
                 on_topics_deleted=self.deleted.update,
             ),
@@ -141,11 +164,24 @@ class World:
             lambda *placed: self.placed.append(placed),
             self.timers,
             self,
+            self.opening,
+            self.faults,
+            self.fatal.append,
         )
         self.placed: list[tuple[Uuid, int, Uuid]] = []
         self.hold_jobs = False
         self.held: list[Callable[[], None]] = []
         self.image = EMPTY
+
+    def _log_config(self, topic: str, image: object) -> LogConfig:
+        if topic in self.broken:
+            raise ZeroDivisionError(topic)
+        return LogConfig()
+
+    def _on_elected(self, partition: Any) -> None:
+        if partition.topic_partition in self.broken:
+            raise ZeroDivisionError(partition.topic_partition)
+        self.led.append(partition.topic_partition)
 
     def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
         if self.hold_jobs:
@@ -176,9 +212,9 @@ def world() -> World:
 
 
 def topic(
-    topic_id: Uuid, partitions: int = MANY, directory: Uuid = NOWHERE, isr: int = 1, **fields: Any
+    topic_id: Uuid, partitions: int = MANY, directory: Uuid = NOWHERE, isr: int = 1, name: str = "t", **fields: Any
 ) -> Iterable[Any]:
-    yield TopicRecord(name="t", topic_id=topic_id)
+    yield TopicRecord(name=name, topic_id=topic_id)
     for index in range(partitions):
         yield PartitionRecord(
             partition_id=index,
@@ -327,3 +363,109 @@ def test_nothing_is_opened_after_the_end(world: World) -> None:
     world.finish()
     world.update(RemoveTopicRecord(topic_id=OLD), *topic(NEW))
     assert len(world.logs.logs) == opened
+
+
+def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_closed(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.broken = {"t", TopicPartition("u", 1)}
+    world.update(*topic(OLD, 2), *topic(NEW, 3, name="u"))
+    world.finish()
+    assert world.replicas.ids() == {NEW}
+    assert [each.partition for each in world.led] == [0, 2], "one coordinator failed"
+    assert world.faults.count == 5, "two logs are not made, two partitions not opened, one coordinator fails"
+    assert "cannot open t-0: t" in caplog.text
+    assert "ZeroDivisionError" in caplog.text, "the cause, with its stack"
+    world.broken.clear()
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, isr=[1, 2]))
+    assert world.replicas.ids() == {OLD, NEW}, "the next update is applied"
+    assert not world.fatal
+
+
+def test_a_config_that_cannot_be_applied_does_not_keep_others_from_it(world: World) -> None:
+    world.update(*topic(OLD, 2), *topic(NEW, 2, name="u"))
+    world.broken = {"t"}
+    changes = [
+        ConfigRecord(resource_type=ConfigResourceType.TOPIC, resource_name=name, name="retention.ms", value="1")
+        for name in ("t", "u")
+    ]
+    world.update(*changes, PartitionChangeRecord(partition_id=0, topic_id=NEW, leader=2, isr=[2]))
+    assert world.replicas.configured == [TopicPartition("u", 0), TopicPartition("u", 1)]
+    assert world.led == [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 1)]
+    assert world.faults.count == 2
+
+
+def test_a_job_that_fails_does_not_end_the_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(made: object) -> None:
+        raise ZeroDivisionError
+
+    make_logs_job = world.logs.make_logs_job
+    monkeypatch.setattr(world.logs, "make_logs_job", lambda _: Job("make logs", list, fail))
+    world.update(*topic(OLD, 3))
+    monkeypatch.setattr(world.logs, "make_logs_job", make_logs_job)
+    world.update(*topic(NEW, 3, name="u"))
+    world.finish()
+    assert (world.faults.count, world.replicas.ids()) == (1, {OLD, NEW})
+
+
+def test_a_fault_in_the_first_image_is_raised() -> None:
+    """A broker that has opened a part of its partitions must not serve."""
+    world = World()
+    world.broken = {"t"}
+    with pytest.raises(ZeroDivisionError):
+        world.update(*topic(OLD, 1))
+
+
+def test_an_update_that_cannot_go_on_stops_the_node(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise ZeroDivisionError
+        yield
+
+    monkeypatch.setattr(world.publisher, "_steps", lambda *_: fail())
+    world.update(*topic(OLD, 1))
+    assert len(world.fatal) == 1
+    assert not world.timers.due
+
+
+def test_the_applied_offset_is_that_of_the_last_image_whose_partitions_are_open() -> None:
+    world = World()
+    applied = world.publisher.applied_offset
+    assert applied(7) == 7, "nothing is to be applied yet"
+    world.update()
+    opened = world.image.offset
+    world.hold_jobs = True
+    world.update(*topic(OLD, 1))
+    assert applied(world.image.offset) == opened
+    while world.held:
+        world.held.pop()()
+    assert applied(world.image.offset) == world.image.offset == opened + 1
+    world.update()
+    assert applied(world.image.offset) == world.image.offset
+
+
+def test_a_log_without_topic_id_is_not_adopted(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be that of a former topic of that name. Apache Kafka takes it for a stray log."""
+    at = TopicPartition("t", 0)
+    world.logs.logs[at] = None
+    world.update(*topic(NEW, 1))
+    assert (world.logs.aside, world.logs.logs) == ([at], {at: NEW})
+    assert "t-0 has no topic id: it is set aside" in caplog.text
+
+
+def test_partitions_are_marked_as_opening_until_they_are_open(world: World) -> None:
+    world.hold_jobs = True
+    world.update(*topic(OLD, 1), *topic(NEW, 1, isr=2, name="u"))
+    assert list(world.opening.partitions) == [TopicPartition("t", 0)], "the other one is followed"
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, leader=2, isr=[2]))
+    assert not world.opening.partitions, "it is not to be led any more"
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, leader=1, isr=[1]))
+    assert list(world.opening.partitions) == [TopicPartition("t", 0)]
+    world.update(RemoveTopicRecord(topic_id=OLD), *topic(Uuid(bytes(15) + b"\x03"), 1))
+    assert list(world.opening.partitions) == [TopicPartition("t", 0)], "the new topic's"
+    world.hold_jobs = False
+    while world.held or world.timers.due:
+        held, world.held = world.held, []
+        for finish in held:
+            finish()
+        world.finish()
+    assert not world.opening.partitions

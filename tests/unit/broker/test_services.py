@@ -13,6 +13,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.broker.dynamic_configs import DynamicConfigPublisher, DynamicConfigs
 from kalda.broker.modules.module import Module
+from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.services import Services
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.cluster_client import ClusterClient
@@ -40,9 +41,16 @@ class World:
     def __init__(self) -> None:
         self.seen: list[int] = []
         self.configs = DynamicConfigs(ServerConfig(STATIC))
-        self.publisher = DynamicConfigPublisher(self.configs, [self._on_config])
+        self.faults = PublishingFaults()
+        self.failure: Exception | None = None
+        """What a second module raises, which is called before the other."""
+        self.publisher = DynamicConfigPublisher(self.configs, [self._fail, self._on_config], self.faults)
         self.image = EMPTY
         self.update()
+
+    def _fail(self, current: ServerConfig, image: MetadataImage) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def _on_config(self, current: ServerConfig, image: MetadataImage) -> None:
         assert image is self.image
@@ -68,6 +76,46 @@ def test_the_first_image_brings_the_configuration_even_where_nothing_is_dynamic(
     assert world.seen == [2]
     world.update()
     assert world.seen == [2]
+
+
+def test_a_module_that_fails_does_not_keep_configs_from_the_others(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.failure = ZeroDivisionError("by no one's doing")
+    world.set(ConfigResourceType.BROKER, "", "num.replica.fetchers", "3")
+    assert (world.seen, world.faults.count) == ([2, 3], 1)
+    assert "cannot apply configs by World._fail: by no one's doing" in caplog.text
+
+
+def test_a_module_that_fails_with_the_first_image_stops_the_start(world: World) -> None:
+    world.failure = ZeroDivisionError("by no one's doing")
+    publisher = DynamicConfigPublisher(world.configs, [world._fail], world.faults)
+    with pytest.raises(ZeroDivisionError):
+        publisher.on_metadata_update(MetadataDelta.of_whole(world.image), world.image, None)
+
+
+def test_a_config_that_cannot_be_read_is_left_out(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Other software may have written it. It must not keep a node from its start."""
+    world.set(ConfigResourceType.TOPIC, "orders", "retention.ms", "a week")
+    world.set(ConfigResourceType.TOPIC, "orders", "segment.bytes", "1048577")
+    world.set(ConfigResourceType.BROKER, "", "log.cleaner.min.cleanable.ratio", "half")
+    config = world.configs.log_config("orders", world.image)
+    assert (config.retention_ms, config.segment_bytes) == (5_000, 1_048_577), "the broker's default is in its place"
+    assert config.min_cleanable_dirty_ratio == 0.5
+    assert caplog.messages == [
+        "config retention.ms=a week of topic orders cannot be read: it is left out",
+        "a dynamic config is left out: Invalid value half for configuration log.cleaner.min.cleanable.ratio: "
+        "Not a number of type DOUBLE",
+    ]
+
+
+def test_a_number_of_java_is_read_as_java_does(world: World) -> None:
+    world.set(ConfigResourceType.BROKER, "", "log.cleaner.min.cleanable.ratio", "0.25f")
+    assert world.configs.log_config("orders", world.image).min_cleanable_dirty_ratio == 0.25
+    world.set(ConfigResourceType.TOPIC, "orders", "min.cleanable.dirty.ratio", "0.5d")
+    assert world.configs.log_config("orders", world.image).min_cleanable_dirty_ratio == 0.5
+    world.set(ConfigResourceType.TOPIC, "orders", "min.cleanable.dirty.ratio", "1_0")
+    assert world.configs.log_config("orders", world.image).min_cleanable_dirty_ratio == 0.25
 
 
 def test_the_configs_of_this_broker_take_effect_before_those_of_all_brokers(world: World) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,6 +211,24 @@ def test_the_order_of_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert groups(1, 3, 4, 5) == [[4], [5], [3, 1]]
     alive.discard(3)
     assert groups(1, 4, 5) == [[4, 5, 1]]
+
+
+def test_a_node_that_waits_long_is_hurried_before_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handover may take minutes; a node that is killed has to recover its logs."""
+    sent: list[tuple[int, int]] = []
+    clock = SimpleNamespace(now=100, monotonic=lambda: clock.now)
+    process = SimpleNamespace(send=lambda number: sent.append((clock.now - 100, number)))
+
+    def wait(processes: list[Any], timeout_s: float) -> list[Any]:
+        clock.now += 1
+        return processes
+
+    monkeypatch.setattr(stopping, "time", clock)
+    monkeypatch.setattr(stopping, "wait_until_ended", wait)
+    monkeypatch.setattr(stopping, "_spare_voters", lambda _: 1)
+    made = make(tmp_path, 3, 3)
+    assert stopping._stop_together(made, {1: process}, 30) == [stopping.Stopped(1, True)]  # type: ignore[dict-item]
+    assert sent == [(0, signal.SIGTERM), (20, signal.SIGTERM), (30, signal.SIGKILL)]
 
 
 # -- logs

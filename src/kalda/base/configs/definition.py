@@ -250,6 +250,7 @@ def parse_duration_ms(text: str) -> int | None:
 _INTEGER_BITS = {Type.SHORT: 16, Type.INT: 32, Type.LONG: 64}
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _DOUBLE = re.compile(r"([+-]?)(?:(NaN|Infinity)|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?)", re.ASCII)
+_HEX_DOUBLE = re.compile(r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?", re.ASCII)
 _COMMA = re.compile(r"\s*,\s*", re.ASCII)
 _BLANKS = "".join(map(chr, range(33)))
 """The characters that Java's `trim` cuts."""
@@ -273,17 +274,29 @@ def parse_value(name: str, text: str, kind: Type) -> Value:
                     return number
             raise invalid_value(name, trimmed, f"Not a number of type {kind.name}")
         case Type.DOUBLE:
-            found = _DOUBLE.fullmatch(trimmed)
-            if found is None:
+            number_or_none = _parse_double(trimmed)
+            if number_or_none is None:
                 raise invalid_value(name, trimmed, "Not a number of type DOUBLE")
-            sign, word, number_text = found.groups()
-            return float(sign + (word or number_text))
+            return number_or_none
         case Type.LIST:
             return tuple(_COMMA.split(trimmed)) if trimmed else ()
         case Type.PASSWORD:
             return text
         case _:
             return trimmed
+
+
+def _parse_double(text: str) -> float | None:
+    """As Java's `Double.parseDouble`; None for what that refuses."""
+    if (found := _DOUBLE.fullmatch(text)) is not None:
+        sign, word, number_text = found.groups()
+        return float(sign + (word or number_text))
+    if (found := _HEX_DOUBLE.fullmatch(text)) is None:
+        return None
+    try:
+        return float.fromhex(found[1])
+    except OverflowError:
+        return float("-inf" if text.startswith("-") else "inf")
 
 
 def to_text(value: Value) -> str | None:

@@ -16,6 +16,7 @@ from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.handlers.shared import fetch_failed
 from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.opening import OpeningPartitions
 from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponseNodeEndpoint
@@ -50,8 +51,12 @@ class DataHandlers:
         sessions: FetchSessionCache,
         clock: Clock,
         prefer: Callable[[Partition, int, str], int] | None = None,
+        opening: OpeningPartitions | None = None,
     ) -> None:
-        """`prefer(partition, offset, rack)` is the replica that a consumer in a rack should read from (KIP-392)."""
+        """`prefer(partition, offset, rack)` is the replica that a consumer in a rack should read from (KIP-392).
+        Requests for partitions that are `opening` wait until they are open; with None, none is."""
+        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers)
+        self._opening_partitions = self._opening.partitions
         self._prefer = prefer
         self._replicas = replicas
         self._metadata = metadata
@@ -84,6 +89,14 @@ class DataHandlers:
             names = [self._metadata.topic_name(topic.topic_id) or "" for topic in request.topic_data]
         else:
             names = [topic.name for topic in request.topic_data]
+        if self._opening_partitions:
+            named = (
+                (name, data.index)
+                for name, topic in zip(names, request.topic_data, strict=True)
+                for data in topic.partition_data
+            )
+            if (waiting := self._opening.wait(context, request, self.produce, named, request.timeout_ms)) is not None:
+                return waiting
         done = produce.run(
             self._replicas,
             request,
@@ -133,6 +146,17 @@ class DataHandlers:
     def fetch(self, context: RequestContext, request: FetchRequest) -> FetchResponse | Pending[FetchResponse]:
         """Read what is stored; where that is less than `min_bytes`, wait for more."""
         check_isolation(request.isolation_level)
+        if self._opening_partitions:
+            is_follower = request.replica_id >= 0 or request.replica_state.replica_id >= 0
+            wait_ms = self._opening.fetch_wait_ms(request.max_wait_ms, is_follower=is_follower)
+            known = self._metadata.topic_name
+            named = (
+                (topic.topic or known(topic.topic_id) or "", asked.partition)
+                for topic in request.topics
+                for asked in topic.partitions
+            )
+            if (waiting := self._opening.wait(context, request, self.fetch, named, wait_ms)) is not None:
+                return waiting
         try:
             fetch_context = self._sessions.context(
                 request,

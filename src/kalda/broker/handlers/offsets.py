@@ -9,6 +9,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.context import RequestContext
+from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.rows import Authorization, Row
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import (
@@ -83,8 +84,10 @@ def check_isolation(level: int) -> None:
 class OffsetHandlers:
     """Offsets of the partitions that this broker leads."""
 
-    def __init__(self, replicas: ReplicaManager) -> None:
+    def __init__(self, replicas: ReplicaManager, opening: OpeningPartitions | None = None) -> None:
+        """Requests for partitions that are `opening` wait until they are open; with None, none is."""
         self._replicas = replicas
+        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers)
 
     def rows(self) -> list[Row]:
         """One row an API."""
@@ -107,6 +110,11 @@ class OffsetHandlers:
     ) -> ListOffsetsResponse | Pending[ListOffsetsResponse]:
         """Offsets by special value at once; by time in a job, because the search may have to read the disk."""
         check_isolation(request.isolation_level)
+        if self._opening.partitions:
+            named = ((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+            waiting = self._opening.wait(context, request, self.list_offsets, named, request.timeout_ms or MAX_WAIT_MS)
+            if waiting is not None:
+                return waiting
         answers: dict[str, ListOffsetsTopicResponse] = {}
         results: dict[tuple[str, int], ListOffsetsPartitionResponse] = {}
         searches: dict[tuple[str, int], tuple[ListOffsetsPartitionResponse, _Search]] = {}

@@ -15,7 +15,8 @@ Calls come in this order, all on the event loop:
 
 `rows` and `publishers` are called once, when all modules have been made. In `on_config`, `start` and what
 publishers do nothing may wait: the loader, and all else that follows metadata, goes on when they return. An exception
-in `on_config` or `start` stops the node.
+in `on_config` or `start` stops the node, except one in `on_config` after the first image: it is logged and counted, and
+the other modules are called all the same (`kalda.broker.publishing_faults`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dynamic_configs import DynamicConfigs
 from kalda.broker.lifecycle import BrokerLifecycle
 from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.opening import OpeningPartitions
+from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.rows import Row
 from kalda.broker.shell import Host
 from kalda.metadata.image import MetadataImage
@@ -57,6 +60,10 @@ class BrokerContext(NamedTuple):
     dynamic_configs: DynamicConfigs
     sensors: Sensors
     """What the node counts; every module may add its own."""
+    opening: OpeningPartitions
+    """Requests for partitions that are being opened wait here."""
+    faults: PublishingFaults
+    """Contains exceptions while an image is applied."""
     on_fatal: Callable[[str], None]
     """Stops the node; called with the reason why this broker cannot go on."""
 

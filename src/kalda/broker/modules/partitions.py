@@ -36,7 +36,14 @@ class PartitionsModule(Module):
             assignments.placed,
             context.timers,
             context.jobs,
+            context.opening,
+            context.faults,
+            context.on_fatal,
         )
+
+    def applied_offset(self, published: int) -> int:
+        """The offset of the newest image of which all partitions are open; see `BrokerPublisher.applied_offset`."""
+        return self._publisher.applied_offset(published)
 
     def publishers(self) -> Sequence[Publisher]:
         """Runs after dynamic configs have taken effect: they are the defaults of the logs that it opens."""

@@ -53,8 +53,10 @@ class ReplicationModule(Module):
             context.sensors,
         )
         sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
-        self._data = DataHandlers(self.replicas, cache, sessions, host.clock, _replica_selector(config, cache))
-        self._offsets = OffsetHandlers(self.replicas)
+        self._data = DataHandlers(
+            self.replicas, cache, sessions, host.clock, _replica_selector(config, cache), context.opening
+        )
+        self._offsets = OffsetHandlers(self.replicas, context.opening)
 
     def rows(self) -> list[Row]:
         """Reads and writes of partitions."""

@@ -3,7 +3,8 @@
 A controlled shutdown needs the active controller and a majority of the quorum. So brokers stop first, then voters as
 long as a majority remains, the active controller last of these; the remaining voters are stopped together. As soon as
 there is no majority, no controlled shutdown can succeed, and the others get a second SIGTERM, which ends their wait for
-one. A node that has not stopped within the timeout is killed.
+one. So does a node that has not stopped when most of its time is over, since a handover may take minutes. A node that
+has not stopped within the timeout is killed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from kalda.cli.local.starting import process_of
 _TIMEOUT_MS = 1_500
 _KILL_S = 10.0
 _POLL_S = 0.02
+_PART_FOR_HANDOVER = 2 / 3
+"""Of a node's time to stop. The rest is for closing its logs."""
 
 
 class Stopped(NamedTuple):
@@ -70,12 +73,14 @@ def _spare_voters(layout: Layout) -> int:
 
 
 def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s: float) -> list[Stopped]:
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
     for process in processes.values():
         process.send(signal.SIGTERM)
     late, is_hurried = list(processes.values()), False
     while late and time.monotonic() < deadline:
-        if not is_hurried and not layout.joined and _spare_voters(layout) < 0:
+        is_late = time.monotonic() >= began + timeout_s * _PART_FOR_HANDOVER
+        if not is_hurried and (is_late or (not layout.joined and _spare_voters(layout) < 0)):
             is_hurried = True
             for process in late:
                 process.send(signal.SIGTERM)

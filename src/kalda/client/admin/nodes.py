@@ -1,4 +1,4 @@
-"""Brokers and their log directories: DescribeCluster, DescribeLogDirs."""
+"""Brokers and their log directories: DescribeCluster, UnregisterBroker, DescribeLogDirs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from kalda.base.ids import TopicPartition
 from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages.admin import DescribableLogDirTopic, DescribeLogDirsRequest
+from kalda.protocol.messages.brokers import UnregisterBrokerRequest
 from kalda.protocol.messages.metadata import DescribeClusterRequest
 
 
@@ -53,6 +54,17 @@ def describe_cluster(cluster: ClusterClient, *, fenced: bool = False) -> Cluster
     answer = cluster.any_broker(request, check=check)
     nodes = sorted(Node(b.broker_id, b.host, b.port, b.rack, b.is_fenced) for b in answer.brokers)
     return ClusterDescription(answer.cluster_id, answer.controller_id, tuple(nodes))
+
+
+def unregister_broker(cluster: ClusterClient, broker_id: int) -> None:
+    """Remove the registration of a broker that will not come back (KIP-631). Where its process still runs, it leads
+    and serves nothing from then on, until it is restarted. Raises `ApiError`, BROKER_ID_NOT_REGISTERED among others."""
+
+    def check(answer: Any) -> None:
+        if answer.error_code:
+            raise refused(answer.error_code, f"broker {broker_id}", answer.error_message)
+
+    cluster.any_broker(UnregisterBrokerRequest(broker_id=broker_id), check=check)
 
 
 def describe_log_dirs(
