@@ -16,7 +16,7 @@ A broker has four states, of which the log has the first three:
 offset that any active broker reported. If the broker stopped earlier, a broker that lags behind could still name it as
 a leader in metadata responses.
 
-Invariant: whether a broker is fenced here is what the replayed records say. No request and no task sets it: their
+Invariant: whether a broker is fenced here follows from replayed records only. No request and no task sets it: their
 records may be refused by the log.
 """
 
