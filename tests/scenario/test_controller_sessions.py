@@ -115,7 +115,7 @@ def test_a_session_that_was_about_to_end_waits_for_the_heartbeats_in_the_sockets
     run(world, world.now_ms + SESSION_MS - 10)
     world.now_ms += 12_000
     world.active.poll(world.now_ms)
-    world.now_ms += SAMPLE_MS - 1
+    world.now_ms += SAMPLE_MS
     world.active.poll(world.now_ms)
     assert fenced(world) == []
     run(world, world.now_ms + 2 * SAMPLE_MS)

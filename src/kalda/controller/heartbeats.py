@@ -16,7 +16,7 @@ A broker has four states, of which the log has the first three:
 offset that any active broker reported. If the broker stopped earlier, a broker that lags behind could still name it as
 a leader in metadata responses.
 
-Invariant: whether a broker is fenced here is what the replayed records say. No request and no task sets it: their
+Invariant: whether a broker is fenced here follows from replayed records only. No request and no task sets it: their
 records may be refused by the log.
 """
 
@@ -113,7 +113,7 @@ class BrokerHeartbeats:
         none within the next `at_least_ms`."""
         earliest = now_ms + at_least_ms - self._session_timeout_ms
         for key, contact_ms in self._contacts.items():
-            self._contacts[key] = max(min(now_ms, contact_ms + stall_ms), earliest)
+            self._contacts[key] = max(contact_ms + stall_ms, earliest)
 
     def on_heartbeat(self, broker_id: int, metadata_offset: int) -> None:
         """A heartbeat was handled: the offset up to which the broker has read the metadata."""

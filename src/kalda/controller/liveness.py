@@ -146,7 +146,7 @@ class BrokerLiveness:
             self._suspects.suspect(broker_id, broker_epoch, now_ms)
 
     def on_duplicate_registration(self, broker_id: int, now_ms: int) -> None:
-        """Another process asked to be registered under the id of a registered broker."""
+        """A registration of another process under the id of a registered broker was refused."""
         if self._suspects is not None:
             self._suspects.on_duplicate_registration(broker_id, self._cluster.brokers[broker_id].epoch, now_ms)
 

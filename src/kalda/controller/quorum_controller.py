@@ -386,7 +386,7 @@ class QuorumController:
     # Faults
 
     def _fail_over(self, event: str, error: Exception) -> None:
-        """An event failed in a way that nobody foresaw: the soft state of this controller may be wrong. Give up the
+        """An event failed with an unforeseen exception: the soft state of this controller may be wrong. Give up the
         leadership."""
         self.faults.non_fatal(
             f"{event}: event failed with {type(error).__name__} at epoch {self.runtime.claimed_epoch}. Renouncing "

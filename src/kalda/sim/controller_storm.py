@@ -1,7 +1,7 @@
 """Seeded faults around controllers: stalls, bugs in requests and tasks, records that cannot be applied, a log that
 refuses, elections; brokers that die, restart, fall silent, or are refused wrongly.
 
-In the end all faults are removed. Then one controller is active, all have the state that the log says, brokers are
+In the end all faults are removed. Then one controller is active, all have the state of the log, brokers are
 fenced exactly where they are dead, and what can have a leader has one.
 """
 
