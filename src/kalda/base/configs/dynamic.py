@@ -2,8 +2,8 @@
 
 A value comes from the first layer that has the key or one of its synonyms: this broker's dynamic configs, the
 cluster's dynamic configs, the properties file, the default. `Layers` holds the first three as texts. `effective` makes
-a `ServerConfig` of them. It leaves out a dynamic value that does not parse, and one of a key that is not dynamic, so that
-such a value cannot stop the node.
+a `ServerConfig` of them. It leaves out a dynamic value that does not parse, and one of a key that is not dynamic, so
+that such a value cannot stop the node.
 """
 
 from __future__ import annotations
