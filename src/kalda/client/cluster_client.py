@@ -47,7 +47,8 @@ _BOOTSTRAP = -1
 """The node id under which the connection to a bootstrap address is kept, as the address's node id is unknown."""
 
 _FIRST_CONTACT_MS = 1_500
-"""How long to retry before the first connection: a node may be starting, but a wrong address has to fail soon."""
+"""How long to retry before the first connection, by default: a node may be starting, but a wrong address has to fail
+soon."""
 
 _NEW_TOPIC_MS = 1_500
 """How long to retry an unknown topic: it may have been created a moment ago, and a broker may not have it yet."""
@@ -66,12 +67,13 @@ class ClusterClient:
         client_id: str = "kalda",
         timeout_ms: int = 30_000,
         connect_timeout_ms: int = 5_000,
+        first_contact_ms: int = _FIRST_CONTACT_MS,
         auto_create_topics: bool = False,
         of_controllers: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Makes no connection. `of_controllers`: the addresses are those of controllers. Raises `ValueError` for a
-        malformed address."""
+        """Makes no connection. `of_controllers`: the addresses are those of controllers. Until a connection was made,
+        an attempt to connect is repeated for `first_contact_ms`. Raises `ValueError` for a malformed address."""
         self.bootstrap = parse_bootstrap(bootstrap)
         self.client_id = client_id
         self.timeout_ms = timeout_ms
@@ -83,6 +85,7 @@ class ClusterClient:
         """Node id; -1 while unknown. Only used with `of_controllers`."""
         self._auto_create_topics = auto_create_topics
         self._connect_timeout_ms = connect_timeout_ms
+        self.first_contact_ms = first_contact_ms
         self._tls = tls
         self._connections: dict[tuple[int, str], BlockingConnection] = {}
         """By node id and lane."""
@@ -219,7 +222,7 @@ class ClusterClient:
                 if isinstance(error, UnknownTopic):
                     retry.pause(error, within_ms=_NEW_TOPIC_MS)
                 elif isinstance(error, Unreachable) and not self._was_connected:
-                    retry.pause(error, within_ms=_FIRST_CONTACT_MS)
+                    retry.pause(error, within_ms=self.first_contact_ms)
                 else:
                     retry.pause(error)
 
