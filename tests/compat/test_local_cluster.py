@@ -54,7 +54,7 @@ class LocalCluster:
         return nodes
 
     def noted_pids(self) -> list[int]:
-        return [json.loads(path.read_text())["pid"] for path in self.directory.glob("node-*/pid")]
+        return [int(path.read_text().splitlines()[0]) for path in self.directory.glob("node-*/pid")]
 
 
 @pytest.fixture

@@ -258,3 +258,22 @@ def test_spark_finds_the_format_without_registration(world: World) -> None:
     assert DefaultSource.name() == "kalda"
     reader = DefaultSource({"kafka.bootstrap.servers": world.cluster.bootstrap_servers, "subscribe": "numbers"})
     assert len(reader.reader(reader.schema()).partitions()) == 2
+
+
+def test_a_wrong_option_is_one_sentence(world: World) -> None:
+    with pytest.raises(Exception, match="option minPartitions = 'x'") as caught:
+        world.frame(subscribe="numbers", minPartitions="x")
+    assert "Traceback" not in str(caught.value)
+    with pytest.raises(Exception, match="topic no-such-topic does not exist") as caught:
+        world.frame(subscribe="no-such-topic").count()
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_streaming_query_is_refused_in_one_sentence(world: World) -> None:
+    reader = world.spark.readStream.format("kalda").option("subscribe", "numbers")
+    stream = reader.option("kafka.bootstrap.servers", world.cluster.bootstrap_servers).load()
+    query = stream.writeStream.format("noop").start()
+    with pytest.raises(Exception, match="streaming queries are not supported") as caught:
+        query.awaitTermination(60)
+    assert "Traceback" not in str(caught.value)
+    assert "UnboundLocalError" not in str(caught.value)

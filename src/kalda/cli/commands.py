@@ -14,7 +14,8 @@ import click
 
 from kalda import __version__
 from kalda.base.errors import ApiError
-from kalda.cli.failures import Failure, failure_of
+from kalda.cli.failures import Failure, end_by_closed_pipe, failure_of
+from kalda.cli.output import is_stdout_closed
 
 
 class _Noun(NamedTuple):
@@ -67,8 +68,8 @@ class Kalda(click.Group):
         except ApiError as error:
             raise failure_of(error) from error
         except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
+            if error.errno == errno.EPIPE and is_stdout_closed():
+                end_by_closed_pipe()
             where = f"{error.filename}: " if error.filename else ""
             raise Failure(f"{where}{error.strerror or error}") from error
 

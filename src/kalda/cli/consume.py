@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.completion import complete_group, complete_topic
 from kalda.cli.formats import Layout, RecordWriter
+from kalda.cli.output import is_stdout_closed
 from kalda.cli.session import MAX_INT64, unescape, with_cluster
 from kalda.cli.times import parse_time_ms
 
@@ -127,14 +127,6 @@ def _ending_normally() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _is_stdout_closed() -> bool:
-    """Whether the reading end of the stdout pipe is closed. Only a write would show it else, and on a quiet topic there
-    is none for long."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
 class _Reading:
     """One run of the command: what was printed, and whether to stop."""
 
@@ -162,7 +154,7 @@ class _Reading:
     def is_over(self) -> bool:
         if self._max_messages is not None and self._writer.count >= self._max_messages:
             return True
-        return (self._timeout_ms is not None and self._idle_until.is_past) or _is_stdout_closed()
+        return (self._timeout_ms is not None and self._idle_until.is_past) or is_stdout_closed()
 
     def restart_timeout(self) -> None:
         from kalda.client.retry import Deadline

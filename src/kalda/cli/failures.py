@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import IO, Any
+import os
+import signal
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -35,6 +37,14 @@ class CannotReach(Failure):
     """No broker could be reached."""
 
     exit_code = UNREACHABLE
+
+
+def end_by_closed_pipe() -> NoReturn:
+    """End the process by SIGPIPE, as `cat` ends when the command that reads its output has ended: without a message,
+    and a shell gets the exit code 141. Python ignores SIGPIPE, and raises `BrokenPipeError` instead."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
+    raise AssertionError("SIGPIPE ends the process")
 
 
 def failure_of(error: ApiError) -> Failure:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kalda.records.builder import Record
 
 
+_LINES_A_WRITE = 1_000
+"""How many records are printed by one write. After a failed write, none of its records is counted."""
+
+
 class Layout(Enum):
     """TEXT escapes bytes that are not UTF-8. RAW prints the bytes of each value and a newline, and nothing else."""
 
@@ -24,7 +28,7 @@ class Layout(Enum):
 
 
 class RecordWriter:
-    """Prints records on stdout, and counts them."""
+    """Prints records on stdout, and counts them: where stdout is closed meanwhile, those that were printed before."""
 
     def __init__(self, layout: Layout, parts: set[str], separator: bytes) -> None:
         """`parts`, used with TEXT, are any of timestamp, partition, offset, headers, key; the value is always
@@ -53,11 +57,11 @@ class RecordWriter:
                 lines += [_readable(record.value) for record in records]
             if next_offset is not None:
                 break
-        self.count += len(lines)
-        if lines:
-            lines.append(b"")
-            sys.stdout.buffer.write(b"\n".join(lines))
+        for start in range(0, len(lines), _LINES_A_WRITE):
+            printed = lines[start : start + _LINES_A_WRITE]
+            sys.stdout.buffer.write(b"\n".join([*printed, b""]))
             sys.stdout.buffer.flush()
+            self.count += len(printed)
         return next_offset
 
     def _text(self, fetched: Fetched, record: Record, is_log_append: bool) -> bytes:

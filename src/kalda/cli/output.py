@@ -6,6 +6,7 @@ On a terminal, rich draws tables. Elsewhere they are plain columns, which `awk` 
 from __future__ import annotations
 
 import json
+import select
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,16 @@ import click
 
 _PROGRESS_S: Final = 0.2
 NOTHING: Final = "-"
+_WIDEST: Final = 1 << 20
+"""More columns of characters than any table has."""
+
+
+def is_stdout_closed() -> bool:
+    """Whether the reading end of the stdout pipe is closed. Only a write would show it else, and on a quiet topic there
+    is none for long."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def print_json(value: object) -> None:
@@ -57,17 +68,21 @@ def _text(value: object) -> str:
 
 
 def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[bool], title: str | None) -> None:
+    """Names are never folded, so that they can be copied: the terminal wraps the lines that are too long for it."""
     from rich import box
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for column, right in zip(columns, numeric, strict=True):
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    unlimited = Console(width=_WIDEST)
+    natural = Measurement.get(unlimited, unlimited.options, table).maximum
+    Console(width=max(natural, Console().width)).print(table)
 
 
 class Progress:

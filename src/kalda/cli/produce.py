@@ -19,7 +19,7 @@ from kalda.base.errors import ApiError
 from kalda.cli.completion import complete_topic
 from kalda.cli.failures import Failure, failure_of
 from kalda.cli.output import Progress, print_json
-from kalda.cli.session import json_option, parse_pairs, unescape, with_cluster
+from kalda.cli.session import json_option, unescape, with_cluster
 
 if TYPE_CHECKING:
     from kalda.client.cluster_client import ClusterClient
@@ -67,7 +67,28 @@ class LineFormat(NamedTuple):
             name, colon, value = header.partition(b":")
             if not colon:
                 raise Failure(f"line {number}: header {_shown(header)} is not NAME:VALUE")
-            yield name.decode("utf-8", "replace"), None if value == self.null_marker else value
+            try:
+                text_name = name.decode()
+            except UnicodeDecodeError:
+                raise Failure(f"line {number}: the name of header {_shown(header)} is not UTF-8") from None
+            yield text_name, None if value == self.null_marker else value
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    """A value of --header. Names may be repeated, as in Kafka. A value may have any bytes; a name is UTF-8."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise click.UsageError(f"--header {_printable(text)}: NAME=VALUE is expected")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"--header {_printable(text)}: the name is not UTF-8") from None
+    return name.strip(), os.fsencode(value)
+
+
+def _printable(text: str) -> str:
+    """An argument of the command line, with the bytes that are not UTF-8 escaped."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
 def _shown(text: bytes) -> str:
@@ -206,7 +227,7 @@ def produce(
 
     if idempotent and acks not in ("all", "-1"):
         raise click.UsageError(f"--idempotent --acks {acks}: --idempotent requires --acks all")
-    fixed = tuple((name, value.encode()) for name, value in parse_pairs("--header", headers).items())
+    fixed = tuple(_header(text) for text in headers)
     layout = LineFormat(
         unescape("--key-separator", key_separator) if key_separator else None,
         parse_headers,

@@ -288,7 +288,13 @@ def run_command(
         click.echo(f"Current partition replica assignment\n\n{documents.to_text(before)}\n")
         click.echo("Save this as a plan for the way back, for kalda reassign run.")
     refusals = execution.start(
-        cluster, targets, current, rate=throttle, log_dir_rate=log_dir_throttle, same_factor=same_factor
+        cluster,
+        targets,
+        current,
+        rate=throttle,
+        log_dir_rate=log_dir_throttle,
+        same_factor=same_factor,
+        on_silent=_warn_of_missing_throttles,
     )
     begun = [at for at in targets if at not in refusals]
     for error in refusals.values():
@@ -300,7 +306,7 @@ def run_command(
     if begun and not no_wait:
         done = _watch(cluster, path, targets, begun, timeout)
         if done and throttled:
-            execution.unthrottle(cluster, targets)
+            _unthrottle(cluster, targets)
     if as_json:
         print_json({"rollback": before, "started": _names(begun), "refused": _names(refusals), "completed": done})
     elif done:
@@ -309,6 +315,27 @@ def run_command(
         click.echo(f"The throttle stays until `kalda reassign status {path}` is run after the reassignment's end.")
     if refusals or not (done or no_wait):
         sys.exit(FAILED)
+
+
+def _warn_of_missing_throttles(brokers: list[int]) -> None:
+    if brokers:
+        click.echo(
+            f"kalda: broker {', '.join(map(str, brokers))} does not answer, so no throttle was set on it; when it is "
+            "back, it copies without one",
+            err=True,
+        )
+
+
+def _unthrottle(cluster: ClusterClient, targets: Targets) -> None:
+    from kalda.cli.reassignment import execution
+
+    silent = execution.unthrottle(cluster, targets)
+    if silent:
+        click.echo(
+            f"kalda: broker {', '.join(map(str, silent))} does not answer; a throttle that it has stays until "
+            "`kalda reassign status FILE` is run when it is back",
+            err=True,
+        )
 
 
 def _names(partitions: Collection[TopicPartition]) -> list[dict[str, object]]:
@@ -370,7 +397,7 @@ def status_command(cluster: ClusterClient, path: str | None, preserve_throttles:
 
 
 def _status_of_plan(cluster: ClusterClient, path: str, preserve_throttles: bool, as_json: bool) -> None:
-    from kalda.cli.reassignment import documents, execution
+    from kalda.cli.reassignment import documents
     from kalda.cli.reassignment.progress import partitions_of, read_progress
 
     with _failing():
@@ -391,7 +418,7 @@ def _status_of_plan(cluster: ClusterClient, path: str, preserve_throttles: bool,
         remaining = progress.remaining.get(at, 0) if state == "in progress" else None
         rows.append((*at, state, target.replicas, replicas, remaining))
     if not progress.ongoing and not preserve_throttles:
-        execution.unthrottle(cluster, targets)
+        _unthrottle(cluster, targets)
     if as_json:
         columns = ("topic", "partition", "state", "planned", "replicas", "remaining_bytes")
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
@@ -420,7 +447,7 @@ def cancel_command(
       kalda reassign cancel plan.json
       kalda reassign cancel --all
     """
-    from kalda.cli.reassignment import documents, execution
+    from kalda.cli.reassignment import documents
     from kalda.client.admin.reassignments import alter_reassignments, list_reassignments
 
     if of_all == (path is not None):
@@ -435,7 +462,7 @@ def cancel_command(
     failed: dict[TopicPartition, ApiError] = {at: e for at, e in results.items() if e is not None and at not in over}
     if not preserve_throttles and not failed:
         targets = planned or {at: documents.Target(each.replicas, ()) for at, each in ongoing.items()}
-        execution.unthrottle(cluster, targets)
+        _unthrottle(cluster, targets)
     if as_json:
         print_json({"cancelled": _names(over), "failed": _names(failed)})
     elif over:

@@ -1,4 +1,6 @@
-"""`kalda server FILE [--override KEY=VALUE]…`: run a node in the foreground until SIGTERM, SIGINT or SIGHUP.
+"""`kalda server [FILE] [--override KEY=VALUE]…`: run a node in the foreground until SIGTERM, SIGINT or SIGHUP.
+
+Without FILE, it is the single node of a directory (see `single_node`).
 
 A second SIGTERM or SIGINT ends the controlled shutdown: the node does not wait until its leaderships have moved, but
 its logs are closed cleanly. A second SIGHUP has no effect, as two of them come when a terminal is closed, from its
@@ -24,18 +26,23 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _KEPT_BYTES = 32 * 1024 * 1024
 _MAPPED_BYTES = 4 * 1024 * 1024
 
-USAGE = """Usage: kalda server FILE [--override KEY=VALUE]... [--log-level LEVEL] [--log-format text|json]
+USAGE = """Usage: kalda server [FILE] [--dir DIR] [--override KEY=VALUE]... [--log-level LEVEL] [--log-format text|json]
 
 Start a node with the server.properties FILE, as kafka-server-start does. The log directories must have been
 formatted with `kalda storage format`.
 
+Without FILE, start a single node, broker and controller, at localhost:9092. Its server.properties and its data are in
+the directory of --dir. They are made and formatted by the first start, and used again by the next ones.
+
 Options:
+  --dir DIR              The directory of a single node, instead of ./kalda-data. Not with FILE.
   --override KEY=VALUE   Set a property, instead of its value in FILE. May be repeated.
   --log-level LEVEL      DEBUG, INFO (default), WARNING or ERROR.
   --log-format FORMAT    text (default) or json.
   --help                 Show this message.
 
-Example:
+Examples:
+  kalda server
   kalda storage format -t $(kalda storage random-uuid) -c server.properties --standalone
   kalda server server.properties --override log.retention.hours=24
 """
@@ -50,6 +57,8 @@ class Options:
 
     def __init__(self, arguments: list[str]) -> None:
         self.file = ""
+        """The properties file; empty for the single node of `directory`."""
+        self.directory = ""
         self.overrides: dict[str, str] = {}
         self.log_level = "INFO"
         self.log_format = "text"
@@ -57,7 +66,7 @@ class Options:
         while rest:
             argument = rest.pop(0)
             name, equals, value = argument.partition("=")
-            if name in ("--override", "--log-level", "--log-format"):
+            if name in ("--dir", "--override", "--log-level", "--log-format"):
                 if not equals:
                     if not rest:
                         raise UsageError(f"{name} needs a value")
@@ -69,8 +78,14 @@ class Options:
                 raise UsageError(f"only one FILE is expected, but {self.file} and {argument} are given")
             else:
                 self.file = argument
-        if not self.file:
-            raise UsageError("FILE is missing")
+        if self.file and self.directory:
+            raise UsageError(f"--dir {self.directory} is for a node without FILE, but {self.file} is given")
+        self.directory = self.directory or "kalda-data"
+
+    @property
+    def source(self) -> str:
+        """What the node is started from."""
+        return self.file or self.directory
 
     def _set(self, name: str, value: str) -> None:
         if name == "--override":
@@ -78,6 +93,10 @@ class Options:
             if not equals or not key:
                 raise UsageError(f"--override {value}: KEY=VALUE is expected")
             self.overrides[key] = setting
+        elif name == "--dir":
+            if not value:
+                raise UsageError("--dir needs a value")
+            self.directory = value
         elif name == "--log-level":
             if value.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
                 raise UsageError(f"--log-level {value}: DEBUG, INFO, WARNING or ERROR is expected")
@@ -116,6 +135,10 @@ def _read_config(options: Options) -> ServerConfig:
     from kalda.base.configs.server import ServerConfig
     from kalda.broker.config_providers import read_properties
 
+    if not options.file:
+        from kalda.cli.single_node import prepare
+
+        return prepare(options.directory, options.overrides)
     return ServerConfig(read_properties(options.file, options.overrides))
 
 
@@ -143,6 +166,13 @@ def _keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
+def _greet(config: ServerConfig, directory: str) -> None:
+    from kalda.cli.single_node import greeting
+
+    sys.stdout.write(greeting(config, directory))
+    sys.stdout.flush()
+
+
 async def _serve(options: Options) -> int:
     from kalda.base.configs.definition import InvalidConfig
     from kalda.broker.node import Node, StartError
@@ -151,10 +181,10 @@ async def _serve(options: Options) -> int:
     try:
         config = _read_config(options)
     except OSError as error:
-        log.error("cannot start with %s: %s", options.file, error.strerror or error)
+        log.error("cannot start with %s: %s", options.source, error.strerror or error)
         return 1
     except (ValueError, InvalidConfig) as error:
-        log.error("cannot start with %s: %s", options.file, error)
+        log.error("cannot start with %s: %s", options.source, error)
         return 1
     stop = asyncio.Event()
     node = Node(config)
@@ -187,6 +217,8 @@ async def _serve(options: Options) -> int:
             gc.set_threshold(50_000, 50, 100)
             gc.enable()
             _keep_freed_memory()
+            if not options.file:
+                _greet(config, options.directory)
             await stopping
     except StartError as error:
         log.error("%s", error)

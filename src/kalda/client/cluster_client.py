@@ -47,7 +47,8 @@ _BOOTSTRAP = -1
 """The node id under which the connection to a bootstrap address is kept, as the address's node id is unknown."""
 
 _FIRST_CONTACT_MS = 1_500
-"""How long to retry before the first connection: a node may be starting, but a wrong address has to fail soon."""
+"""How long to retry before the first connection, by default: a node may be starting, but a wrong address has to fail
+soon."""
 
 _NEW_TOPIC_MS = 1_500
 """How long to retry an unknown topic: it may have been created a moment ago, and a broker may not have it yet."""
@@ -66,12 +67,13 @@ class ClusterClient:
         client_id: str = "kalda",
         timeout_ms: int = 30_000,
         connect_timeout_ms: int = 5_000,
+        first_contact_ms: int = _FIRST_CONTACT_MS,
         auto_create_topics: bool = False,
         of_controllers: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Makes no connection. `of_controllers`: the addresses are those of controllers. Raises `ValueError` for a
-        malformed address."""
+        """Makes no connection. `of_controllers`: the addresses are those of controllers. Until a connection was made,
+        an attempt to connect is repeated for `first_contact_ms`. Raises `ValueError` for a malformed address."""
         self.bootstrap = parse_bootstrap(bootstrap)
         self.client_id = client_id
         self.timeout_ms = timeout_ms
@@ -83,6 +85,7 @@ class ClusterClient:
         """Node id; -1 while unknown. Only used with `of_controllers`."""
         self._auto_create_topics = auto_create_topics
         self._connect_timeout_ms = connect_timeout_ms
+        self.first_contact_ms = first_contact_ms
         self._tls = tls
         self._connections: dict[tuple[int, str], BlockingConnection] = {}
         """By node id and lane."""
@@ -133,8 +136,18 @@ class ClusterClient:
         max_version: int | None = None,
         timeout_ms: int | None = None,
     ) -> Any:
-        """The response of this broker. Raises `ApiError`."""
-        return self.retrying(lambda left: self._request(node_id, request, check, max_version, left), timeout_ms)
+        """The response of this broker. Raises `ApiError`; BROKER_NOT_AVAILABLE where the cluster does not have it in
+        service."""
+        failures = 0
+
+        def attempt(left: Deadline) -> Any:
+            nonlocal failures
+            if failures:
+                self._refresh((), left)  # else a broker that was fenced would be tried until the deadline
+            failures += 1
+            return self._request(node_id, request, check, max_version, left)
+
+        return self.retrying(attempt, timeout_ms)
 
     def ask_coordinator(
         self,
@@ -219,7 +232,7 @@ class ClusterClient:
                 if isinstance(error, UnknownTopic):
                     retry.pause(error, within_ms=_NEW_TOPIC_MS)
                 elif isinstance(error, Unreachable) and not self._was_connected:
-                    retry.pause(error, within_ms=_FIRST_CONTACT_MS)
+                    retry.pause(error, within_ms=self.first_contact_ms)
                 else:
                     retry.pause(error)
 
@@ -253,6 +266,15 @@ class ClusterClient:
     ) -> dict[TopicPartition, Leader]:
         """`leader` of each."""
         return self.retrying(lambda left: self._leaders(partitions, left), timeout_ms)
+
+    def leaders_now(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, ApiError]]:
+        """The leaders of those that have one, and the errors of the others, without waiting for a leader.
+
+        Waits for metadata, and a moment for a topic that may be new. Raises `ApiError`.
+        """
+        return self.retrying(lambda left: self._find_leaders(partitions, left))
 
     def forget(self, topics: Iterable[str]) -> None:
         """Drop the cached metadata of these topics: the next use requests it again."""
@@ -361,14 +383,23 @@ class ClusterClient:
         return topic
 
     def _leaders(self, partitions: Collection[TopicPartition], left: Deadline) -> dict[TopicPartition, Leader]:
+        leaders, failures = self._find_leaders(partitions, left)
+        for error in failures.values():
+            raise error
+        return leaders
+
+    def _find_leaders(
+        self, partitions: Collection[TopicPartition], left: Deadline
+    ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, ApiError]]:
         missing = list(dict.fromkeys(p.topic for p in partitions if p.topic not in self._topics))
         if missing:
             found = self._refresh(missing, left).topics
             for name in missing:
                 _expect_topic(name, found.get(name, UNKNOWN_TOPIC))
-        leaders = {}
+        leaders, failures = {}, {}
+        topics = {name: self._topics[name] for name in {target.topic for target in partitions}}
         for target in partitions:
-            topic = self._topics[target.topic]
+            topic = topics[target.topic]
             partition = next((p for p in topic.partitions if p.partition == target.partition), None)
             if partition is None:
                 self._topics.pop(target.topic, None)
@@ -378,9 +409,11 @@ class ClusterClient:
                 )
             if partition.leader < 0 or partition.leader not in self.brokers:
                 self._topics.pop(target.topic, None)
-                raise refused(partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {target}")
-            leaders[target] = Leader(partition.leader, partition.leader_epoch, topic.topic_id)
-        return leaders
+                code = partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE
+                failures[target] = refused(code, f"partition {target}")
+            else:
+                leaders[target] = Leader(partition.leader, partition.leader_epoch, topic.topic_id)
+        return leaders, failures
 
     def _forget_leaders(self, error: ApiError, partitions: Iterable[TopicPartition]) -> None:
         """Drop the metadata of these partitions' topics where `error` may mean that a leader has moved."""

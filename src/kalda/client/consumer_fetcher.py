@@ -95,7 +95,7 @@ class Fetched(NamedTuple):
 class _Reading:
     """One partition's progress."""
 
-    __slots__ = ("end", "give_up_at", "high_watermark", "leader", "position", "topic_partition")
+    __slots__ = ("end", "give_up_at", "high_watermark", "leader", "next_lookup", "position", "topic_partition")
 
     def __init__(self, slice_: Slice) -> None:
         self.topic_partition = TopicPartition(slice_.topic, slice_.partition)
@@ -104,6 +104,8 @@ class _Reading:
         self.end = slice_.end
         self.leader: Leader | None = None
         """None: has to be looked up."""
+        self.next_lookup = Deadline(0)
+        """The leader is not looked up before it is past: there was none."""
         self.high_watermark = -1
         """Of the last response; -1 before the first."""
         self.give_up_at: Deadline | None = None
@@ -229,14 +231,17 @@ class ConsumerFetcher:
             return
         busy = {id(reading) for flight in self._in_flight.values() for reading in flight.readings}
         idle = [r for r in self._readings.values() if not r.is_done and id(r) not in busy]
-        without_leader = [reading.topic_partition for reading in idle if reading.leader is None]
+        without_leader = [r.topic_partition for r in idle if r.leader is None and r.next_lookup.is_past]
         if without_leader:
-            for partition, leader in self._cluster.leaders(without_leader).items():
+            leaders, failures = self._cluster.leaders_now(without_leader)
+            for partition, leader in leaders.items():
                 self._readings[partition].leader = leader
+            for partition, error in failures.items():
+                self._failed_once_more(self._readings[partition], error)
+                self._readings[partition].next_lookup = Deadline(_RETRY_MS)
         by_node: dict[int, list[_Reading]] = {}
         for reading in idle:
-            assert reading.leader is not None
-            if reading.leader.node_id not in self._in_flight:
+            if reading.leader is not None and reading.leader.node_id not in self._in_flight:
                 by_node.setdefault(reading.leader.node_id, []).append(reading)
         for node_id, readings in by_node.items():
             try:
@@ -281,7 +286,9 @@ class ConsumerFetcher:
     def _receive_some(self, timeout_ms: int) -> None:
         """Wait until a response has come, and handle it and all others that have come."""
         if not self._in_flight:
-            select.select((), (), (), min(timeout_ms, self._pause.remaining_ms) / 1000)
+            lookups_ms = (r.next_lookup.remaining_ms for r in self._readings.values() if not r.is_done)
+            wait_ms = max(self._pause.remaining_ms, min(lookups_ms, default=0))
+            select.select((), (), (), min(timeout_ms, wait_ms) / 1000)
             return
         connections = {self._cluster.connection(node_id, _LANE): node_id for node_id in self._in_flight}
         readable = select.select(list(connections), (), (), timeout_ms / 1000)[0]
@@ -364,13 +371,17 @@ class ConsumerFetcher:
     def _retry_later(self, readings: list[_Reading], error: ApiError) -> None:
         """Look the leaders up again after `_RETRY_MS`. Raises `error` where a partition fails for `timeout_ms`."""
         for reading in readings:
-            if reading.give_up_at is None:
-                reading.give_up_at = Deadline(self._timeout_ms)
-            elif reading.give_up_at.is_past:
-                raise error
+            self._failed_once_more(reading, error)
             reading.leader = None
         self._cluster.forget(reading.topic_partition.topic for reading in readings)
         self._pause = Deadline(_RETRY_MS)
+
+    def _failed_once_more(self, reading: _Reading, error: ApiError) -> None:
+        """Raises `error` where it is not retriable, or the partition has failed for `timeout_ms`."""
+        if reading.give_up_at is None:
+            reading.give_up_at = Deadline(self._timeout_ms)
+        if not error.code.retriable or reading.give_up_at.is_past:
+            raise error
 
     def _drop_overdue(self) -> None:
         """Drop connections with an overdue response: a leader without new records still answers in `max_wait_ms`."""

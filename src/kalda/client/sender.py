@@ -93,6 +93,9 @@ class Sender:
         self._buffered_bytes = 0
         self._pause = Deadline(0)
         """No Produce is sent until it is past."""
+        self._without_leader: dict[TopicPartition, Deadline] = {}
+        """Partitions that had no leader, each with the time of its next attempt. Other partitions do not wait for
+        it."""
         self._producer: tuple[int, int] | None = None
         """Producer id and epoch."""
         self._sequences: dict[TopicPartition, int] = {}
@@ -163,11 +166,16 @@ class Sender:
         if not self._pause.is_past:
             return
         busy = {one.partition for flight in self._in_flight.values() for one in flight.by_topic.values()}
-        idle = [partition for partition in self._queues if partition not in busy]
+        self._without_leader = {p: at for p, at in self._without_leader.items() if not at.is_past}
+        idle = [p for p in self._queues if p not in busy and p not in self._without_leader]
         if not idle:
             return
         by_node: dict[int, list[tuple[_Outgoing, Leader]]] = {}
-        for partition, leader in self._cluster.leaders(idle).items():
+        leaders, failures = self._cluster.leaders_now(idle)
+        for partition, error in failures.items():
+            self._raise_if_final(self._queues[partition][0], error)
+            self._without_leader[partition] = Deadline(_RETRY_MS)
+        for partition, leader in leaders.items():
             if leader.node_id not in self._in_flight:
                 by_node.setdefault(leader.node_id, []).append((self._queues[partition][0], leader))
         for node_id, batches in by_node.items():
@@ -213,8 +221,11 @@ class Sender:
     def _collect(self, timeout_ms: int) -> None:
         """Handle the responses that have come; where there are none, wait up to `timeout_ms` for one."""
         if not self._in_flight:
-            if self._queues and not self._pause.is_past:
-                select.select((), (), (), min(timeout_ms, self._pause.remaining_ms) / 1000)
+            waits_ms = [self._pause.remaining_ms]
+            if self._queues and all(partition in self._without_leader for partition in self._queues):
+                waits_ms.append(min(at.remaining_ms for at in self._without_leader.values()))
+            if self._queues and max(waits_ms) > 0:
+                select.select((), (), (), min(timeout_ms, max(waits_ms)) / 1000)
             return
         connections = {self._cluster.connection(node_id, _LANE): node_id for node_id in self._in_flight}
         readable = select.select(list(connections), (), (), timeout_ms / 1000)[0]
@@ -267,7 +278,10 @@ class Sender:
     def _retry_later(self, one: _Outgoing, error: ApiError) -> None:
         """Send the batch again after `_RETRY_MS`; it is still the first of its queue. Raises `error` where it is not
         retriable, or the batch's deadline has passed."""
-        if not error.code.retriable or one.deadline.is_past:
-            raise error
+        self._raise_if_final(one, error)
         self._cluster.forget([one.partition.topic])
         self._pause = Deadline(_RETRY_MS)
+
+    def _raise_if_final(self, one: _Outgoing, error: ApiError) -> None:
+        if not error.code.retriable or one.deadline.is_past:
+            raise error

@@ -76,7 +76,8 @@ class FetchSettings:
     rack: str = ""
     read_committed: bool = False
     check_crcs: bool = True
-    timeout_ms: int = 30_000
+    timeout_ms: int = 60_000
+    """How long a request is retried, also where no broker can be reached."""
     max_wait_ms: int = 500
     max_bytes: int = 16 * 1024 * 1024
     partition_max_bytes: int = 4 * 1024 * 1024
@@ -116,6 +117,7 @@ _KNOWN: Final = (
     "kafka.client.rack",
     "kafka.isolation.level",
     "kafka.check.crcs",
+    "kafka.default.api.timeout.ms",
     "kafka.request.timeout.ms",
     "kafka.fetch.max.wait.ms",
     "kafka.fetch.max.bytes",
@@ -206,7 +208,9 @@ def _fetch_settings(options: _Options) -> FetchSettings:
         rack=options.text("kafka.client.rack") or "",
         read_committed=options.choice("kafka.isolation.level", isolation, "read_uncommitted"),
         check_crcs=options.flag("kafka.check.crcs", True),
-        timeout_ms=options.number("kafka.request.timeout.ms", defaults.timeout_ms, 1),
+        timeout_ms=options.number(
+            "kafka.default.api.timeout.ms", options.number("kafka.request.timeout.ms", defaults.timeout_ms, 1), 1
+        ),
         max_wait_ms=options.number("kafka.fetch.max.wait.ms", defaults.max_wait_ms, 0),
         max_bytes=options.number("kafka.fetch.max.bytes", defaults.max_bytes, 1),
         partition_max_bytes=options.number("kafka.max.partition.fetch.bytes", defaults.partition_max_bytes, 1),

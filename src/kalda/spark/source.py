@@ -9,10 +9,16 @@ allows it and registers the one with filters; the one that Spark discovers (`pys
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -24,9 +30,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from kalda.base.errors import ApiError
 from kalda.spark.filters import Narrowing, narrow
 from kalda.spark.options import FetchSettings, ReadOptions, read_options
-from kalda.spark.planning import OffsetRange, plan
+from kalda.spark.planning import DataLoss, OffsetRange, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,9 +61,44 @@ ALL_COLUMNS: Final = StructType([*COLUMNS.fields, HEADERS])
 
 
 def register_in(spark: SparkSession) -> None:
-    """See `kalda.spark.register`."""
+    """See `kalda.spark.register`. Warns where Spark's Python processes cannot import Kalda."""
+    advice = python_advice(os.environ.get("PYSPARK_PYTHON") or "python3")
+    if advice is not None:
+        warnings.warn(advice, stacklevel=3)
     spark.conf.set(FILTER_PUSHDOWN, "true")
     spark.dataSource.register(FilteringSource)
+
+
+def python_advice(program: str) -> str | None:
+    """What to do where this Python, which Spark runs for tasks and for planning, has no Kalda; else None."""
+    found = shutil.which(program)
+    if found is None:
+        problem = "is not there"
+    elif found == sys.executable:
+        return None
+    else:
+        find = "import sys, importlib.util as u; sys.exit(u.find_spec('kalda') is None)"
+        if subprocess.run([found, "-c", find], capture_output=True, check=False).returncode == 0:
+            return None
+        problem = f"({found}) cannot import kalda"
+    return (
+        f"Spark runs tasks with {program}, which {problem}. Before the session is made, set the environment variable "
+        f"PYSPARK_PYTHON={sys.executable} (on a cluster: the path of a Python with kalda on every worker)."
+    )
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """In a Python process of Spark's planner, let the failures that a user can mend be shown without a traceback.
+
+    The process ends with the exception, so the setting has no effect on other exceptions.
+    """
+    try:
+        yield
+    except (ValueError, DataLoss, ApiError, NotImplementedError):
+        if any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 class KaldaSource(DataSource):
@@ -67,17 +109,46 @@ class KaldaSource(DataSource):
         return "kalda"
 
     def schema(self) -> StructType:
-        return ALL_COLUMNS if read_options(self.options).include_headers else COLUMNS
+        with one_sentence():
+            return ALL_COLUMNS if read_options(self.options).include_headers else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TopicReader(read_options(self.options), check_schema(schema))
+        with one_sentence():
+            return TopicReader(read_options(self.options), check_schema(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return NoStream()
 
 
 class FilteringSource(KaldaSource):
     """The source for sessions that allow filter pushdown."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return FilteringReader(read_options(self.options), check_schema(schema))
+        with one_sentence():
+            return FilteringReader(read_options(self.options), check_schema(schema))
+
+
+class NoStream(DataSourceStreamReader):
+    """Refuses a streaming query when Spark requests its first offset.
+
+    An exception of `streamReader` itself would be hidden by another one, of PySpark.
+    """
+
+    def initialOffset(self) -> NoReturn:  # noqa: N802
+        with one_sentence():
+            raise NotImplementedError(
+                'streaming queries are not supported: read with spark.read.format("kalda"), from the offsets at which '
+                "the last run ended (option startingOffsets)"
+            )
+
+    def latestOffset(self, *_: object) -> NoReturn:  # noqa: N802
+        self.initialOffset()
+
+    def partitions(self, start: object, end: object) -> NoReturn:
+        self.initialOffset()
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        self.initialOffset()
 
 
 class RangePartition(InputPartition):
@@ -96,7 +167,7 @@ class TopicReader(DataSourceReader):
         self.narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
-        with connect(self.options.fetch) as cluster:
+        with one_sentence(), connect(self.options.fetch) as cluster:
             return [RangePartition(one) for one in plan(cluster, self.options, self.narrowing)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -141,19 +212,21 @@ def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
     return pa.schema([pa.field(name, TYPES[name], nullable) for name, nullable in columns])
 
 
-def connect(settings: FetchSettings) -> ClusterClient:
+def connect(settings: FetchSettings, **more: Any) -> ClusterClient:
+    """A client of the cluster. Where a query is planned, a wrong address fails soon."""
     from kalda.client.cluster_client import ClusterClient
 
-    return ClusterClient(settings.bootstrap, client_id=settings.client_id, timeout_ms=settings.timeout_ms)
+    return ClusterClient(settings.bootstrap, client_id=settings.client_id, timeout_ms=settings.timeout_ms, **more)
 
 
 def fetch(options: ReadOptions, offsets: OffsetRange) -> Iterator[Any]:
-    """The batches of the range, as `Fetched`, from the partition's leader."""
+    """The batches of the range, as `Fetched`, from the partition's leader. A task was planned with this address, so it
+    retries for the whole timeout where no broker answers: they may be restarting."""
     from kalda.client.consumer_fetcher import ConsumerFetcher, OutOfRange, Slice
 
     settings = options.fetch
     with (
-        connect(settings) as cluster,
+        connect(settings, first_contact_ms=settings.timeout_ms) as cluster,
         ConsumerFetcher(
             cluster,
             [Slice(*offsets)],

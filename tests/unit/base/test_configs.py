@@ -104,13 +104,21 @@ NO_CLASSES = ("could not be found", "cannot be found")
 """Errors about missing classes. Kalda loads no classes, so it accepts these values."""
 
 
-@pytest.mark.parametrize("case", CHECKS["broker"], ids=label)
+REFUSED_HERE = ("authorizer.class.name",)
+"""Keys that Kafka accepts. A node that ignored them would be open to everybody."""
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CHECKS["broker"] if not case["configs"].keys() & set(REFUSED_HERE)], ids=label
+)
 def test_broker_checks(case: dict[str, Any]) -> None:
     error = outcome(ServerConfig, case["configs"])
     if case["error"] is None:
         assert error is None
         gives = gist(ServerConfig(case["configs"]))
         assert {name: gives[name] for name in case["gives"]} == case["gives"]
+    elif case["configs"].get("node.id") == "x":
+        assert error == case["error"].replace("broker.id", "node.id")  # Kafka's error names the synonym
     elif any(words in case["error"] for words in MESSAGES_OF_JAVA):
         assert error is not None
     elif not any(words in case["error"] for words in NO_CLASSES):
@@ -359,6 +367,41 @@ def test_broker_only_node() -> None:
 def test_broker_must_not_listen_as_controller() -> None:
     listeners = "PLAINTEXT://:9092,CONTROLLER://:9093"
     assert "must not contain a value" in (outcome(ServerConfig, {**BROKER_ONLY, "listeners": listeners}) or "")
+
+
+def test_an_authorizer_is_refused_and_the_error_says_what_to_do() -> None:
+    name = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    error = outcome(ServerConfig, {**COMBINED, "authorizer.class.name": name}) or ""
+    assert error.startswith(f"authorizer.class.name={name}: this release enforces no ACLs")
+    assert "Remove authorizer.class.name" in error
+    assert outcome(ServerConfig, {**COMBINED, "authorizer.class.name": " "}) is None
+
+
+def test_an_authorizer_cannot_be_set_dynamically() -> None:
+    with pytest.raises(InvalidConfig, match=r"Cannot update these configs dynamically: \[authorizer.class.name\]"):
+        check_alteration(Layers(COMBINED), {"authorizer.class.name": "x"}, per_broker=True)
+
+
+def test_a_dynamic_value_of_a_static_key_is_left_out_alone() -> None:
+    """Controllers store it unchecked; the other dynamic values stay effective."""
+    config, faults = effective(Layers(COMBINED, {"authorizer.class.name": "x"}, {"num.io.threads": "16"}))
+    assert (config["authorizer.class.name"], config["num.io.threads"]) == ("", 16)
+    assert [fault.message for fault in faults] == ["Cannot update these configs dynamically: [authorizer.class.name]"]
+
+
+@pytest.mark.parametrize("name", ["node.id", "broker.id"])
+def test_a_bad_node_id_is_named_as_it_is_written(name: str) -> None:
+    others = {key: value for key, value in COMBINED.items() if key != "node.id"}
+    assert f"for configuration {name}:" in (outcome(ServerConfig, {**others, name: "abc"}) or "")
+
+
+def test_properties_for_zookeeper_name_the_keys_of_kraft() -> None:
+    error = outcome(ServerConfig, {"broker.id": "0", "zookeeper.connect": "zk:2181", "listeners": "PLAINTEXT://:9092"})
+    assert error is not None
+    assert error.startswith("zookeeper.connect=zk:2181: ZooKeeper is not supported")
+    missing = "process.roles, node.id, controller.listener.names, controller.quorum.bootstrap.servers"
+    assert f"these are missing: {missing} (" in error
+    assert outcome(ServerConfig, {**COMBINED, "zookeeper.connect": "zk:2181"}) is None
 
 
 def test_from_properties() -> None:

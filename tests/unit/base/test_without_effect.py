@@ -30,6 +30,8 @@ READERS = ("listeners.py", "server_values.py")
 TOOLS = ("cli", "client", "sim", "spark", "testing")
 """Packages that set keys of nodes, and read none."""
 CHECKED_ONLY = {"early.start.listeners", "remote.log.storage.system.enable"}
+REFUSED = {"authorizer.class.name"}
+"""Keys that stop the node where they are set: `server_checks` reads them, and nothing else."""
 DEFAULTS_OF_TOPICS = {name: key for key, sources in BROKER_SYNONYMS.items() for name, _ in sources}
 
 
@@ -52,7 +54,7 @@ def is_read_of_topic(name: str) -> bool:
 def is_read(name: str) -> bool:
     if name in DEFAULTS_OF_TOPICS and reason_of_topic(DEFAULTS_OF_TOPICS[name]) is None:
         return is_read_of_topic(DEFAULTS_OF_TOPICS[name])
-    return name in quoted() and name not in CHECKED_ONLY
+    return name in REFUSED or (name in quoted() and name not in CHECKED_ONLY)
 
 
 @pytest.mark.parametrize("name", sorted(key.name for table in (BROKER, DYNAMIC_ONLY) for key in table))

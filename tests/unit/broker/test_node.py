@@ -47,11 +47,6 @@ def test_an_unknown_property_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(caplog, my_own_key="1") == ["property my.own.key is not known"]
 
 
-def test_an_authorizer_that_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    (line,) = warnings(caplog, authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer")
-    assert "enforces no ACLs" in line
-
-
 def test_a_property_that_is_set_to_its_default_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(caplog, num_io_threads="8", queued_max_requests="500") == []
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -162,6 +166,27 @@ def test_nouns_and_verbs_complete(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_topics_do_not_complete_without_a_cluster(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"127.0.0.1:{closed_port}")
     assert complete("kalda topics describe x", 3, monkeypatch) == []
+
+
+def test_a_closed_pipe_ends_a_command_quietly_as_it_ends_cat(tmp_path: Path) -> None:
+    """The reader of stdout has ended before the command writes. A shell shows the exit code 128 + SIGPIPE."""
+    (tmp_path / "log-start-offset-checkpoint").write_text("0\n1\norders 0 5\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "kalda", "dump-log", str(tmp_path)]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")
+
+
+def test_a_table_on_a_narrow_terminal_folds_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folded name cannot be copied; the terminal wraps the line itself."""
+    name, text = "a-very-long-name-of-a-topic-" * 6, io.StringIO()
+    monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    with contextlib.redirect_stdout(text):
+        print_table(("TOPIC", "OTHER"), [(name, name), ("a", "b")])
+    assert text.getvalue().count(name) == 2
 
 
 def test_tables_are_plain_without_a_terminal() -> None:

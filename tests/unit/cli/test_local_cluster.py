@@ -25,7 +25,7 @@ from kalda.cli.commands import cli
 from kalda.cli.local import joining, layout, starting, stopping
 from kalda.cli.local.layout import Layout, LayoutError
 from kalda.cli.local.log_lines import Follower, Line, merged_tail, tail
-from kalda.cli.local.process import NodeProcess
+from kalda.cli.local.process import NodeProcess, wait_until_ended
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.free_ports import free_ports, is_free
 
@@ -160,15 +160,11 @@ def test_a_taken_client_port_is_replaced_and_a_controllers_is_an_error(tmp_path:
 def test_another_process_with_the_recorded_pid_is_not_the_nodes(tmp_path: Path) -> None:
     process = NodeProcess(tmp_path)
     assert (process.pid(), process.recorded_pid) == (None, None)
-    for record in (
-        {"pid": os.getpid(), "started": None},
-        {"pid": os.getpid(), "started": 1},
-        {"pid": 2**22 + 5, "started": 7},
-    ):
-        (tmp_path / "pid").write_text(json.dumps(record))
-        assert (process.pid(), process.recorded_pid) == (None, record["pid"])
+    for pid, started in ((os.getpid(), None), (os.getpid(), 1), (2**22 + 5, 7)):
+        (tmp_path / "pid").write_text(f"{pid}\n" if started is None else f"{pid}\n{started}\n")
+        assert (process.pid(), process.recorded_pid) == (None, pid)
         assert not process.send(0)
-    for malformed in ("", "12", '{"pid": "x"}', '{"pid": -1, "started": null}', "[]"):
+    for malformed in ("", "x", "-1\n7\n", '{"pid": 12, "started": 1}', "[]"):
         (tmp_path / "pid").write_text(malformed)
         assert (process.pid(), process.recorded_pid) == (None, None)
 
@@ -183,7 +179,7 @@ def test_a_process_of_this_node_is_recognized(tmp_path: Path) -> None:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        (tmp_path / "pid").write_text(json.dumps({"pid": child.pid, "started": None}))
+        (tmp_path / "pid").write_text(f"{child.pid}\n")
         assert process.pid() == child.pid
         assert process.send(0)
         usage = process.usage()
@@ -193,6 +189,19 @@ def test_a_process_of_this_node_is_recognized(tmp_path: Path) -> None:
     assert process.pid() is None
     process.forget()
     assert process.recorded_pid is None
+
+
+def test_the_first_line_of_a_pid_file_is_the_pid_alone(tmp_path: Path) -> None:
+    """Init systems read the first line, and the second one tells another process with this pid from the node."""
+    process = NodeProcess(tmp_path)
+    process.properties.write_text("")  # the node ends at once: its properties lack every key
+    pid = process.start()
+    lines = (tmp_path / "pid").read_text().splitlines()
+    wait_until_ended([process], 60)
+    assert lines[0] == str(pid)
+    assert lines[1:] == [] or lines[1].isdecimal()
+    assert process.exit_code() == 1
+    process.forget()
 
 
 def test_the_order_of_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +325,7 @@ def test_a_cluster_that_is_not_running(tmp_path: Path) -> None:
     assert status.exit_code == 1
     assert [node["state"] for node in json.loads(status.stdout)["nodes"]] == ["stopped", "stopped"]
     (tmp_path / "node-1").mkdir()
-    (tmp_path / "node-1" / "pid").write_text(json.dumps({"pid": os.getpid(), "started": 1}))
+    (tmp_path / "node-1" / "pid").write_text(f"{os.getpid()}\n1\n")
     assert " died " in run("cluster", "status", "--dir", tmp_path).stdout
     down = run("cluster", "down", "--dir", tmp_path)
     assert (down.exit_code, down.stdout) == (0, "Nothing to stop: none of these nodes runs.\n")

@@ -1,10 +1,13 @@
-"""A failure of `kalda produce` has the number of records that were written."""
+"""`kalda produce`: headers as given, and a failure has the number of records that were written."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 from scripted_broker import ScriptedBroker
 
@@ -12,6 +15,7 @@ from kalda.base.errors import ErrorCode
 from kalda.cli.commands import cli
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.records.builder import read_records
 
 
 def produce(tmp_path: Path, lines: str, *options: str) -> tuple[Result, int]:
@@ -55,3 +59,23 @@ def test_a_refused_record(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "logs-0" in result.stderr
     assert result.stderr.endswith("[MESSAGE_TOO_LARGE] (1 record is known to be written)\n")
+
+
+def test_headers_may_be_repeated_and_their_values_have_any_bytes(tmp_path: Path) -> None:
+    with ScriptedBroker() as broker:
+        Log(broker, 1)
+        arguments: list[str | bytes] = ["produce", "logs", "--bootstrap-server", broker.address]
+        arguments += ["-H", "a=b", "-H", "a=c", "-H", b"raw=\xff=\xfe"]
+        subprocess.run([sys.executable, "-m", "kalda", *arguments], input=b"line\n", check=True, capture_output=True)
+        (request,) = broker.requests(ApiKey.PRODUCE)
+    (record,) = read_records(request.topic_data[0].partition_data[0].records)
+    assert record.headers == (("a", b"b"), ("a", b"c"), ("raw", b"\xff=\xfe"))
+
+
+@pytest.mark.parametrize(
+    ("header", "words"), [("a", "a: NAME=VALUE is expected"), ("\udcff=1", "\\xff=1: the name is not UTF-8")]
+)
+def test_a_malformed_header_is_a_wrong_command_line(tmp_path: Path, header: str, words: str) -> None:
+    result, _ = produce(tmp_path, "one\n", "-H", header)
+    assert result.exit_code == 2
+    assert words in result.stderr

@@ -39,6 +39,13 @@ def test_the_failure_for_a_malformed_line_has_its_number(line: bytes, words: str
         LineFormat(b"=", True, None, ()).parse(line, 7)
 
 
+def test_a_header_name_that_is_not_utf8_is_refused_and_a_value_may_be_anything() -> None:
+    layout = LineFormat(None, True, None, ())
+    assert layout.parse(b"a:\xff\tv", 7)[2] == (("a", b"\xff"),)
+    with pytest.raises(Failure, match=r"line 7: the name of header .* is not UTF-8"):
+        layout.parse(b"\xff:1\tv", 7)
+
+
 def fetched(**changes: object) -> Fetched:
     rows = [
         (1_000, b"k", b"value", (("h", b"1"), ("g", None))),
@@ -68,6 +75,30 @@ def test_a_limit_returns_the_next_offset(capfdbinary: pytest.CaptureFixture[byte
     assert writer.write(fetched(), 2) == 12
     assert writer.count == 2
     assert capfdbinary.readouterr().out == b"value\n\n"
+
+
+def test_records_that_a_closed_pipe_did_not_take_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bytes] = []
+
+    class Pipe:
+        buffer: Pipe
+
+        def write(self, data: bytes) -> None:
+            if taken:
+                raise BrokenPipeError
+            taken.append(data)
+
+        def flush(self) -> None:
+            pass
+
+    pipe = Pipe()
+    pipe.buffer = pipe
+    monkeypatch.setattr("sys.stdout", pipe)
+    monkeypatch.setattr("kalda.cli.formats._LINES_A_WRITE", 2)
+    writer = RecordWriter(Layout.RAW, set(), b"")
+    with pytest.raises(BrokenPipeError):
+        writer.write(fetched(), None)
+    assert (writer.count, taken) == (2, [b"value\n\n"])
 
 
 def test_json_holds_any_bytes(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -50,7 +50,7 @@ def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: p
     monkeypatch.setattr("kalda.broker.node.Node", Node)
     monkeypatch.setattr(server, "_read_config", lambda _: None)
     with caplog.at_level(logging.INFO, "kalda.server"):
-        assert asyncio.run(asyncio.wait_for(server._serve(None), 60)) == 0  # type: ignore[arg-type]
+        assert asyncio.run(asyncio.wait_for(server._serve(server.Options(["any.properties"])), 60)) == 0
     assert skipped == ["Terminating process due to signal SIGTERM"]
 
 

@@ -234,3 +234,17 @@ def test_error_codes_without_a_message_get_advice() -> None:
     assert "members" in refused(ErrorCode.NON_EMPTY_GROUP, "group 'g'").message
     assert refused(ErrorCode.INVALID_PRODUCER_EPOCH, "it").message == "it: invalid producer epoch"
     assert refused(31_000, "it").code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def test_a_broker_that_has_left_the_metadata_is_not_retried_until_the_deadline(
+    broker: ScriptedBroker, cluster: ClusterClient
+) -> None:
+    """The client's metadata still lists the broker; no process listens at its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    broker.nodes[2] = port
+    cluster.metadata(())
+    del broker.nodes[2]
+    with pytest.raises(ApiError, match="broker 2 is not alive; those alive are 1") as caught:
+        cluster.broker(2, DescribeClusterRequest())
+    assert caught.value.code is ErrorCode.BROKER_NOT_AVAILABLE

@@ -137,6 +137,26 @@ def test_a_leader_that_moves_is_looked_up_again(
     assert len(broker.requests(ApiKey.METADATA)) >= 2
 
 
+def test_a_partition_without_a_leader_does_not_delay_the_others(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+    """Partition 1 gets a leader only when partition 0 has been read."""
+    Log(broker)
+    broker.topics["logs"] = [1, -1]
+    found: list[tuple[int, int]] = []
+    with ConsumerFetcher(cluster, [Slice("logs", 1, 0, 5), Slice("logs", 0, 0, 10)]) as fetcher:
+        for fetched in fetcher:
+            found += [(fetched.partition, record.offset) for record in fetched.records()]
+            if (0, 9) in found:
+                broker.topics["logs"] = [1, 1]
+    assert found == [*((0, offset) for offset in range(10)), *((1, offset) for offset in range(5))]
+
+
+def test_a_partition_that_never_has_a_leader_fails_at_the_deadline(broker: ScriptedBroker) -> None:
+    Log(broker)
+    broker.topics["logs"] = [1, -1]
+    with ClusterClient(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="no leader"):
+        offsets(ConsumerFetcher(cluster, [Slice("logs", 1, 0, 5)]))
+
+
 def test_an_error_that_is_not_retriable_is_raised(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     Log(broker).failures = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
     with pytest.raises(ApiError, match="logs-0") as raised:

@@ -116,6 +116,31 @@ def test_a_refused_batch_does_not_hide_a_written_one_of_the_same_response(
     assert [one.partition for one in delivered] == [1]
 
 
+def test_a_partition_without_a_leader_does_not_delay_the_others(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+    """Partition 1 gets a leader only when all batches of partition 0 are written."""
+    log = Log(broker)
+    broker.topics["logs"] = [1, -1]
+
+    def delivered(one: Delivery) -> None:
+        if len(log.written[0]) == 5:
+            broker.topics["logs"] = [1, 1]
+
+    with Sender(cluster, on_delivery=delivered) as sender:
+        for count in range(1, 6):
+            sender.send("logs", 1, batch(count))
+            sender.send("logs", 0, batch(count))
+    assert [header.records_count for header in log.written[0]] == [1, 2, 3, 4, 5]
+    assert [header.records_count for header in log.written[1]] == [1, 2, 3, 4, 5]
+
+
+def test_a_partition_that_never_has_a_leader_fails_at_the_deadline(broker: ScriptedBroker) -> None:
+    Log(broker)
+    broker.topics["logs"] = [1, -1]
+    with ClusterClient(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="no leader"):  # noqa: SIM117
+        with Sender(cluster) as sender:
+            sender.send("logs", 1, batch(1))
+
+
 def test_retries_end_at_the_deadline(broker: ScriptedBroker) -> None:
     Log(broker).failures = [ErrorCode.NOT_ENOUGH_REPLICAS] * 100
     with ClusterClient(broker.address, timeout_ms=300) as cluster, pytest.raises(ApiError, match="in sync"):  # noqa: SIM117

@@ -39,6 +39,13 @@ def test_defaults_are_those_of_sparks_source() -> None:
     assert (options.min_partitions, options.max_records_per_partition) == (None, None)
 
 
+def test_the_timeout_is_that_of_kafkas_consumer() -> None:
+    assert read().fetch.timeout_ms == 60_000
+    assert read(**{"kafka.request.timeout.ms": "5"}).fetch.timeout_ms == 5
+    both = {"kafka.request.timeout.ms": "5", "kafka.default.api.timeout.ms": "7"}
+    assert read(**both).fetch.timeout_ms == 7
+
+
 def test_case_of_names_does_not_matter() -> None:
     options = read_options({"KAFKA.BOOTSTRAP.SERVERS": "a:1", "SubScribe": "x, y,x", "MINPARTITIONS": "7"})
     assert options.subscription.topics == ("x", "y")

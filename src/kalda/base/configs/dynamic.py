@@ -2,7 +2,8 @@
 
 A value comes from the first layer that has the key or one of its synonyms: this broker's dynamic configs, the
 cluster's dynamic configs, the properties file, the default. `Layers` holds the first three as texts. `effective` makes
-a `ServerConfig` of them. It leaves out a dynamic value that does not parse, so that such a value cannot stop the node.
+a `ServerConfig` of them. It leaves out a dynamic value that does not parse, and one of a key that is not dynamic, so
+that such a value cannot stop the node.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from kalda.base.configs.resources import ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 
+_READ_ONLY = "Cannot update these configs dynamically"
 _THREADS = (
     "background.threads",
     "num.io.threads",
@@ -82,6 +84,7 @@ def _valid(layer: Mapping[str, str], faults: list[InvalidConfig]) -> dict[str, s
     for name, text in layer.items():
         key = find_key(name)
         try:
+            _refuse([name] if _is_read_only(name) else [], _READ_ONLY)
             if key is not None:
                 key.parse(text)
         except InvalidConfig as error:
@@ -116,9 +119,7 @@ def check_alteration(layers: Layers, altered: Mapping[str, str], *, per_broker: 
 
 def _check_names(altered: Iterable[str], per_broker: bool) -> None:
     names = list(altered)
-    _refuse(
-        [name for name in names if name in BROKER and not is_dynamic(name)], "Cannot update these configs dynamically"
-    )
+    _refuse([name for name in names if _is_read_only(name)], _READ_ONLY)
     _refuse(
         [name for name in names if name in LISTENER_SECURITY],
         "These security configs can be dynamically updated only per-listener using the listener prefix",
@@ -128,6 +129,11 @@ def _check_names(altered: Iterable[str], per_broker: bool) -> None:
             [name for name in names if _is_per_broker(name)],
             "Cannot update these configs at default cluster level, broker id must be specified",
         )
+
+
+def _is_read_only(name: str) -> bool:
+    """True of the keys of the properties file. The controllers accept them as dynamic configs, without effect."""
+    return name in BROKER and not is_dynamic(name)
 
 
 def _is_per_broker(name: str) -> bool:

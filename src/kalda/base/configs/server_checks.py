@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from kalda.base.configs.broker import BROKER
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.server_values import ServerValues
 
 _MIB = 1024 * 1024
 _ANY_ADDRESS = "0.0.0.0"
 _CODECS = range(5)
+_KRAFT_KEYS = (
+    "process.roles",
+    "node.id",
+    "listeners",
+    "controller.listener.names",
+    "controller.quorum.bootstrap.servers",
+)
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Checks of the properties as they are written, before synonyms and defaults are filled in. Raises `InvalidConfig`.
+
+    `node.id` and `broker.id` are parsed by the name that the file has: with the synonym filled in, the error would name
+    the other key.
+    """
+    for name in ("node.id", "broker.id"):
+        if name in properties:
+            BROKER[name].parse(properties[name])
+    if "zookeeper.connect" in properties and "process.roles" not in properties:
+        missing = [name for name in _KRAFT_KEYS if name not in properties]
+        raise InvalidConfig(
+            f"zookeeper.connect={properties['zookeeper.connect']}: ZooKeeper is not supported, as it is not by Apache "
+            f"Kafka 4. Remove the zookeeper.* keys, and set the keys of KRaft, of which these are missing: "
+            f"{', '.join(missing)} (or controller.quorum.voters for the last). Then format the log directories with "
+            "`kalda storage format`."
+        )
 
 
 def check_server(config: ServerValues) -> None:
@@ -25,6 +52,16 @@ def _require(condition: bool, message: str) -> None:
 
 def _check_identity(config: ServerValues) -> None:
     _require(config["node.id"] == config["broker.id"], "You must set `node.id` to the same value as `broker.id`.")
+
+
+def _check_access_control(config: ServerValues) -> None:
+    authorizer = config["authorizer.class.name"]
+    _require(
+        not authorizer,
+        f"authorizer.class.name={authorizer}: this release enforces no ACLs, so every client could do everything. "
+        "Remove authorizer.class.name to run the node without access control, or restrict with a firewall who can "
+        "connect to it.",
+    )
 
 
 def _check_log(config: ServerValues) -> None:
@@ -196,6 +233,7 @@ def _check_groups(config: ServerValues) -> None:
 
 _CHECKS: tuple[Callable[[ServerValues], None], ...] = (
     _check_identity,
+    _check_access_control,
     _check_log,
     _check_replication,
     _check_quorum,

@@ -12,7 +12,6 @@ from kalda.base.configs.broker import base_name, find_key
 from kalda.base.configs.definition import InvalidConfig, Key
 from kalda.base.configs.topic import TOPIC
 
-_ACLS = "this release enforces no ACLs, every client may do everything"
 _CLASSES = "classes of the JVM cannot be loaded, and quotas are stored but not enforced"
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
 _QUOTAS = "quotas are stored but not enforced"
@@ -35,7 +34,6 @@ _INTERNAL = "Kafka has it for its own tests"
 _FROM_FILE = "it is read when a node starts, from its properties file"
 
 _REASONS: dict[str, tuple[str, ...]] = {
-    _ACLS: ("authorizer.class.name",),
     _CLASSES: ("client.quota.callback.class",),
     _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "remote."),
     _QUOTAS: (

@@ -3,12 +3,14 @@
 A pid alone proves nothing: after a crash or a reboot another process may have it. A process is this node's where its
 start time is the recorded one (if one was recorded), and its command line has the path of this node's properties. A
 signal is sent through a pidfd that was opened before that check, so it cannot reach another process with the same pid.
+
+The first line of the pid file is the pid alone, as init systems read it. The second is the process's start time, in
+clock ticks since the machine's boot; it is missing where the system does not report it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -60,7 +62,7 @@ class NodeProcess:
                 start_new_session=True,
             )
         _children[child.pid] = child
-        record = json.dumps({"pid": child.pid, "started": _start_ticks(child.pid)})
+        record = "\n".join(str(each) for each in (child.pid, _start_ticks(child.pid)) if each is not None) + "\n"
         temporary = self._pid_file.with_suffix(".tmp")
         temporary.write_text(record, encoding="ascii")
         temporary.replace(self._pid_file)
@@ -118,11 +120,10 @@ class NodeProcess:
     def _recorded(self) -> tuple[int, int | None] | None:
         """Pid and start time in the pid file; None where there is none, or it is unreadable."""
         try:
-            record = json.loads(self._pid_file.read_text(encoding="ascii"))
-            pid, started = int(record["pid"]), record["started"]
-        except (OSError, ValueError, KeyError, TypeError):
+            pid, *started = map(int, self._pid_file.read_text(encoding="ascii").splitlines())
+        except (OSError, ValueError):
             return None
-        return (pid, started if isinstance(started, int) else None) if pid > 1 else None
+        return (pid, started[0] if started else None) if pid > 1 else None
 
     def _is_running(self, pid: int, started: int | None) -> bool:
         """Whether a process with this pid is running and is this node's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
@@ -60,12 +60,15 @@ def start(
     rate: int | None,
     log_dir_rate: int | None,
     same_factor: bool,
+    on_silent: Callable[[list[int]], None] = lambda _: None,
 ) -> dict[TopicPartition, ApiError]:
-    """Start the plan. Returns the partitions that were refused, with their errors. Raises `ApiError` where the whole
-    request was refused."""
+    """Start the plan. `on_silent` is called with the brokers on which no throttle was set, as they did not answer.
+
+    Returns the partitions that were refused, with their errors. Raises `ApiError` where the whole request was refused.
+    """
     if rate is not None or log_dir_rate is not None:
         alive = [node.node_id for node in describe_cluster(cluster).nodes]
-        throttles.throttle(cluster, _moves(targets, current), alive, rate, log_dir_rate)
+        on_silent(throttles.throttle(cluster, _moves(targets, current), alive, rate, log_dir_rate))
     try:
         results = alter_reassignments(
             cluster,
@@ -83,10 +86,11 @@ def start(
     return refused
 
 
-def unthrottle(cluster: ClusterClient, targets: Targets) -> None:
-    """Remove the throttles of a plan, on every broker, as Kafka's tool does. Raises `ApiError`."""
+def unthrottle(cluster: ClusterClient, targets: Targets) -> list[int]:
+    """Remove the throttles of a plan, on every broker, as Kafka's tool does. Returns the brokers that did not answer.
+    Raises `ApiError`."""
     brokers = {node.node_id for node in describe_cluster(cluster).nodes}
-    throttles.clear(cluster, {at.topic for at in targets}, brokers)
+    return throttles.clear(cluster, {at.topic for at in targets}, brokers)
 
 
 def _tidy(cluster: ClusterClient, targets: Targets, rate: int | None, log_dir_rate: int | None) -> None:

@@ -6,7 +6,7 @@ configs too, and they are removed in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
@@ -20,6 +20,9 @@ FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
 LEADER_RATE = "leader.replication.throttled.rate"
 FOLLOWER_RATE = "follower.replication.throttled.rate"
 LOG_DIR_RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
+_BROKER_MS = 5_000
+"""How long to try to reach a broker. One that does not answer copies nothing."""
+_UNREACHABLE = (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.BROKER_NOT_AVAILABLE)
 
 
 class Move(NamedTuple):
@@ -35,19 +38,38 @@ def throttle(
     alive: Collection[int],
     rate: int | None,
     log_dir_rate: int | None,
-) -> None:
+) -> list[int]:
     """Limit the copying of these moves, in bytes a second for each broker. A broker's config is set through the broker
-    itself, so only brokers that are alive get one. Raises `ApiError`."""
+    itself, so only brokers that are alive get one.
+
+    Returns those of `alive` that did not answer: a broker that has died is listed until it is fenced.
+    Raises `ApiError`.
+    """
     brokers = sorted({node_id for move in moves.values() for node_id in (*move.sources, *move.targets)} & set(alive))
     if rate is not None:
         for topic, values in throttled_replicas(moves).items():
             set_configs(cluster, Resource(ConfigResourceType.TOPIC, topic), values)
-    for node_id in brokers:
-        rates = {} if rate is None else {LEADER_RATE: str(rate), FOLLOWER_RATE: str(rate)}
-        if log_dir_rate is not None:
-            rates[LOG_DIR_RATE] = str(log_dir_rate)
-        if rates:
-            set_configs(cluster, Resource(ConfigResourceType.BROKER, str(node_id)), rates)
+    rates = {} if rate is None else {LEADER_RATE: str(rate), FOLLOWER_RATE: str(rate)}
+    if log_dir_rate is not None:
+        rates[LOG_DIR_RATE] = str(log_dir_rate)
+    if not rates:
+        return []
+
+    def limit(broker: Resource) -> None:
+        set_configs(cluster, broker, rates, timeout_ms=_BROKER_MS)
+
+    return [node_id for node_id in brokers if not _answers(limit, node_id)]
+
+
+def _answers(alter: Callable[[Resource], None], node_id: int) -> bool:
+    """Call `alter` with the broker's resource; False where the broker cannot be reached."""
+    try:
+        alter(Resource(ConfigResourceType.BROKER, str(node_id)))
+    except ApiError as error:
+        if error.code not in _UNREACHABLE:
+            raise
+        return False
+    return True
 
 
 def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[str, str]]:
@@ -65,17 +87,24 @@ def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[s
     }
 
 
-def clear(cluster: ClusterClient, topics: Iterable[str], brokers: Iterable[int]) -> None:
-    """Remove what `throttle` has set; topics that were deleted are skipped. Raises `ApiError`."""
-    for node_id in sorted(set(brokers)):
-        _delete(cluster, Resource(ConfigResourceType.BROKER, str(node_id)), (LEADER_RATE, FOLLOWER_RATE, LOG_DIR_RATE))
+def clear(cluster: ClusterClient, topics: Iterable[str], brokers: Iterable[int]) -> list[int]:
+    """Remove what `throttle` has set; topics that were deleted are skipped. Returns the brokers that did not answer.
+    Raises `ApiError`."""
+    rates = (LEADER_RATE, FOLLOWER_RATE, LOG_DIR_RATE)
+    silent = [
+        node_id
+        for node_id in sorted(set(brokers))
+        if not _answers(lambda at: _delete(cluster, at, rates, _BROKER_MS), node_id)
+    ]
     for topic in sorted(set(topics)):
         try:
             _delete(cluster, Resource(ConfigResourceType.TOPIC, topic), (LEADER_REPLICAS, FOLLOWER_REPLICAS))
         except ApiError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
+    return silent
 
 
-def _delete(cluster: ClusterClient, resource: Resource, names: Iterable[str]) -> None:
-    alter_configs(cluster, resource, [Alteration(name, ConfigOperation.DELETE) for name in names])
+def _delete(cluster: ClusterClient, resource: Resource, names: Iterable[str], timeout_ms: int | None = None) -> None:
+    deletions = [Alteration(name, ConfigOperation.DELETE) for name in names]
+    alter_configs(cluster, resource, deletions, timeout_ms=timeout_ms)

@@ -86,7 +86,12 @@ def describe_configs(
 
 
 def alter_configs(
-    cluster: ClusterClient, resource: Resource, alterations: Collection[Alteration], *, validate_only: bool = False
+    cluster: ClusterClient,
+    resource: Resource,
+    alterations: Collection[Alteration],
+    *,
+    validate_only: bool = False,
+    timeout_ms: int | None = None,
 ) -> None:
     """Change these configs of the resource and no others (KIP-339). Raises `ApiError`."""
     request = IncrementalAlterConfigsRequest(
@@ -104,15 +109,20 @@ def alter_configs(
         ],
         validate_only=validate_only,
     )
-    _request(cluster, resource, request, "responses")
+    _request(cluster, resource, request, "responses", timeout_ms)
 
 
-def set_configs(cluster: ClusterClient, resource: Resource, values: Mapping[str, str]) -> None:
+def set_configs(
+    cluster: ClusterClient, resource: Resource, values: Mapping[str, str], *, timeout_ms: int | None = None
+) -> None:
     """`alter_configs` that only sets."""
-    alter_configs(cluster, resource, [Alteration(name, ConfigOperation.SET, value) for name, value in values.items()])
+    alterations = [Alteration(name, ConfigOperation.SET, value) for name, value in values.items()]
+    alter_configs(cluster, resource, alterations, timeout_ms=timeout_ms)
 
 
-def _request(cluster: ClusterClient, resource: Resource, request: Any, results: str) -> Any:
+def _request(
+    cluster: ClusterClient, resource: Resource, request: Any, results: str, timeout_ms: int | None = None
+) -> Any:
     """The response; `results` is the name of its field that has the results with their error codes."""
 
     def check(answer: Any) -> None:
@@ -124,8 +134,8 @@ def _request(cluster: ClusterClient, resource: Resource, request: Any, results: 
 
     broker_id = resource.broker_id
     if broker_id is not None:
-        return cluster.broker(broker_id, request, check=check)
-    return cluster.any_broker(request, check=check)
+        return cluster.broker(broker_id, request, check=check, timeout_ms=timeout_ms)
+    return cluster.any_broker(request, check=check, timeout_ms=timeout_ms)
 
 
 def _entry(config: DescribeConfigsResourceResult) -> ConfigEntry:
