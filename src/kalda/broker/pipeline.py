@@ -84,6 +84,8 @@ class RequestPipeline:
         throttle: Throttle | None = None,
     ) -> None:
         """Without an authorizer every caller may do everything; without a throttle nothing is charged."""
+        self.handling: RequestContext | None = None
+        """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
         self._steps = StepRunner(next_turn)
         self._large_requests = LargeRequests(next_turn)
         self._authorizer = authorizer
@@ -106,6 +108,7 @@ class RequestPipeline:
             context = RequestContext(connection, header, frame, self._authorizer)
         else:
             header = context.header
+        self.handling = context
         try:
             route = self._routes[header[:2]]
         except KeyError:
