@@ -29,7 +29,9 @@ from kalda.network.connection import AtTurn, Buffer
 from kalda.protocol.apis import ApiKey, request_class
 from kalda.protocol.codec import step_decoder
 from kalda.protocol.framing import encode_response_in_steps
+from kalda.protocol.messages.fetch import FetchRequest
 from kalda.protocol.notation import Request, Response, Struct, shallow_copy
+from kalda.replication.fetch_session import FINAL_EPOCH, INITIAL_EPOCH
 
 SMALL_ELEMENTS = 4_000
 """Structs, strings and numbers in the lists of a request that is answered at once: some 20 ms where each is a partition
@@ -40,6 +42,9 @@ MAX_OPERATIONS = 10_000
 """Items of one operation of the controller: `MAX_RECORDS_PER_USER_OP` of Apache Kafka."""
 PART_ITEMS = 1_000
 """Items that are handled in one step: about ten milliseconds."""
+MAX_FETCHED_AT_ONCE = 10_000
+"""Partitions of a consumer's fetch that is handled whole. A fetch in parts waits for `min_bytes` in each part, so that
+records of one part may wait for those of another, at most for `max_wait_ms`."""
 _STRUCTS_FREED = 2_000
 """Structs that are dropped in one step."""
 
@@ -97,6 +102,10 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
 """The cuts of each API; the first whose list is not empty applies."""
 
 
+_ANSWERED_IN_STEPS = frozenset((ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.DESCRIBE_CONFIGS))
+"""APIs whose handlers take their own steps, and keep nothing of the request or of the response."""
+
+
 class Part(NamedTuple):
     """A piece of a list of items."""
 
@@ -107,12 +116,36 @@ class Part(NamedTuple):
     """At how many depths the first item is the rest of the last item of the part before."""
 
 
+_FETCH = Cut(("topics", "partitions"), ("responses", "partitions"))
+
+
 def cut_of(request: Request) -> Cut | None:
     """The cut that applies to a request; None where it is handled whole."""
+    if isinstance(request, FetchRequest):
+        return _FETCH if _may_cut_fetch(request) else None
     for cut in CUTS.get(request.API_KEY, ()):
         if getattr(request, cut.asked[0]):
             return cut
     return None
+
+
+def _may_cut_fetch(request: FetchRequest) -> bool:
+    """A consumer's fetch of very many partitions, which has no session yet. It gets none: all of the session's
+    partitions would be read at once by each small request for what has changed."""
+    is_consumer = request.replica_id < 0 and request.replica_state.replica_id < 0
+    return (
+        is_consumer
+        and request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
+        and count_items(request.topics, ("partitions",)) > MAX_FETCHED_AT_ONCE
+    )
+
+
+def _without_sessions(parts: deque[tuple[Request, int]]) -> None:
+    """Make the parts of a fetch full fetches without a session, which share the bytes of the response."""
+    for part, _ in parts:
+        assert isinstance(part, FetchRequest)
+        part.session_epoch = FINAL_EPOCH
+        part.max_bytes = max(1, part.max_bytes // len(parts))
 
 
 def cut_items(items: list[Any], inner: tuple[str, ...], size: int) -> Iterator[Part]:
@@ -255,12 +288,13 @@ class LargeRequests:
             for each in current:
                 each.abandon()
 
-        def on_handled(replies: list[_Reply] | None, error: ApiError | None) -> None:
+        def on_handled(handled: tuple[Cut | None, list[_Reply]] | None, error: ApiError | None) -> None:
             current.clear()
-            if replies is None:
+            if handled is None:
                 assert error is not None
                 answer.fail(error)
                 return
+            cut, replies = handled
             waiting = [each.reply for each in replies if isinstance(each.reply, Pending)]
             current.extend(waiting)
             missing = len(waiting)
@@ -269,15 +303,15 @@ class LargeRequests:
                 nonlocal missing
                 missing -= 1
                 if not missing:
-                    encode(replies)
+                    encode(cut, replies)
 
             if not waiting:
-                encode(replies)
+                encode(cut, replies)
             for each in waiting:
                 each.then(on_reply)
 
-        def encode(replies: list[_Reply]) -> None:
-            encoded = self._encoding.run(_encoded(row, context, replies, stages))
+        def encode(cut: Cut | None, replies: list[_Reply]) -> None:
+            encoded = self._encoding.run(_encoded(row, context, cut, replies, stages))
             current[:] = [encoded]
             encoded.then(answer.settle)
 
@@ -290,7 +324,7 @@ class LargeRequests:
 
 def _handled(
     row: Row, handler: Callable[[RequestContext, Any], Any], context: RequestContext, stages: Stages
-) -> Steps[list[_Reply]]:
+) -> Steps[tuple[Cut | None, list[_Reply]]]:
     """Decode the request, and call the handler with each part. Raises `InvalidRequest`."""
     yield
     decode = step_decoder(request_class(row.key), context.api_version)
@@ -303,6 +337,8 @@ def _handled(
             refusal = ApiError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
         else:
             parts = deque([(request, 0)])
+    if cut is _FETCH:
+        _without_sessions(parts)
     replies: list[_Reply] = []
     del request
     while parts:
@@ -319,14 +355,15 @@ def _handled(
         except ApiError as error:
             reply = stages.failed(row, context, part, error)
         replies.append(_Reply(part, joins, reply))
-    return replies
+    return cut, replies
 
 
-def _encoded(row: Row, context: RequestContext, replies: list[_Reply], stages: Stages) -> Steps[list[Buffer]]:
+def _encoded(
+    row: Row, context: RequestContext, cut: Cut | None, replies: list[_Reply], stages: Stages
+) -> Steps[list[Buffer]]:
     """Join the responses of the parts, charge the client, and encode. No buffers where the request has no answer."""
     whole: Response | Encoded | None = None
     first = replies[0].request
-    cut = cut_of(first)
     for each in replies:
         reply = each.reply
         if isinstance(reply, Pending):
@@ -341,6 +378,8 @@ def _encoded(row: Row, context: RequestContext, replies: list[_Reply], stages: S
     if whole is None:
         return []
     if isinstance(whole, Encoded):
+        if row.key in _ANSWERED_IN_STEPS:
+            yield from _free_lists(first)
         return whole.buffers.make() if isinstance(whole.buffers, AtTurn) else whole.buffers
     buffers = yield from encode_response_in_steps(context.header.correlation_id, whole, context.api_version)
     while replies:
@@ -348,4 +387,14 @@ def _encoded(row: Row, context: RequestContext, replies: list[_Reply], stages: S
         yield
     if cut is not None:
         yield from free(getattr(whole, cut.answered[0]), cut.answered[1:])
+    elif row.key in _ANSWERED_IN_STEPS:
+        yield from _free_lists(whole)
+        yield from _free_lists(first)
     return buffers
+
+
+def _free_lists(message: Request | Response) -> Steps[None]:
+    for name in type(message).declared:
+        value = getattr(message, name)
+        if isinstance(value, list):
+            yield from free(value, ())

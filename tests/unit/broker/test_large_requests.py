@@ -20,6 +20,14 @@ from kalda.broker.rows import Authorization, Row
 from kalda.network.connection import Connection
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.framing import encode_response
+from kalda.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    FetchResponse,
+    FetchResponsePartitionData,
+)
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.offsets import (
     OffsetFetchRequest,
@@ -222,6 +230,45 @@ def test_parts_that_wait_are_joined_when_all_are_there() -> None:
     expected = row.failed(request, 12, error)
     assert expected is not None
     assert read_answer(answer, request, 12) == read_answer(encode_response(77, expected, 12), request, 12)
+
+
+@pytest.mark.parametrize(("replica_id", "epoch", "parts"), [(-1, 0, 13), (-1, -1, 13), (-1, 7, 1), (5, 0, 1)])
+def test_a_consumer_that_fetches_very_many_partitions_gets_no_session(replica_id: int, epoch: int, parts: int) -> None:
+    handled: list[FetchRequest] = []
+
+    def handler(context: RequestContext, request: FetchRequest) -> FetchResponse:
+        handled.append(request)
+        return FetchResponse(
+            responses=[
+                FetchableTopicResponse(
+                    topic=topic.topic,
+                    partitions=[
+                        FetchResponsePartitionData(partition_index=each.partition) for each in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    bench = Bench(ROWS[ApiKey.FETCH]._replace(handler=handler, authorize=Authorization.ANYONE))
+    asked = [FetchRequestFetchPartition(partition=index) for index in range(12_000)]
+    request = FetchRequest(
+        replica_id=replica_id,
+        session_id=3,
+        session_epoch=epoch,
+        max_bytes=13_000,
+        topics=[FetchRequestFetchTopic(topic="t", partitions=asked)],
+    )
+    answer = bench.send(request, 12)
+    bench.settle(answer, lambda: None)
+    [topic] = read_answer(answer, request, 12).responses
+    assert [each.partition_index for each in topic.partitions] == list(range(12_000))
+    if parts == 1:
+        assert [(each.session_epoch, each.max_bytes) for each in handled] == [(epoch, 13_000)]
+    else:
+        assert len(handled) >= 12
+        assert {each.session_epoch for each in handled} == {-1}
+        assert sum(each.max_bytes for each in handled) <= 13_000
 
 
 def test_what_waits_is_abandoned_with_the_connection() -> None:
