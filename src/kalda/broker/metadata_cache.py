@@ -55,6 +55,8 @@ class MetadataCache:
     def __init__(self, timers: Timers) -> None:
         self.image: MetadataImage = EMPTY
         self._timers = timers
+        self.changes = 0
+        """How often the kept responses have been dropped: a response that was begun before such a change is stale."""
         self._kept: dict[AnswerKey, list[Buffer]] = {}
         """Encoded responses without their correlation ids."""
         self._kept_bytes = 0
@@ -83,6 +85,7 @@ class MetadataCache:
                     self._list_fenced(broker_id)
 
     def _drop_kept(self) -> None:
+        self.changes += 1
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -187,10 +190,12 @@ class MetadataCache:
             for broker in self.listed_brokers(listener)
         ]
 
-    def partition_entries(self, topic: TopicImage, listener: str, version: int) -> Iterable[MetadataResponsePartition]:
-        """A topic's partitions as a Metadata response lists them."""
+    def partition_entries(
+        self, topic: TopicImage, listener: str, version: int, indexes: Iterable[int] | None = None
+    ) -> Iterable[MetadataResponsePartition]:
+        """A topic's partitions, or some of them, as a Metadata response lists them."""
         alive = {broker.id for broker in self.alive_brokers(listener)}
-        for index in sorted(topic.partitions):
+        for index in sorted(topic.partitions) if indexes is None else indexes:
             yield self._partition_entry(index, topic.partitions[index], alive, listener, version)
 
     def _partition_entry(

@@ -36,6 +36,7 @@ from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.raft_channel import RaftChannel
 from kalda.broker.shell import Host, JobPool, wait_settled
+from kalda.broker.watchdog import Watchdog
 from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
@@ -137,6 +138,7 @@ class Node:
         # All made by `start`, in this order; None until then. A start that fails leaves the later ones None.
         self._timers: Timers | None = None
         self._jobs: JobPool | None = None
+        self._watchdog: Watchdog | None = None
         self._server: Server | None = None
         self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
@@ -210,6 +212,7 @@ class Node:
         loop = asyncio.get_running_loop()
         timers = self._timers = self._host.timers(loop)
         self._jobs = self._host.jobs(loop, config["background.threads"])
+        self._watchdog = Watchdog(timers, self._clock, self.sensors)
         ensemble = self._identity()
         cluster_id = ensemble.cluster_id
         assert cluster_id is not None
@@ -242,7 +245,9 @@ class Node:
         self._quorum.start()
         if config.is_controller:
             self._open_controller(cluster_id)
+        self._watchdog.start()
         if self._broker is not None:
+            self._watchdog.watch(self._broker.services.pipeline)
             await self._broker.start(self._accept)
             for endpoint in config.broker_listeners:
                 self._gates[endpoint.listener].open(self._broker.services.pipeline.on_frame)
@@ -349,6 +354,8 @@ class Node:
             asyncio.get_running_loop().call_soon,
             unstable_versions=self.config["unstable.api.versions.enable"],
         )
+        assert self._watchdog is not None, "made before any listener is opened"
+        self._watchdog.watch(pipeline)
         for name in self.config.controller_listener_names:
             self._gates[name].open(pipeline.on_frame)
         self._registration = self._controller_registration()
@@ -476,6 +483,8 @@ class Node:
         if clean and self._broker is not None and not self.failed and self.config["controlled.shutdown.enable"]:
             await self._hand_over(self._broker)
         self._stopping = True
+        if self._watchdog is not None:
+            self._watchdog.stop()
         if self._quorum is not None:
             self._quorum.stop_probing()
         if self._broker is not None:

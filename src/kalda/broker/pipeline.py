@@ -25,12 +25,14 @@ from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
 from kalda.broker.context import Encoded, Known, Reply, RequestContext, Steps
+from kalda.broker.large_requests import SMALL_ELEMENTS, LargeRequests
 from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle
 from kalda.broker.steps import NextTurn, StepRunner
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.codec import decoder
+from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.framing import decode_request_header, encode_response, response_encoder
 from kalda.protocol.notation import Request, Response
 from kalda.protocol.schema import is_flexible, wire_struct
@@ -59,7 +61,7 @@ class Served:
         """The class of the replies that are encoded at once. On a charged route no reply is of it."""
 
 
-Route = tuple[Handler, Callable[[Buffer, int], tuple[Any, int]], type[Response], Callable[..., list[Buffer]], Served]
+Route = tuple[Handler, Callable[..., tuple[Any, int]], type[Response], Callable[..., list[Buffer]], Served]
 """How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, and
 `at_once` and `encode` of `Served`. A plain tuple: a subclass of it is unpacked more slowly."""
 
@@ -82,7 +84,10 @@ class RequestPipeline:
         throttle: Throttle | None = None,
     ) -> None:
         """Without an authorizer every caller may do everything; without a throttle nothing is charged."""
+        self.handling: RequestContext | None = None
+        """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
         self._steps = StepRunner(next_turn)
+        self._large_requests = LargeRequests(next_turn)
         self._authorizer = authorizer
         self._throttle = throttle
         self._rows: dict[int, Row] = {row.key: row for row in rows}
@@ -103,6 +108,7 @@ class RequestPipeline:
             context = RequestContext(connection, header, frame, self._authorizer)
         else:
             header = context.header
+        self.handling = context
         try:
             route = self._routes[header[:2]]
         except KeyError:
@@ -111,7 +117,10 @@ class RequestPipeline:
                 return encode_response(header.correlation_id, unsupported_api_versions(), 0)
             route = made
         handler, decode, at_once, encode, served = route
-        request, _ = decode(frame, header.body_at)
+        try:
+            request, _ = decode(frame, header.body_at, SMALL_ELEMENTS, 1)
+        except TooManyElements:
+            return self._in_parts(served, handler, context)
         try:
             reply = handler(context, request)
         except ApiError as error:
@@ -225,6 +234,12 @@ class RequestPipeline:
             context.connection.answer_alone()
         return self._later(served, context, request, self._steps.run(steps))
 
+    def _in_parts(self, served: Served, handler: Handler, context: RequestContext) -> Pending[list[Buffer]]:
+        """Answer a request that names very many things; see `kalda.broker.large_requests`."""
+        if context.forwarded_by is None:
+            context.connection.answer_alone()
+        return self._large_requests.answer(served.row, handler, context, _Stages(self, served))
+
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
         """The response for a request that failed as a whole. None where its client expects no response: the connection
         is closed, which is the only way to report the failure. Raises what the peer has to learn otherwise."""
@@ -269,6 +284,23 @@ class RequestPipeline:
 def _unauthorized(context: RequestContext, request: Any) -> Reply[Any]:
     """The handler of rows whose items nothing checks, where there is an authorizer."""
     raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "requests of this API are not authorized item by item")
+
+
+class _Stages:
+    """What `LargeRequests` calls for one request."""
+
+    def __init__(self, pipeline: RequestPipeline, served: Served) -> None:
+        self._pipeline = pipeline
+        self._served = served
+
+    def failed(self, row: Row, context: RequestContext, request: Request, error: ApiError) -> Response | None:
+        """The response of a part that failed."""
+        return self._pipeline._failed(self._served, context, request, error)
+
+    def charge(self, context: RequestContext, request: Request, response: Response | Encoded | None) -> None:
+        """Charge the answer to the quotas of the client."""
+        if self._served.is_charged:
+            self._pipeline._charge(self._served, context, request, response)
 
 
 def _authorized(check: Check, handler: Handler) -> Handler:

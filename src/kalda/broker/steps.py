@@ -23,6 +23,16 @@ NextTurn = Callable[[Callable[[], None]], object]
 """Calls back in the next turn of the event loop, as `loop.call_soon` does."""
 
 
+def run_to_end(steps: Steps[T]) -> T:
+    """What the steps return, at once: for work that is known to be short."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+
 class _Work(Generic[T]):
     """A generator, and the pending answer that settles with what it returns."""
 
@@ -34,9 +44,12 @@ class _Work(Generic[T]):
 
 
 class StepRunner:
-    """Runs generators in turn. Invariant: a turn is scheduled exactly while a generator is unfinished."""
+    """Runs generators in turn, or one after another. Invariant: a turn is scheduled exactly while a generator is
+    unfinished."""
 
-    def __init__(self, next_turn: NextTurn) -> None:
+    def __init__(self, next_turn: NextTurn, *, takes_turns: bool = True) -> None:
+        """Without `takes_turns`, the next generator begins when the one before has ended."""
+        self._takes_turns = takes_turns
         self._next_turn = next_turn
         self._unfinished: deque[_Work[Any]] = deque()
         self._is_scheduled = False
@@ -76,7 +89,8 @@ class StepRunner:
             log.exception("a request that is answered in steps failed")
             self._fail(work, ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
         else:
-            self._unfinished.rotate(-1)
+            if self._takes_turns:
+                self._unfinished.rotate(-1)
             self._schedule()
 
     def _fail(self, work: _Work[Any], error: ApiError) -> None:

@@ -7,10 +7,11 @@ cannot express the message: an error of this program, never of a peer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
-from kalda.protocol.decoder import Decoder, compile_decoder
-from kalda.protocol.encoder import Encoder, compile_encoder
+from kalda.protocol.decoder import Decoder, StepDecoder, compile_decoder, compile_step_decoder
+from kalda.protocol.encoder import Encoder, StepEncoder, compile_encoder, compile_step_encoder
 from kalda.protocol.notation import Buffer, Message
 
 M = TypeVar("M", bound=Message)
@@ -29,12 +30,25 @@ def decode_at(cls: type[M], buffer: Buffer, version: int, pos: int = 0) -> tuple
     return decoder(cls, version)(buffer, pos)
 
 
-def decoder(cls: type[M], version: int) -> Callable[[Buffer, int], tuple[M, int]]:
-    """The function behind `decode_at` for one version. The data path keeps it, to save a lookup for each message."""
+def decoder(cls: type[M], version: int) -> Callable[..., tuple[M, int]]:
+    """The function behind `decode_at` for one version; see `compile_decoder`. The data path keeps it, to save a lookup
+    for each message."""
     compiled = _decoders.get((cls, version))
     if compiled is None:
         compiled = _decoders[cls, version] = compile_decoder(cls, version)
     return compiled
+
+
+@cache
+def step_decoder(cls: type[Message], version: int) -> StepDecoder:
+    """As `decoder`, in steps: a generator for a message that takes long to decode."""
+    return compile_step_decoder(cls, version)
+
+
+@cache
+def step_encoder(cls: type[Message], version: int) -> StepEncoder:
+    """As `encoder`, in steps: a generator for a message that takes long to encode."""
+    return compile_step_encoder(cls, version)
 
 
 def encode_buffers(message: Message, version: int, head: bytes = b"") -> list[Buffer]:

@@ -4,9 +4,13 @@ Every count and length is checked before memory is allocated for it: an array's 
 (each element takes at least `smallest_size`), a length against the bytes that remain, the number of tagged fields
 against `MAX_TAGGED_FIELDS`. A decoded message takes at most about sixty times the memory of its bytes; a struct of
 empty arrays reaches that. So that the total is bounded too, a whole message may have `MAX_ELEMENTS` structs and strings
-in its arrays, at all depths together, where `NUMBERS_PER_ELEMENT` numbers count as one element. Every slice is
+in its arrays, at all depths together, where `NUMBERS_PER_ELEMENT` numbers count as one element. A caller may set lower
+bounds; a message beyond them raises `TooManyElements`. Every slice is
 bounds-checked. Fixed-size reads past the end raise `struct.error`, reads of single bytes past it `IndexError`; the
 function turns both into `InvalidRequest`. Nesting is bounded by the schema: no message is recursive.
+
+The same source with a `yield` after each `STEP_ELEMENTS` elements is a generator, for messages that take long to
+decode.
 
 A message with record batches is decoded from the frame itself, and the batches are views of the frame. Any other
 message is copied to `bytes` first: one copy of some hundred bytes, after which every slice costs half.
@@ -15,7 +19,7 @@ message is copied to `bytes` first: one copy of some hundred bytes, after which 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -27,33 +31,54 @@ from kalda.protocol.source import FORMATS, MAX_STRING, TABLE_SIZE, Source
 MAX_ELEMENTS = 1_000_000
 NUMBERS_PER_ELEMENT = 8
 MAX_TAGGED_FIELDS = 10_000
+STEP_ELEMENTS = 2_000
+"""Elements that a generator decodes or encodes in one step: about three milliseconds."""
 
-Decoder = Callable[[Any, int], tuple[Any, int]]
+Decoder = Callable[..., tuple[Any, int]]
+StepDecoder = Callable[..., Generator[None, None, tuple[Any, int]]]
+
+
+class TooManyElements(InvalidRequest):
+    """The message has more elements than the bound with which the decoder was called."""
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
-    """A function `(buffer, pos) -> (message, end)` that raises `InvalidRequest` for malformed bytes. Raises
-    `InvalidRequest` itself for a version that `cls` lacks."""
+    """A function `(buffer, pos, max_elements, numbers_per_element) -> (message, end)` that raises `InvalidRequest` for
+    malformed bytes; the two bounds have defaults. Raises `InvalidRequest` itself for a version that `cls` lacks."""
+    decoder: Decoder = _compile(cls, version, in_steps=False)
+    return decoder
+
+
+def compile_step_decoder(cls: type[Message], version: int) -> StepDecoder:
+    """As `compile_decoder`: a generator that yields after each `STEP_ELEMENTS` elements and returns the same."""
+    decoder: StepDecoder = _compile(cls, version, in_steps=True)
+    return decoder
+
+
+def _compile(cls: type[Message], version: int, in_steps: bool) -> Any:
     writer = _DecoderSource(cls, version)
+    writer.in_steps = in_steps
     layout = wire_struct(cls, version, is_flexible(cls, version))
     writer.in_place = _holds_records(layout, version)
     writer.names["refusal"] = partial(_refusal, f"{cls.__name__} v{version}")
-    writer.line("def decode(buf, pos):")
+    writer.names["TooManyElements"] = TooManyElements
+    writer.line(f"def decode(buf, pos, left={MAX_ELEMENTS}, numbers={NUMBERS_PER_ELEMENT}):")
     writer.indent += 1
     writer.line("try:")
     writer.indent += 1
     if not writer.in_place:
         writer.line("if type(buf) is not bytes: buf = bytes(buf)")
     writer.line("end = len(buf)")
-    writer.line(f"left = {MAX_ELEMENTS}")
+    if in_steps:
+        writer.line(f"step = {STEP_ELEMENTS}")
+        writer.line("if False: yield")
     writer.struct("m", layout)
     writer.flush()
     writer.line("if pos > end: raise IndexError")
     writer.line("return m, pos")
     writer.indent -= 1
     writer.line("except Exception as error: raise refusal(len(buf), error) from None")
-    decoder: Decoder = writer.build("decode")
-    return decoder
+    return writer.build("decode")
 
 
 def _holds_records(layout: WireStruct, version: int) -> bool:
@@ -67,6 +92,8 @@ def _holds_records(layout: WireStruct, version: int) -> bool:
 class _DecoderSource(Source):
     in_place = True
     """The frame is not copied: its slices are views, and become `str` and `bytes` by a call."""
+    in_steps = False
+    """The function is a generator, which yields between elements."""
 
     def struct(self, target: str, layout: WireStruct) -> None:
         """Decode one struct into the new local `target`."""
@@ -192,8 +219,9 @@ class _DecoderSource(Source):
     def _scalars(self, target: str, field: WireField) -> None:
         code = FORMATS[field.kind]
         size = struct.calcsize(">" + code)
-        self.line(f"left -= n // {NUMBERS_PER_ELEMENT}")
-        self.line(f"if not 0 <= n * {size} <= end - pos or left < 0: {self._refuse(field)}")
+        self.line(f"if not 0 <= n * {size} <= end - pos: {self._refuse(field)}")
+        self.line("left -= n // numbers")
+        self.line(f"if left < 0: raise TooManyElements('{field.name} has too many elements: %d' % n)")
         if field.kind == "Uuid":
             self.line(f"{target} = [bytes(buf[i : i + 16]) for i in range(pos, pos + 16 * n, 16)]")
         else:
@@ -207,8 +235,9 @@ class _DecoderSource(Source):
         items, item, count = self.fresh("l"), self.fresh("s"), self.fresh("i")
         layout = None if field.struct is None else wire_struct(field.struct, self.version, flexible)
         size = smallest_size(layout, self.version) if layout is not None else (1 if flexible else 2)
+        self.line(f"if not 0 <= n * {size} <= end - pos: {self._refuse(field)}")
         self.line("left -= n")
-        self.line(f"if not 0 <= n * {size} <= end - pos or left < 0: {self._refuse(field)}")
+        self.line(f"if left < 0: raise TooManyElements('{field.name} has too many elements: %d' % n)")
         self.line(f"{target} = {items} = []")
         self.line(f"for {count} in range(n):")
         self.indent += 1
@@ -218,6 +247,11 @@ class _DecoderSource(Source):
             self._field(item, field._replace(is_list=False, nullable=False), flexible)
         self.flush()
         self.line(f"{items}.append({item})")
+        if self.in_steps:
+            self.line("step -= 1")
+            self.line("if step < 0:")
+            self.line(f" step = {STEP_ELEMENTS}")
+            self.line(" yield")
         self.indent -= 1
 
     def _tagged_section(self, target: str, layout: WireStruct) -> None:
@@ -278,7 +312,7 @@ def _uvarint_tail(buffer: Any, pos: int, first: int) -> tuple[int, int]:
 def _refusal(what: str, size: int, error: Exception) -> Exception:
     """The exception that a decoder raises in place of `error`: `InvalidRequest` where the bytes are malformed."""
     if isinstance(error, InvalidRequest):
-        return InvalidRequest(f"{what}: {error.message}")
+        return type(error)(f"{what}: {error.message}")
     if isinstance(error, struct.error | IndexError):
         return InvalidRequest(f"{what} is cut short at {size} bytes")
     if isinstance(error, UnicodeDecodeError):

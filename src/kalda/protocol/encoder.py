@@ -8,15 +8,17 @@ field is refused with `ValueError` unless it has its default: dropping it would 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
+from kalda.protocol.decoder import STEP_ELEMENTS
 from kalda.protocol.notation import Buffer, Message, Struct, default_of
 from kalda.protocol.schema import WireField, WireStruct, is_flexible, wire_struct
 from kalda.protocol.source import FORMATS, MAX_STRING, TABLE_SIZE, Source
 from kalda.protocol.varint import encode_unsigned
 
 Encoder = Callable[[Any, bytearray], list[Buffer]]
+StepEncoder = Callable[[Any, bytearray], Generator[None, None, list[Buffer]]]
 _SMALL = tuple(bytes([value]) for value in range(128))
 
 
@@ -26,24 +28,41 @@ def compile_encoder(cls: type[Message], version: int) -> Encoder:
     The function raises `ValueError` for a message that the version cannot express. Raises `InvalidRequest` itself for a
     version that `cls` lacks.
     """
+    encoder: Encoder = _compile(cls, version, in_steps=False)
+    return encoder
+
+
+def compile_step_encoder(cls: type[Message], version: int) -> StepEncoder:
+    """As `compile_encoder`: a generator that yields after each `STEP_ELEMENTS` elements and returns the buffers."""
+    encoder: StepEncoder = _compile(cls, version, in_steps=True)
+    return encoder
+
+
+def _compile(cls: type[Message], version: int, in_steps: bool) -> Any:
     writer = _EncoderSource(cls, version)
+    writer.in_steps = in_steps
     writer.line("def encode(m, w):")
     writer.indent += 1
     writer.names["struct_error"] = struct.error
     writer.line("try:")
     writer.indent += 1
     writer.line("out = []")
+    if in_steps:
+        writer.line(f"step = {STEP_ELEMENTS}")
+        writer.line("if False: yield")
     writer.struct("m", wire_struct(cls, version, is_flexible(cls, version)))
     writer.flush()
     writer.line("if w: out.append(w)")
     writer.line("return out")
     writer.indent -= 1
     writer.line(f"except struct_error as error: raise ValueError('{cls.__name__} v{version}: %s' % error) from error")
-    encoder: Encoder = writer.build("encode")
-    return encoder
+    return writer.build("encode")
 
 
 class _EncoderSource(Source):
+    in_steps = False
+    """The function is a generator, which yields between elements."""
+
     def struct(self, source: str, layout: WireStruct) -> None:
         """Encode the struct in the local `source` into `w`."""
         for name, default, ignorable in layout.absent:
@@ -189,6 +208,11 @@ class _EncoderSource(Source):
         else:
             self._field(item, field._replace(is_list=False, nullable=False), flexible)
         self.flush()
+        if self.in_steps:
+            self.line("step -= 1")
+            self.line("if step < 0:")
+            self.line(f" step = {STEP_ELEMENTS}")
+            self.line(" yield")
         if len(self.lines) == before:
             self.line("pass")
         self.indent -= 2

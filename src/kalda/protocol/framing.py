@@ -7,7 +7,7 @@ tagged fields only where there are any.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cache
 from struct import Struct as _Struct
 from struct import error as _struct_error
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
 from kalda.protocol.apis import API, Api, api_of
-from kalda.protocol.codec import encode_buffers, encoder
+from kalda.protocol.codec import encode_buffers, encoder, step_encoder
 from kalda.protocol.decoder import MAX_TAGGED_FIELDS
 from kalda.protocol.notation import Buffer, Request, Response
 from kalda.protocol.varint import decode_unsigned
@@ -98,6 +98,15 @@ def encode_request(request: Request, version: int, correlation_id: int, client_i
 def encode_response(correlation_id: int, response: Response, version: int) -> list[Buffer]:
     """A response with its header, without the size."""
     return response_encoder(type(response), version)(correlation_id, response)
+
+
+def encode_response_in_steps(
+    correlation_id: int, response: Response, version: int
+) -> Generator[None, None, list[Buffer]]:
+    """As `encode_response`, in steps, for a response that takes long to encode."""
+    is_tagged = api_of(response.API_KEY).response_header_version(version)
+    head = (_TAGGED_CORRELATION if is_tagged else _CORRELATION).pack(correlation_id)
+    return step_encoder(type(response), version)(response, bytearray(head))
 
 
 @cache

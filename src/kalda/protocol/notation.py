@@ -190,6 +190,15 @@ def default_of(cls: type[Struct], name: str) -> object:
     return value.default if isinstance(value, FieldSpec) else value
 
 
+def shallow_copy(struct: S) -> S:
+    """A struct with the same fields."""
+    cls = type(struct)
+    copy = object.__new__(cls)
+    for name in cls.declared:
+        setattr(copy, name, getattr(struct, name))
+    return copy
+
+
 def maker(cls: type[S], *given: str) -> Callable[..., S]:
     """A function that makes a `cls` of the values of the fields `given`, in that order; other fields have their
     defaults.

@@ -88,6 +88,13 @@ class ConfigDescriptions:
         if not answer.count:
             return DescribeConfigsResponse(results=results)
         answer.add(results)
+        del results
+        # Dropped in steps: the results of many resources take long to free.
+        while described or answer.known:
+            for known in (described, answer.known):
+                for _ in range(min(len(known), _STEP_COST)):
+                    known.popitem()
+            yield
         return Encoded(answer.buffers())
 
     def _describe(self, resource: DescribeConfigsResource, keys: Collection[str] | None) -> DescribeConfigsResult:
@@ -179,18 +186,20 @@ class _EncodedResults:
         self._start = len(encode(DescribeConfigsResponse(), version)) - len(self._tail)
         self._pieces: list[Buffer] = []
         self._bytes = 0
-        self._known: dict[int, tuple[DescribeConfigsResult, bytes]] = {}
+        self.known: dict[int, tuple[DescribeConfigsResult, bytes]] = {}
         """By the identity of the result, which is kept beside its bytes so that no other has the same."""
 
     def add(self, results: list[DescribeConfigsResult]) -> None:
         """Encode these. Raises `ApiError` where the response becomes too large."""
+        pieces = []
         for result in results:
-            known = self._known.get(id(result))
+            known = self.known.get(id(result))
             if known is None:
                 alone = encode(DescribeConfigsResponse(results=[result]), self._version)
-                known = self._known[id(result)] = (result, alone[self._start : len(alone) - len(self._tail)])
-            self._pieces.append(known[1])
+                known = self.known[id(result)] = (result, alone[self._start : len(alone) - len(self._tail)])
+            pieces.append(known[1])
             self._bytes += len(known[1])
+        self._pieces.append(b"".join(pieces))
         self.count += len(results)
         if self._bytes > _MAX_ANSWER_BYTES:
             raise ApiError(

@@ -30,8 +30,8 @@ from kalda.storage.log_manager import LogManager
 
 _UNKNOWN_LAG = -1
 
-Wanted = set[tuple[str, int]] | None
-"""Topics and partitions; None for all."""
+Wanted = dict[str, set[int]] | None
+"""The partitions of each topic; None for all. A set for each topic, since a request may name very many partitions."""
 
 
 class LogDirHandlers:
@@ -59,7 +59,9 @@ class LogDirHandlers:
         are read on a thread."""
         wanted: Wanted = None
         if request.topics is not None:
-            wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
+            wanted = {}
+            for topic in request.topics:
+                wanted.setdefault(topic.topic, set()).update(topic.partitions)
         job = self._logs.dirs.describe_job()
         answer: Pending[DescribeLogDirsResponse] = Pending()
 
@@ -91,7 +93,7 @@ class LogDirHandlers:
     ) -> None:
         for log in logs:
             name, index = log.topic_partition
-            if wanted is not None and (name, index) not in wanted:
+            if wanted is not None and index not in wanted.get(name, ()):
                 continue
             topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
             topic.partitions.append(

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import ZERO_UUID
+from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
 from kalda.broker.auto_topics import AutoTopics
-from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.context import Encoded, RequestContext, Steps
 from kalda.broker.handlers.shared import describe_cluster_failed
-from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.large_requests import free
+from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.rows import Authorization, Row, message_of
+from kalda.broker.steps import run_to_end
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import AtTurn, Buffer
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.framing import encode_response
+from kalda.protocol.framing import encode_response, encode_response_in_steps
 from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
     DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsRequestTopicRequest,
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponseCursor,
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
     EndpointType,
     MetadataRequest,
-    MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseTopic,
 )
@@ -57,6 +61,10 @@ CLUSTER_OPERATIONS = AclOperation.bits(
 )
 _OMITTED = -(2**31)
 """The authorized operations of a response whose request does not include them."""
+_SMALL_ANSWER = 4_000
+"""Topics and partitions of a Metadata answer that is made at once: some 10 ms."""
+_STEP_ITEMS = 1_000
+"""Topics and partitions that are described in one step."""
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
 
@@ -97,8 +105,9 @@ class MetadataHandlers:
 
     # -- Metadata
 
-    def metadata(self, context: RequestContext, request: MetadataRequest) -> Encoded:
-        """Brokers and topics. An answer that names no missing topic is kept for the next equal request.
+    def metadata(self, context: RequestContext, request: MetadataRequest) -> Encoded | Steps[Encoded]:
+        """Brokers and topics. An answer that names no missing topic is kept for the next equal request. One with more
+        than `_SMALL_ANSWER` topics and partitions is made in steps.
 
         Behind requests of the connection that wait, the answer is made when those have been answered: they may wait
         for a leader that has died, and an answer made on arrival would still name it.
@@ -110,25 +119,57 @@ class MetadataHandlers:
             )
         if not by_id and any(topic.name is None for topic in request.topics or ()):
             raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is requested by neither name nor id")
+        if self._is_large(context, request):
+            return self._encoded_in_steps(context, request)
         if context.connection.unanswered:
             return Encoded(AtTurn(lambda: self._encoded(context, request)))
         return Encoded(self._encoded(context, request))
 
+    def _is_large(self, context: RequestContext, request: MetadataRequest) -> bool:
+        """Whether the answer is to be made, and has very many topics and partitions."""
+        if context.authorizer is None and self._cache.kept(_key(context)) is not None:
+            return False
+        topics = self._cache.image.topics
+        if _names_all(context, request):
+            named: Iterable[TopicImage | None] = topics.by_name.values()
+        else:
+            assert request.topics is not None
+            named = (topics.by_id.get(each.topic_id) or topics.by_name.get(each.name or "") for each in request.topics)
+        size = 0
+        for topic in named:
+            size += 1 if topic is None else 1 + len(topic.partitions)
+            if size > _SMALL_ANSWER:
+                return True
+        return False
+
     def _encoded(self, context: RequestContext, request: MetadataRequest) -> list[Buffer]:
-        header = context.header
-        key = (context.api_version, context.listener_name, bytes(context.frame[header.body_at :]))
+        key = _key(context)
         # What a caller may see is not what another one may see.
         may_be_shared = context.authorizer is None
         kept = self._cache.kept(key) if may_be_shared else None
         if kept is None:
-            response, complete = self._metadata(context, request)
+            response, complete = run_to_end(self._metadata(context, request))
             buffers = encode_response(0, response, context.api_version)
             kept = [bytes(buffers[0])[4:]]
             if complete and may_be_shared:
                 self._cache.keep(key, kept)
-        return [header.correlation_id.to_bytes(4, "big", signed=True) + kept[0]]
+        return [context.header.correlation_id.to_bytes(4, "big", signed=True) + kept[0]]
 
-    def _metadata(self, context: RequestContext, request: MetadataRequest) -> tuple[MetadataResponse, bool]:
+    def _encoded_in_steps(self, context: RequestContext, request: MetadataRequest) -> Steps[Encoded]:
+        """As `_encoded`. Topics and partitions that change between two steps are as they were when they were read, so
+        such an answer is not kept."""
+        changes = self._cache.changes
+        yield
+        response, complete = yield from self._metadata(context, request)
+        buffers = yield from encode_response_in_steps(0, response, context.api_version)
+        kept: list[Buffer] = [bytes(buffers[0])[4:]]
+        if complete and self._cache.changes == changes and context.authorizer is None:
+            self._cache.keep(_key(context), kept)
+        yield from free(response.topics, ("partitions",))
+        return Encoded([context.header.correlation_id.to_bytes(4, "big", signed=True), kept[0]])
+
+    def _metadata(self, context: RequestContext, request: MetadataRequest) -> Steps[tuple[MetadataResponse, bool]]:
+        """The response, and whether no topic of it is missing."""
         version = context.api_version
         cache = self._cache
         alive = cache.alive_brokers(context.listener_name)
@@ -140,26 +181,30 @@ class MetadataHandlers:
             if request.include_cluster_authorized_operations
             else _OMITTED,
         )
-        by_id = any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
-        complete = True
-        if request.topics is None or (version == 0 and not request.topics):
-            topics = cache.image.topics.by_name
-            response.topics = [self._topic_entry(context, request, topics[name]) for name in sorted(topics)]
-            return response, complete
+        images = cache.image.topics
         missing: list[str] = []
-        for requested in _distinct(request.topics):
-            if by_id and requested.topic_id == ZERO_UUID:
-                continue
-            topic = (
-                cache.topic_by_id(requested.topic_id)
-                if requested.topic_id != ZERO_UUID
-                else cache.topic(requested.name or "")
-            )
+        complete = True
+        size = 0
+        for requested in _requested(context, request, images.by_name):
+            topic = images.by_name.get(requested) if isinstance(requested, str) else images.by_id.get(requested)
             if topic is not None:
-                response.topics.append(self._topic_entry(context, request, topic))
+                entry = self._topic_entry(context, request, topic)
+                response.topics.append(entry)
+                indexes = sorted(topic.partitions)
+                for start in range(0, len(indexes), _STEP_ITEMS):
+                    some = indexes[start : start + _STEP_ITEMS]
+                    entry.partitions += cache.partition_entries(topic, context.listener_name, version, some)
+                    size += len(some)
+                    if size >= _STEP_ITEMS:
+                        size = 0
+                        yield
             else:
                 complete = False
                 response.topics.append(self._missing_entry(requested, version, missing))
+            size += 1
+            if size >= _STEP_ITEMS:
+                size = 0
+                yield
         if missing and request.allow_auto_topic_creation:
             self._auto_topics.create(missing)
         return response, complete
@@ -171,23 +216,20 @@ class MetadataHandlers:
             name=topic.name,
             topic_id=topic.id,
             is_internal=topic.name in INTERNAL_TOPICS,
-            partitions=list(self._cache.partition_entries(topic, context.listener_name, context.api_version)),
+            partitions=[],
             topic_authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else _OMITTED,
         )
 
-    def _missing_entry(
-        self, requested: MetadataRequestTopic, version: int, missing: list[str]
-    ) -> MetadataResponseTopic:
-        """A topic that does not exist; its name is added to `missing` where it could be created."""
-        if requested.topic_id != ZERO_UUID:
+    def _missing_entry(self, requested: str | Uuid, version: int, missing: list[str]) -> MetadataResponseTopic:
+        """A topic that does not exist, by name or id; its name is added to `missing` where it could be created."""
+        if not isinstance(requested, str):
             name = None if version >= 12 else ""
-            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=requested.topic_id)
-        name = requested.name or ""
+            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=requested)
         code = ErrorCode.INVALID_TOPIC_EXCEPTION
-        if is_topic_name(name):
-            missing.append(name)
+        if is_topic_name(requested):
+            missing.append(requested)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return MetadataResponseTopic(error_code=code, name=name, is_internal=name in INTERNAL_TOPICS)
+        return MetadataResponseTopic(error_code=code, name=requested, is_internal=requested in INTERNAL_TOPICS)
 
     # -- DescribeCluster
 
@@ -228,8 +270,15 @@ class MetadataHandlers:
 
     def describe_topic_partitions(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest
-    ) -> DescribeTopicPartitionsResponse:
-        """Partitions with their eligible leaders, a page at a time (KIP-966)."""
+    ) -> DescribeTopicPartitionsResponse | Steps[DescribeTopicPartitionsResponse]:
+        """Partitions with their eligible leaders, a page at a time (KIP-966). Topics that do not exist count for no
+        page, so a request that names many of them is answered in steps."""
+        steps = self._described_partitions(context, request)
+        return run_to_end(steps) if len(request.topics) <= _STEP_ITEMS else steps
+
+    def _described_partitions(
+        self, context: RequestContext, request: DescribeTopicPartitionsRequest
+    ) -> Steps[DescribeTopicPartitionsResponse]:
         cursor = request.cursor
         if cursor is not None:
             if cursor.partition_index < 0:
@@ -242,13 +291,19 @@ class MetadataHandlers:
                 )
         cache = self._cache
         fetch_all = not request.topics
-        names = sorted(cache.image.topics.by_name) if fetch_all else sorted({topic.name for topic in request.topics})
+        if fetch_all:
+            names: Iterable[str] = sorted(cache.image.topics.by_name)
+        else:
+            names = yield from _sorted_names(request.topics)
         if cursor is not None:
-            names = [name for name in names if name >= cursor.topic_name]
+            first_name = cursor.topic_name
+            names = (name for name in names if name >= first_name)
         alive = {broker.id for broker in cache.alive_brokers(context.listener_name)}
         limit = max(1, min(request.response_partition_limit, self._max_partitions))
         response = DescribeTopicPartitionsResponse()
-        for name in names:
+        for count, name in enumerate(names, 1):
+            if not fetch_all and count % _STEP_ITEMS == 0:
+                yield
             if limit == 0:
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=0)
                 return response
@@ -337,8 +392,37 @@ def _no_coordinator(key: str, code: ErrorCode, message: str | None) -> Coordinat
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
 
 
-def _distinct(topics: list[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
-    return list({(topic.name, topic.topic_id): topic for topic in topics}.values())
+def _sorted_names(topics: list[DescribeTopicPartitionsRequestTopicRequest]) -> Steps[Iterator[str]]:
+    """The names in order, each once. They are sorted in pieces, which are merged where the names are read."""
+    pieces = []
+    for start in range(0, len(topics), _STEP_ITEMS):
+        pieces.append(sorted(topic.name for topic in topics[start : start + _STEP_ITEMS]))
+        if len(topics) > _STEP_ITEMS:
+            yield
+    return (name for name, _ in groupby(heapq.merge(*pieces)))
+
+
+def _key(context: RequestContext) -> AnswerKey:
+    return context.api_version, context.listener_name, bytes(context.frame[context.header.body_at :])
+
+
+def _names_all(context: RequestContext, request: MetadataRequest) -> bool:
+    return request.topics is None or (context.api_version == 0 and not request.topics)
+
+
+def _requested(context: RequestContext, request: MetadataRequest, every: Iterable[str]) -> Iterator[str | Uuid]:
+    """The names or ids of the topics of a request, each once; of a request for all topics, the names in order."""
+    if _names_all(context, request):
+        yield from sorted(every)
+        return
+    topics = request.topics or ()
+    by_id = any(topic.topic_id != ZERO_UUID for topic in topics)
+    seen: set[tuple[str | None, Uuid]] = set()
+    for topic in topics:
+        key = (topic.name, topic.topic_id)
+        if key not in seen and (not by_id or topic.topic_id != ZERO_UUID):
+            seen.add(key)
+            yield topic.name or "" if topic.topic_id == ZERO_UUID else topic.topic_id
 
 
 # How each API reports that the whole request failed.
