@@ -15,10 +15,12 @@ Three brokers, one of which is killed and started again:
         ...
         cluster.start_node(2)
 
-The installed pytest plugin provides one cluster for the session, and makes others for a test:
+The installed pytest plugin provides one cluster for the session, with a new topic for each test, and makes other
+clusters for a test:
 
-    def test_orders(kalda_cluster):
-        kalda_cluster.create_topic("orders")
+    def test_orders(kalda_cluster, kalda_topic):
+        producer = confluent_kafka.Producer({"bootstrap.servers": kalda_cluster.bootstrap_servers})
+        producer.produce(kalda_topic, b"order")
 
     def test_failover(kalda_cluster_factory):
         cluster = kalda_cluster_factory(brokers=3)

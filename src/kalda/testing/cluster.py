@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node, StartError
-from kalda.client.admin.topics import NewTopic, create_topics
+from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster_client import ClusterClient
 from kalda.testing import layout
 
@@ -161,6 +161,13 @@ class Cluster:
             topic_id = create_topics(client, [topic])[0].topic_id
         self._run(self._until(lambda node: _has(node, topic_id), f"every node has topic {name}"))
         return topic_id
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic, and wait until no running node has it in its metadata. Raises `ApiError`."""
+        with ClusterClient(self.bootstrap_servers) as client:
+            topic_id = client.topic(name).topic_id
+            delete_topics(client, [name])
+        self._run(self._until(lambda node: topic_id not in node.image.topics.by_id, f"no node has topic {name}"))
 
     # -- on the loop
 

@@ -1,4 +1,5 @@
-"""pytest fixtures: `kalda_cluster`, one node for the whole session, and `kalda_cluster_factory`, which makes others.
+"""pytest fixtures: `kalda_cluster`, one node for the whole session, `kalda_topic`, a new topic of it for each test, and
+`kalda_cluster_factory`, which makes other clusters.
 
 The entry point `pytest11` loads them wherever Kalda is installed. The modules of a cluster are imported only when a
 test uses one.
@@ -18,11 +19,29 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kalda_cluster() -> Iterator[Cluster]:
-    """A cluster of one node that all tests of the session share: use topic names that no other test uses."""
+    """A cluster of one node that all tests of the session share. `kalda_topic` is a topic that no other test uses."""
     from kalda.testing.cluster import Cluster
 
     with Cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def kalda_topic(kalda_cluster: Cluster) -> Iterator[str]:
+    """The name of a new topic of `kalda_cluster` with one partition. After the test it is deleted, unless the test has
+    deleted it."""
+    from kalda.base.errors import ApiError, ErrorCode
+    from kalda.base.ids import uuid_to_text
+    from kalda.testing.layout import new_id
+
+    name = f"test-{uuid_to_text(new_id())}"
+    kalda_cluster.create_topic(name)
+    yield name
+    try:
+        kalda_cluster.delete_topic(name)
+    except ApiError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
 
 
 @pytest.fixture

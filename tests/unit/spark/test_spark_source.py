@@ -23,7 +23,7 @@ def test_a_task_retries_for_its_whole_timeout_and_planning_fails_soon(monkeypatc
         made.append(self)
         raise Stop
 
-    monkeypatch.setattr(ClusterClient, "leaders", refuse)
+    monkeypatch.setattr(ClusterClient, "leaders_now", refuse)
     given = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "logs", "kafka.default.api.timeout.ms": "12000"}
     options = read_options(given)
     with pytest.raises(Stop):

@@ -11,6 +11,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.node import StartError
+from kalda.client.cluster_client import ClusterClient
 from kalda.testing import Cluster
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -129,3 +130,28 @@ def test_the_session_has_a_cluster(kalda_cluster: Cluster) -> None:
     kalda_cluster.create_topic("shared")
     produce(kalda_cluster, "shared", [b"x"])
     assert consume(kalda_cluster, "shared", 1, "shared") == [b"x"]
+
+
+def topics(cluster: Cluster) -> set[str]:
+    with ClusterClient(cluster.bootstrap_servers) as client:
+        return set(client.metadata().topics)
+
+
+seen_topics: list[str] = []
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_each_test_has_a_topic_of_its_own_that_is_deleted_afterwards(
+    kalda_cluster: Cluster, kalda_topic: str, run: int
+) -> None:
+    assert kalda_topic in topics(kalda_cluster)
+    assert not topics(kalda_cluster) & set(seen_topics)
+    seen_topics.append(kalda_topic)
+    assert len(set(seen_topics)) == len(seen_topics)
+
+
+def test_a_test_may_delete_its_topic_itself(kalda_cluster: Cluster, kalda_topic: str) -> None:
+    kalda_cluster.delete_topic(kalda_topic)
+    assert kalda_topic not in topics(kalda_cluster)
+    with pytest.raises(ApiError, match="does not exist"):
+        kalda_cluster.delete_topic(kalda_topic)
