@@ -17,6 +17,7 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `segment`: one log file with its indexes
 - `segments`: the sorted segments of a log
 - `producer_state`: idempotence and transactions, per producer
+- `producer_limit`: how many producer ids all logs may hold
 - `producer_snapshot`: producer state as a file
 - `leader_epochs`: which leader epoch began at which offset
 - `checkpoints`: offset checkpoints and the other small text files

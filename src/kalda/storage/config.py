@@ -150,4 +150,5 @@ class LogManagerConfig:
     initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
     producer_expiration_ms: int = DAY_MS  # producer.id.expiration.ms
     producer_check_interval_ms: int = 600_000  # producer.id.expiration.check.interval.ms
+    max_producer_ids: int = 2_000_000  # kalda.producer.ids.max
     verify_transactions: bool = True  # transaction.partition.verification.enable

@@ -30,6 +30,7 @@ from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
 from kalda.storage.loading import Loaded, Loading
 from kalda.storage.offsets import LogOffsets
+from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.producer_state import Marker, Verification, read_marker
 from kalda.storage.reading import ColdRead, Reads, collect_aborted
 from kalda.storage.segment import MAX_GAP, Segment
@@ -130,6 +131,7 @@ class Log(LogOffsets):
         compacted_upto: int | None = None,
         producer_expiration_ms: int = DAY_MS,
         verify_transactions: bool = False,
+        producer_limit: ProducerIdLimit | None = None,
         hooks: LogHooks | None = None,
         jitter: Callable[[int], int] = lambda _: 0,
     ) -> Log:
@@ -162,6 +164,7 @@ class Log(LogOffsets):
             expiration_ms=producer_expiration_ms,
             jitter=jitter,
         ).load()
+        loaded.producers.limit = producer_limit
         log = cls(
             disk,
             directory,
@@ -484,9 +487,14 @@ class Log(LogOffsets):
         self.unsynced.names += 1
         states = self.producer_states
         states.map_end_offset = base
-        self.snapshots.take(states)
+        self.snapshots.take_at_roll(states)
         self.hooks.on_rolled(self)
         return segment
+
+    def snapshot_job(self) -> Job[None] | None:
+        """A job that writes the producer snapshot of a roll; None where there is none to write."""
+        job, self.snapshots.pending = self.snapshots.pending, None
+        return None if job is None else job.on_failure(self.on_io_error)
 
     def on_segments_changed(self) -> None:
         """Segments are, or are about to be, removed or cut: positions in them are not valid any more, and flush jobs
@@ -516,17 +524,23 @@ class Log(LogOffsets):
         """A job that leaves the files as a clean stop does: complete indexes, a producer snapshot, all of it synced."""
         self.check_online()
         try:
-            self.snapshots.take(self.producer_states)
+            snapshot = self.snapshots.take_at_close(self.producer_states)
             self.unsynced.seal(self.segments.active)
+            self.unsynced.names += snapshot is not None
             job = self.flush_job()
         except OSError as error:
             raise self.failed(error) from error
+
+        def work() -> None:
+            if snapshot is not None:
+                snapshot.run()
+            job.run()
 
         def finish(_: None) -> None:
             job.finish()
             self.close(clean=False)
 
-        return Job(f"close {self.topic_partition}", job.run, finish)
+        return Job(f"close {self.topic_partition}", work, finish)
 
     def close(self, clean: bool = True) -> None:
         """`close_job` here and now; with `clean` false, close the files and write nothing."""

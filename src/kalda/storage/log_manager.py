@@ -34,6 +34,7 @@ from kalda.storage.naming import (
     marked_dir_name,
     parse_dir_name,
 )
+from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.upkeep import Upkeep
 
 _LOGS_A_JOB = 8
@@ -78,6 +79,7 @@ class LogManager:
         """The log of each partition. Future logs are not here."""
         self._home: dict[TopicPartition, LogDir] = {}
         """The directory of each of them."""
+        self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._count_producer_ids)
         self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs)
         self.upkeep = Upkeep(self.dirs, self._logs, self.config, now_ms)
         self.futures = FutureLogs(self, unique, now_ms)
@@ -173,6 +175,7 @@ class LogManager:
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
+            producer_limit=self._producer_limit,
             hooks=self,
             jitter=self._jitter,
         )
@@ -184,6 +187,9 @@ class LogManager:
 
     def __len__(self) -> int:
         return len(self._logs)
+
+    def _count_producer_ids(self) -> int:
+        return sum(log.producer_states.held for logs in (self, self.futures) for log in logs)
 
     def get(self, topic_partition: TopicPartition) -> Log | None:
         return self._logs.get(topic_partition)
@@ -299,6 +305,7 @@ class LogManager:
             clean=True,
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
+            producer_limit=self._producer_limit,
             hooks=self,
             jitter=self._jitter,
         )
@@ -315,6 +322,7 @@ class LogManager:
         directory = self._home.pop(topic_partition)
         directory.forget(topic_partition)
         self.upkeep.forget(log)
+        self._producer_limit.on_released()
         return directory, log
 
     def replace(self, topic_partition: TopicPartition, directory: LogDir, log: Log) -> None:

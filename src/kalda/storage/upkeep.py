@@ -115,6 +115,8 @@ class Upkeep:
         for log in list(self._rolled)[:_LOGS_A_POLL]:
             del self._rolled[log]
             if not log.offline:
+                if (snapshot := log.snapshot_job()) is not None:
+                    jobs.append(snapshot)
                 self._dirs.guard(log, lambda log: jobs.append(_flush(log, now_ms, log.segments.active.base_offset)))
         if self._new and not self._syncing_new:
             jobs.append(self._sync_new_job(now_ms))
@@ -157,15 +159,18 @@ class Upkeep:
         return [dirs.checkpoint_job(directory, job) for directory in dirs if (job := make(directory)) is not None]
 
     def _walk(self, task: _Task, now_ms: int) -> list[Job[None]]:
-        """A bounded number of logs of a walk over all."""
+        """A bounded number of logs of a walk over all. A log with very many producers is visited several times, in one
+        `poll` each."""
         jobs: list[Job[None]] = []
         left = self._walks[task]
+        unfinished: list[TopicPartition] = []
 
         def visit(log: Log) -> None:
             if task is _Task.RETENTION:
                 delete_old_segments(log, now_ms)
             elif task is _Task.PRODUCERS:
-                log.producer_states.expire(now_ms, self._config.producer_expiration_ms)
+                if log.producer_states.expire(now_ms, self._config.producer_expiration_ms) is None:
+                    unfinished.append(log.topic_partition)
             elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
                 jobs.append(_flush(log, now_ms))
 
@@ -173,6 +178,9 @@ class Upkeep:
             log = self._logs.get(left.popleft())
             if log is not None and not log.offline:
                 self._dirs.guard(log, visit)
+            if unfinished:
+                left.extendleft(unfinished)
+                break
         if not left:
             del self._walks[task]
         return jobs

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from kalda.base.configs.definition import BOOLEAN, Key
+from kalda.base.configs.definition import BOOLEAN, INT, AtLeast, Key
 
-KALDA_KEYS = (Key("kalda.dead.process.detection.enable", BOOLEAN, True),)
+KALDA_KEYS = (
+    Key("kalda.dead.process.detection.enable", BOOLEAN, True),
+    Key("kalda.producer.ids.max", INT, 2_000_000, AtLeast(1)),
+)

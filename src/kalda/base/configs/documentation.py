@@ -71,6 +71,11 @@ BROKER: dict[str, str] = {
         "broker is fenced, a quorum leader is replaced, without waiting for a timeout. Turn it off where a firewall, "
         "NAT or proxy between the nodes may refuse connections to a node that is running."
     ),
+    "kalda.producer.ids.max": (
+        "Producer ids that all logs of this broker may hold together, each counted once for each partition that it "
+        "has written to. At the limit, batches of a new producer id are refused with POLICY_VIOLATION until others "
+        "expire, see producer.id.expiration.ms. An id takes 0.5 to 1 kB of memory."
+    ),
     "leader.imbalance.check.interval.seconds": "Interval of the check for leaders that are not the preferred ones.",
     "leader.replication.throttled.rate": "Bytes a second that throttled replicas may copy from this broker.",
     "listener.security.protocol.map": "Security protocol of each listener name.",
