@@ -65,6 +65,7 @@ class Loading:
     def __init__(
         self,
         disk: Disk,
+        segment_disk: Disk,
         directory: str,
         config: LogConfig,
         name: str,
@@ -78,6 +79,8 @@ class Loading:
         jitter: Callable[[int], int],
     ) -> None:
         self._disk = disk
+        self._segment_disk = segment_disk
+        """As `Log.segment_disk`."""
         self._directory = directory
         self._config = config
         self._now_ms = now_ms
@@ -125,7 +128,7 @@ class Loading:
         if not len(segments):
             first = next_offset = self._log_start_offset
             jitter = self._jitter(min(self._config.segment_jitter_ms, self._config.segment_ms))
-            segments.add(Segment.create(self._disk, self._directory, first, self._config, self._now_ms, jitter))
+            segments.add(Segment.create(self._segment_disk, self._directory, first, self._config, self._now_ms, jitter))
             self._changed = True
         self._epochs.truncate_from_end(next_offset)
         self._epochs.truncate_from_start(first)
@@ -208,7 +211,7 @@ class Loading:
                     unindexed.add(offset)
                 segments.append(
                     Segment(
-                        self._disk,
+                        self._segment_disk,
                         self._directory,
                         offset,
                         self._config,
@@ -293,7 +296,7 @@ class Loading:
         if self._epochs.unwritten:
             self._epochs.write()
         for segment in segments.above(self._recovered_from - 1):
-            for file in segment.sync_files():
+            for file in segment.sync_files(self._disk):
                 try:
                     file.sync()
                 finally:

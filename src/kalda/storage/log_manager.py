@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from kalda.base.disk import Disk
+from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
 from kalda.storage.config import LogConfig, LogManagerConfig
@@ -178,6 +178,7 @@ class LogManager:
             producer_limit=self._producer_limit,
             hooks=self,
             jitter=self._jitter,
+            one_of_many=True,
         )
 
     # Logs
@@ -255,7 +256,7 @@ class LogManager:
 
         def finish(made: list[Log | OSError | ApiError]) -> None:
             for (directory, new), log in zip(planned, made, strict=True):
-                if isinstance(log, OSError):
+                if isinstance(log, OSError) and not isinstance(log, NoHandleLeft):
                     self.dirs.fail(directory, log)
                 elif isinstance(log, Log):
                     if directory.online and new.topic_partition not in self._logs:
@@ -283,7 +284,8 @@ class LogManager:
             directory.drop_former_entries(topic_partition)
             return self._make(directory, name, topic_partition, topic_id, config, self._now_ms())
         except OSError as error:
-            self.dirs.fail(directory, error)
+            if not isinstance(error, NoHandleLeft):
+                self.dirs.fail(directory, error)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory.path}: {error}") from error
 
     def _make(
@@ -308,6 +310,7 @@ class LogManager:
             producer_limit=self._producer_limit,
             hooks=self,
             jitter=self._jitter,
+            one_of_many=True,
         )
 
     def _add(self, directory: LogDir, log: Log) -> None:
@@ -388,7 +391,7 @@ class LogManager:
         jobs: list[Job[None]] = []
         for log in logs:
             if not log.offline:
-                self.dirs.guard(log, lambda log: jobs.append(log.close_job().on_failure(log.on_io_error)))
+                self.dirs.guard(log, lambda log: jobs.append(log.close_job().on_failure(_failing(log))))
         return jobs
 
     def marker_jobs(self, broker_epoch: int) -> list[Job[None]]:
@@ -445,3 +448,12 @@ class LogManager:
         directory = self.dirs.holder(log)
         if directory is not None:
             self.upkeep.remove_later(directory, self._now_ms() + delay_ms, remove)
+
+
+def _failing(log: Log) -> Callable[[OSError], None]:
+    """What takes the log offline where it could not be closed cleanly, for whatever reason."""
+
+    def failed(error: OSError) -> None:
+        log.failed(error)
+
+    return failed

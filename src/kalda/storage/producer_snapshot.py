@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from struct import Struct
 
-from kalda.base.disk import Disk, File
+from kalda.base.disk import Disk, File, NoHandleLeft
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import NO_SEQUENCE
 from kalda.records.checksum import crc32c
@@ -160,13 +160,16 @@ class SnapshotFiles:
 
     def take_at_roll(self, states: ProducerStates) -> None:
         """`take`; with many producers their state is set aside, and the file is left to a job, `pending`. While such a
-        job is under way, a roll gets no snapshot."""
+        job is under way, and where no file can be opened, a roll gets no snapshot."""
         if states.is_frozen:
             return
-        if len(states) <= _WRITTEN_AT_ONCE:
-            self.take(states)
-        elif states.map_end_offset > states.snapshot_offset:
-            self.pending = self._job(states)
+        try:
+            if len(states) <= _WRITTEN_AT_ONCE:
+                self.take(states)
+            elif states.map_end_offset > states.snapshot_offset:
+                self.pending = self._job(states)
+        except NoHandleLeft as error:
+            log.warning("%s has no producer snapshot at %d: %s", self.directory, states.map_end_offset, error)
 
     def take_at_close(self, states: ProducerStates) -> Job[None] | None:
         """`take`, of a log that does not change any more; with many producers by the job that is returned, which syncs

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
-from kalda.base.disk import Disk
+from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.ids import TopicPartition
 from kalda.storage.config import MAX_INT64, LogManagerConfig
 from kalda.storage.job import Job
@@ -22,6 +22,7 @@ from kalda.storage.log_dirs import LogDirs
 from kalda.storage.retention import delete_old_segments
 
 _LOGS_A_POLL = 64
+_REMOVED_AGAIN_MS = 60_000
 _NEW_LOGS_INTERVAL_MS = 20
 """How soon `poll` is called again while new logs are waiting for the job that syncs others."""
 
@@ -203,8 +204,21 @@ class Upkeep:
         return Job(together.description, together.run, finish)
 
     def _removal_job(self, directory: LogDir, remove: Callable[[Disk], None]) -> Job[None]:
-        return self._dirs.job(directory, f"delete files of {directory.path}", lambda: remove(directory.disk))
+        """A job that removes files; where it runs out of descriptors, another one does the rest later."""
+
+        def failed(error: OSError) -> None:
+            if isinstance(error, NoHandleLeft):
+                self.remove_later(directory, self._now_ms() + _REMOVED_AGAIN_MS, remove)
+            else:
+                self._dirs.fail(directory, error)
+
+        description = f"delete files of {directory.path}"
+        return Job(description, lambda: remove(directory.disk), _nothing).on_failure(failed)
 
 
 def _flush(log: Log, now_ms: int, upto: int | None = None) -> Job[None]:
     return log.flush_job(upto, now_ms).on_failure(log.on_io_error)
+
+
+def _nothing(_: None) -> None:
+    pass
