@@ -26,6 +26,8 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `log`: the log: append, read, roll, flush
 - `appending`: which batches of a buffer are appended, for replicas and raft leaders
 - `loading`: opening a log, cleanly or by recovery
+- `corrupt_files`: what recovery has cut off, kept for a while
+- `recovery`: of one segment, batch by batch
 - `opening`: files of logs that are about to be appended to, on another thread
 - `reading`: where the batches that are read come from, and who waits for them
 - `searching`: offsets by time

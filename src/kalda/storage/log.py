@@ -24,6 +24,7 @@ from kalda.records.validate import validate_produced
 from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import DAY_MS, LogConfig
+from kalda.storage.corrupt_files import CorruptFiles
 from kalda.storage.flushing import Unsynced
 from kalda.storage.hooks import LogHooks, StandaloneHooks
 from kalda.storage.index import read_waiting
@@ -139,25 +140,21 @@ class Log(LogOffsets):
         hooks: LogHooks | None = None,
         jitter: Callable[[int], int] = lambda _: 0,
         one_of_many: bool = False,
+        corrupt_files: CorruptFiles | None = None,
     ) -> Log:
-        """Open the log in `directory`, making it where it is missing.
+        """Open the log in `directory`, making it where it is missing. Raises INCONSISTENT_TOPIC_ID where the directory
+        belongs to another topic than `topic_id`, and `OSError` where the disk fails.
 
         `clean`: the process that had it open before stopped cleanly. Otherwise the log is recovered from
         `recovery_point` on, which reads files, so it is opened on a thread. `compacted_upto`: as in
-        `LogDir.compacted_upto`. `one_of_many`: the files of segments do not get the descriptors that the disk keeps in
-        reserve. Raises INCONSISTENT_TOPIC_ID where the directory belongs to another topic than
-        `topic_id`, and `OSError` where the disk fails.
+        `LogDir.compacted_upto`. `one_of_many`: segments do not get the descriptors that the disk keeps in reserve.
+        `corrupt_files`: of the whole log directory; by default those of this log are bounded alone.
         """
+        kept = corrupt_files or CorruptFiles()
         segment_disk = disk.without_reserve if one_of_many else disk
-        fresh = disk.stat(directory) is None
-        if fresh:
+        if fresh := disk.stat(directory) is None:
             disk.make_dirs(directory)
-        found = None if fresh else stored_topic_id(disk, directory, clean)
-        if found is not None and topic_id is not None and found != topic_id:
-            raise ApiError(
-                ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{directory} holds topic id {found.hex()}, not {topic_id.hex()}",
-            )
+        found = None if fresh else _checked_topic_id(disk, directory, clean, topic_id)
         loaded = Loading(
             disk,
             segment_disk,
@@ -171,7 +168,11 @@ class Log(LogOffsets):
             compacted_upto=compacted_upto,
             expiration_ms=producer_expiration_ms,
             jitter=jitter,
+            corrupt_files=kept,
         ).load()
+        if corrupt_files is None:
+            for path in kept.prune():
+                disk.remove(path)
         loaded.producers.limit = producer_limit
         log = cls(
             disk,
@@ -615,6 +616,16 @@ class Log(LogOffsets):
             self.offline = True
             self.hooks.on_io_error(self, error)
         return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}")
+
+
+def _checked_topic_id(disk: Disk, directory: str, clean: bool, expected: Uuid | None) -> Uuid | None:
+    """`stored_topic_id`. Raises INCONSISTENT_TOPIC_ID where it is another one than expected."""
+    found = stored_topic_id(disk, directory, clean)
+    if found is not None and expected is not None and found != expected:
+        raise ApiError(
+            ErrorCode.INCONSISTENT_TOPIC_ID, f"{directory} holds topic id {found.hex()}, not {expected.hex()}"
+        )
+    return found
 
 
 def _markers(data: memoryview, headers: list[BatchHeader]) -> dict[int, Marker]:

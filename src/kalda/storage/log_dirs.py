@@ -31,9 +31,17 @@ def _nothing(_: object) -> None:
 class LogDirs:
     """In the order of `log.dirs`."""
 
-    def __init__(self, disks: Mapping[str, Disk], on_failed: Callable[[LogDir, OSError], None], *, locks: bool) -> None:
-        """`disks`: by the directories' paths; `on_failed`: called when a directory has just been taken offline."""
-        self._dirs = [LogDir(disk, path, locks=locks) for path, disk in disks.items()]
+    def __init__(
+        self,
+        disks: Mapping[str, Disk],
+        on_failed: Callable[[LogDir, OSError], None],
+        *,
+        locks: bool,
+        corrupt_bytes: int,
+    ) -> None:
+        """`disks`: by the directories' paths; `on_failed`: called when a directory has just been taken offline;
+        `corrupt_bytes`: of what recoveries have cut off, so much is kept in each."""
+        self._dirs = [LogDir(disk, path, locks=locks, corrupt_bytes=corrupt_bytes) for path, disk in disks.items()]
         self._on_failed = on_failed
 
     def __iter__(self) -> Iterator[LogDir]:

@@ -12,6 +12,7 @@ in `finish`; neither half raises for it.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -36,6 +37,8 @@ from kalda.storage.naming import (
 )
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.upkeep import Upkeep
+
+log = logging.getLogger("kalda.logs")
 
 _LOGS_A_JOB = 8
 
@@ -80,7 +83,7 @@ class LogManager:
         self._home: dict[TopicPartition, LogDir] = {}
         """The directory of each of them."""
         self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._count_producer_ids)
-        self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs)
+        self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs, corrupt_bytes=self.config.corrupt_bytes)
         self.upkeep = Upkeep(self.dirs, self._logs, self.config, now_ms)
         self.futures = FutureLogs(self, unique, now_ms)
         """Replicas on their way to another directory."""
@@ -148,6 +151,8 @@ class LogManager:
                     directory.opened(log)
                 except OSError as error:
                     self.dirs.fail(directory, error)
+            if directory.may_be_marked and (pruned := directory.corrupt_files.prune()):
+                self.upkeep.remove_later(directory, self._now_ms(), lambda disk: _remove(disk, pruned))
 
         return self.dirs.job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
 
@@ -158,6 +163,7 @@ class LogManager:
         except (CorruptRecord, ValueError) as error:
             if not clean:
                 raise OSError(5, f"{topic_partition}: {error}", directory.path) from error
+            log.warning("%s is recovered, although the last stop was clean: %s", topic_partition, error)
         return self._open(directory, topic_partition, name, clean=False)
 
     def _open_as(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
@@ -172,6 +178,7 @@ class LogManager:
             # The checkpoint's entry may be that of a former log of the partition: a future log is read whole.
             recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
+            corrupt_files=directory.corrupt_files,
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
@@ -448,6 +455,11 @@ class LogManager:
         directory = self.dirs.holder(log)
         if directory is not None:
             self.upkeep.remove_later(directory, self._now_ms() + delay_ms, remove)
+
+
+def _remove(disk: Disk, paths: Sequence[str]) -> None:
+    for path in paths:
+        disk.remove(path)
 
 
 def _failing(log: Log) -> Callable[[OSError], None]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kalda.base.configs.definition import BOOLEAN, INT, AtLeast, Key
+from kalda.base.configs.definition import BOOLEAN, INT, LONG, AtLeast, Key
 
 KALDA_KEYS = (
+    Key("kalda.corrupt.records.retention.bytes", LONG, 1_073_741_824, AtLeast(0)),
     Key("kalda.dead.process.detection.enable", BOOLEAN, True),
     Key("kalda.producer.ids.max", INT, 2_000_000, AtLeast(1)),
 )

@@ -66,6 +66,10 @@ BROKER: dict[str, str] = {
     "initial.broker.registration.timeout.ms": "Time in which a starting broker must have registered.",
     "inter.broker.listener.name": "Listener that brokers use among themselves.",
     "kafka.metrics.polling.interval.secs": "Interval at which metrics reporters poll.",
+    "kalda.corrupt.records.retention.bytes": (
+        "Of the bytes that recovery cuts off damaged logs, so many are kept in each log directory, in files that end "
+        "in .log.corrupt; the oldest are removed first. 0 keeps nothing."
+    ),
     "kalda.dead.process.detection.enable": (
         "Whether a node whose connection broke and whose listener refuses new connections counts as dead at once: a "
         "broker is fenced, a quorum leader is replaced, without waiting for a timeout. Turn it off where a firewall, "
