@@ -75,6 +75,10 @@ BROKER: dict[str, str] = {
         "broker is fenced, a quorum leader is replaced, without waiting for a timeout. Turn it off where a firewall, "
         "NAT or proxy between the nodes may refuse connections to a node that is running."
     ),
+    "kalda.fetch.session.cache.bytes": (
+        "Memory of all incremental fetch sessions, some 300 bytes a partition; a consumer's session may have an eighth "
+        "of it. Fetchers for whose session there is no room are answered without one."
+    ),
     "kalda.producer.ids.max": (
         "Producer ids that all logs of this broker may hold together, each counted once for each partition that it "
         "has written to. At the limit, batches of a new producer id are refused with POLICY_VIOLATION until others "
