@@ -15,7 +15,7 @@ from kalda.base.ids import TopicPartition
 from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk, SimFile
-from kalda.storage import loading, truncating
+from kalda.storage import recovery, truncating
 from kalda.storage.config import LogConfig
 from kalda.storage.flushing import Unsynced
 from kalda.storage.loading import Loading
@@ -245,7 +245,7 @@ def run_seeds(seeds: tuple[int, ...]) -> None:
         run_seed(seed)
 
 
-SEEDS = (0, 3, 4, 50, 54, 114)
+SEEDS = (0, 3, 4, 8, 20, 50, 54, 114)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -258,7 +258,7 @@ ABLATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "recovery is synced": lambda patch: patch.setattr(Loading, "_sync", lambda *_: None),
     "names are synced": lambda patch: patch.setattr(Unsynced, "_sync_dirs", lambda _: None),
     "files are synced": lambda patch: patch.setattr(SimFile, "sync", lambda _: None),
-    "batches are checked": lambda patch: patch.setattr(loading, "check_crc", lambda *_: None),
+    "batches are checked": lambda patch: patch.setattr(recovery, "check_crc", lambda *_: None),
     "the recovery point is lowered": lambda patch: patch.setattr(truncating, "lower_recovery_point", lambda *_: None),
 }
 

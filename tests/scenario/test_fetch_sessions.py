@@ -9,7 +9,14 @@ from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.protocol.messages.fetch import FetchResponse
+from kalda.protocol.messages.fetch import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
+    FetchRequestForgottenTopic,
+    FetchResponse,
+)
+from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.storage.reading import ColdRead
 from kalda.storage.values import FetchInfo
@@ -164,3 +171,81 @@ def test_a_lost_leadership_is_answered_at_the_end_of_the_log_too(world: World) -
     world.assign("a", assigned=Assigned(SELF + 1, 1, (SELF, SELF + 1), (SELF + 1,)))
     answers = answers_of(waiting)
     assert {key: answer.error_code for key, answer in answers.items()} == {("a", 0): ErrorCode.NOT_LEADER_OR_FOLLOWER}
+
+
+def requested(count: int, *, prefix: str = "made-up", follower: bool = False, **fields: Any) -> FetchRequest:
+    topics = [
+        FetchRequestFetchTopic(topic=f"{prefix}-{n}", partitions=[FetchRequestFetchPartition(partition=0)])
+        for n in range(count)
+    ]
+    fields.setdefault("session_epoch", 0)
+    return FetchRequest(replica_id=1 if follower else -1, topics=topics, **fields)
+
+
+class Cache(FetchSessionCache):
+    """With room for some 100 partitions, 12 of them in a consumer's session."""
+
+    def __init__(self) -> None:
+        ids = iter(range(1, 1000))
+        super().__init__(1000, lambda low, high: next(ids), 100 * 310)
+
+    def make(self, count: int, now_ms: int = 0, **fields: Any) -> int:
+        context = self.context(requested(count, **fields), False, lambda _: None, now_ms)
+        assert len(context.entries) == count or fields.get("session_epoch", 0) > 0
+        self.check()
+        return context.session_id
+
+    def check(self) -> None:
+        assert self.size_bytes == sum(each.size_bytes for each in self._sessions.values()) <= self._max_bytes
+
+
+def test_partitions_beyond_the_room_for_sessions_are_fetched_without_one() -> None:
+    cache = Cache()
+    assert cache.make(13) == 0, "it is too large for a consumer"
+    ids = [cache.make(10) for _ in range(11)]
+    assert [bool(each) for each in ids] == [True] * 10 + [False]
+    assert len(cache) == 10
+    cache.make(0, session_id=ids[0], session_epoch=-1)
+    assert cache.make(10) > 0
+
+
+def test_unused_sessions_make_room_for_new_ones_and_consumers_for_followers() -> None:
+    cache = Cache()
+    for _ in range(9):
+        cache.make(10)
+    used = cache.make(5, now_ms=100_000)
+    assert cache.make(10, now_ms=120_001) > 0
+    assert len(cache) == 10
+    assert cache.make(50, follower=True, now_ms=120_002) > 0
+    cache.make(0, session_id=used, session_epoch=1, now_ms=120_003)
+    assert cache.make(41, follower=True, now_ms=120_004) > 0
+    assert cache.make(60, follower=True, now_ms=120_005) == 0, "followers do not evict each other"
+
+
+def test_a_session_that_outgrows_its_room_ends() -> None:
+    """Its fetcher begins another one, or goes on without."""
+    cache = Cache()
+    session = cache.make(10)
+    assert cache.make(2, prefix="more", session_id=session, session_epoch=1) == session
+    with pytest.raises(ApiError) as refused:
+        cache.make(2, prefix="yet-more", session_id=session, session_epoch=2)
+    assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert not len(cache)
+    cache.check()
+
+
+def test_partitions_that_are_forgotten_make_room() -> None:
+    cache = Cache()
+    session = cache.make(12)
+    forgotten = [FetchRequestForgottenTopic(topic=f"made-up-{n}", partitions=[0]) for n in range(5)]
+    cache.make(0, session_id=session, session_epoch=1, forgotten_topics_data=forgotten)
+    assert cache.make(5, session_id=session, session_epoch=2) == session
+    assert cache.make(5, session_id=session, session_epoch=3) == session, "they are in it already"
+
+
+def test_sessions_share_the_names_of_topics() -> None:
+    cache = Cache()
+    first, second = (
+        cache.context(requested(1, prefix="a-name"), False, lambda _: None, 0).entries[0].topic for _ in range(2)
+    )
+    assert first is second

@@ -525,3 +525,27 @@ def test_a_listener_that_does_not_accept_yet_binds_its_port_and_refuses() -> Non
             await server.stop()
 
     run(test)
+
+
+def test_connections_leave_descriptors_to_files() -> None:
+    """The system gives out the lowest free descriptor: that of a new connection shows how many are open. Another broker
+    still gets in, at the cost of a client."""
+
+    async def scenario() -> None:
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        inner = await server.listen("INNER", "127.0.0.1", 0, echo, protected=True)
+        first = await dial(listener.port)
+        assert await ask(first, b"12345678") == b"re:12345678"
+        server.update_limits(NodeLimits(descriptors=1))
+        refused = await dial(listener.port)
+        assert await refused[0].read() == b""
+        assert await ask(first, b"12345678") == b"re:12345678"
+        broker = await dial(inner.port)
+        assert await ask(broker, b"12345678") == b"re:12345678"
+        assert await first[0].read() == b""
+        server.update_limits(NodeLimits())
+        assert await ask(await dial(listener.port), b"12345678") == b"re:12345678"
+        await server.stop()
+
+    run(scenario)

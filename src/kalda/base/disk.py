@@ -9,7 +9,8 @@ on what POSIX promises and no more:
 - A write either happens whole or raises. After an error the bytes from `position` on are undefined: the caller
   writes them again or truncates the file.
 
-Failures are `OSError` with an errno (`ENOSPC`, `EIO`, `EROFS`, `ENOENT`…). Paths are strings with forward slashes.
+Failures are `OSError` with an errno (`ENOSPC`, `EIO`, `EROFS`, `ENOENT`…); `NoHandleLeft` is the one that does not come
+from the disk. Paths are strings with forward slashes.
 Files are opened once and kept open. `File.share` gives a second handle on the same open file. A job on another thread
 can use it even after the first handle was closed, or the file was renamed or removed.
 """
@@ -20,6 +21,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
+
+
+class NoHandleLeft(OSError):
+    """A file was not opened, because this process or its machine has no descriptor or no memory left for it. That says
+    nothing about the disk, and nothing has been changed."""
 
 
 class FileStat(NamedTuple):
@@ -68,6 +74,12 @@ class File(Protocol):
 
 class Disk(Protocol):
     """One machine's files."""
+
+    @property
+    def without_reserve(self) -> Disk:
+        """The same files, for what is kept open and may be very many: it never gets the descriptors that are kept in
+        reserve for all else."""
+        ...
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> File:
         """`create`: make the file where it is missing; `exclusive`: and raise `EEXIST` where it is not."""

@@ -3,6 +3,10 @@
 `read_nowait` asks the kernel with `RWF_NOWAIT`: an answer comes from the page cache or not at all, so the event loop
 never waits for a device. A filesystem that does not know the flag (tmpfs, some overlays) says so once, and from then
 on reads there are plain: tmpfs has no device to wait for.
+
+A process can have so many descriptors only. Some are kept in reserve: when there is no other left, files that are small
+or not kept open (checkpoints, the quorum's state, directories) and the metadata log are still opened, with a warning.
+The files of partitions, which may be very many, do not get the reserve (`without_reserve`).
 """
 
 from __future__ import annotations
@@ -10,14 +14,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
+import time
 from collections.abc import Sequence
 
-from kalda.base.disk import Buffer, File, FileStat
+from kalda.base.disk import Buffer, File, FileStat, NoHandleLeft
+
+log = logging.getLogger("kalda.disk")
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", None)
 _MAX_VECTORS = 512
+_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+_WARNING_INTERVAL_S = 10.0
 
 
 class _Descriptor:
@@ -114,17 +124,81 @@ class RealFile:
         self._descriptor, self._fd = None, -1
 
 
+class _Opener:
+    """Opens descriptors, with the reserve's help where there is one. For any thread."""
+
+    def __init__(self, reserve: int) -> None:
+        self._reserve = reserve
+        """How many descriptors are kept in reserve."""
+        self._spare: list[int] = []
+        """Those that are not used at the moment."""
+        self._warned_s = float("-inf")
+
+    def open(self, path: str, flags: int, *, spare: bool) -> int:
+        """A descriptor; with `spare` from the reserve where there is no other. Raises `NoHandleLeft`."""
+        while True:
+            try:
+                fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+                break
+            except OSError as error:
+                if error.errno not in _SHORTAGES:
+                    raise
+                self._warn(error)
+                if error.errno == errno.ENOMEM or not spare or not self._release_one():
+                    raise NoHandleLeft(error.errno, error.strerror, path) from error
+        if len(self._spare) < self._reserve:
+            self.fill()
+        return fd
+
+    def fill(self) -> None:
+        """Take descriptors into the reserve again, as far as there are any."""
+        with contextlib.suppress(OSError):
+            while len(self._spare) < self._reserve:
+                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _release_one(self) -> bool:
+        try:
+            os.close(self._spare.pop())
+        except IndexError:
+            return False
+        return True
+
+    def _warn(self, error: OSError) -> None:
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= _WARNING_INTERVAL_S:
+            self._warned_s = now_s
+            log.warning(
+                "files cannot be opened: %s; %d of %d descriptors in reserve are left. Raise the limit of open files "
+                "(RLIMIT_NOFILE, ulimit -n), or have fewer partitions or connections on this node",
+                error.strerror,
+                len(self._spare),
+                self._reserve,
+            )
+
+
 class RealDisk:
     """Files of this machine."""
 
+    def __init__(self, reserve: int = 0) -> None:
+        """`reserve`: so many descriptors are kept in reserve."""
+        self._opener = _Opener(reserve)
+        self._opener.fill()
+        self._may_use_reserve = reserve > 0
+
+    @property
+    def without_reserve(self) -> RealDisk:
+        twin = RealDisk()
+        twin._opener = self._opener
+        return twin
+
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> File:
-        flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
+        flags = os.O_RDWR if writable else os.O_RDONLY
         if create:
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        return RealFile(_Descriptor(os.open(path, flags, 0o644)))
+        return RealFile(_Descriptor(self._opener.open(path, flags, spare=self._may_use_reserve)))
 
     def read_file(self, path: str, max_bytes: int = 64 * 1024 * 1024) -> bytes:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._opener.open(path, os.O_RDONLY, spare=self._may_use_reserve)
         try:
             size = os.fstat(fd).st_size
             if size > max_bytes:
@@ -157,11 +231,17 @@ class RealDisk:
             os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+            raise NoHandleLeft(error.errno, error.strerror, path) from error
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self._opener.open(path, os.O_RDONLY | os.O_DIRECTORY, spare=self._may_use_reserve)
         try:
             os.fsync(fd)
         finally:

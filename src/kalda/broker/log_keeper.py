@@ -57,6 +57,8 @@ def make_log_manager(
             initial_delay_ms=config["log.initial.task.delay.ms"],
             producer_expiration_ms=config["producer.id.expiration.ms"],
             producer_check_interval_ms=config["producer.id.expiration.check.interval.ms"],
+            corrupt_bytes=config["kalda.corrupt.records.retention.bytes"],
+            max_producer_ids=config["kalda.producer.ids.max"],
             verify_transactions=config["transaction.partition.verification.enable"],
         ),
         unique=lambda: host.new_uuid().hex(),

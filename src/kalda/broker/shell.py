@@ -22,6 +22,8 @@ from kalda.base.scheduling import Jobs, Timers
 from kalda.broker.disk import RealDisk
 
 T = TypeVar("T")
+_RESERVED_DESCRIPTORS = 16
+"""Kept for small files and the metadata log: more than these have open at a time."""
 
 
 class SystemClock:
@@ -89,7 +91,7 @@ class Host:
     of it."""
 
     def __init__(self, disk: Disk | None = None) -> None:
-        self.disk: Disk = disk if disk is not None else RealDisk()
+        self.disk: Disk = disk if disk is not None else RealDisk(_RESERVED_DESCRIPTORS)
         self.clock: Clock = SystemClock()
         self.rng = random.Random()
         """For jitter and for choices that need not be secret."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MANY_OBJECTS = 500_000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+_FEW_FILES = 10_000
 _KEPT_BYTES = 32 * 1024 * 1024
 _MAPPED_BYTES = 4 * 1024 * 1024
 
@@ -143,16 +144,21 @@ def _read_config(options: Options) -> ServerConfig:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit of open files to the maximum: each log in use keeps one or two files open."""
+    """Raise the limit of open files to the maximum: each log in use keeps one or two files open, and each connection
+    needs a descriptor too."""
     import resource
 
+    log = logging.getLogger("kalda.server")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or soft < hard:
         limit = 1_048_576 if hard == resource.RLIM_INFINITY else hard
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
         except (ValueError, OSError) as error:
-            logging.getLogger("kalda.server").warning("only %d files can be open at a time: %s", soft, error)
+            log.warning("the limit of open files cannot be raised: %s", error)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    level = logging.WARNING if soft < _FEW_FILES else logging.INFO
+    log.log(level, "%d files and connections can be open at a time (RLIMIT_NOFILE, its hard limit is %d)", soft, hard)
 
 
 def _keep_freed_memory() -> None:

@@ -5,6 +5,7 @@ Values only. A field's docstring names the config key that it comes from; fields
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,6 +15,19 @@ from kalda.base.configs.server import ServerConfig
 UNLIMITED = 2**31 - 1
 MIN_REQUEST_BYTES = 8
 """API key, version and correlation id: the smallest request."""
+
+
+_MOST_FILES = 1_000
+_FILES_SHARE = 8
+
+
+def descriptors_for_connections() -> int:
+    """A connection whose descriptor has this number or a higher one is refused: almost all lower ones are open, and
+    the rest are left for files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return UNLIMITED
+    return soft - min(_MOST_FILES, soft // _FILES_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,7 @@ class NodeLimits:
     """max.connection.creation.rate, connections a second"""
     queued_max_request_bytes: int = -1
     """queued.max.request.bytes: size of unanswered requests of all connections; -1: unlimited"""
+    descriptors: int = field(default_factory=descriptors_for_connections)
 
     @classmethod
     def of(cls, config: ServerConfig) -> NodeLimits:

@@ -107,13 +107,15 @@ class Listener:
     def connected(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
         """A connection was made: set its socket options, and admit it, let it wait or refuse it."""
         raw: socket.socket | None = transport.get_extra_info("socket")
+        descriptor = -1
         if raw is not None and getattr(raw, "family", None) in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):  # the peer may have closed it already
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 if self.limits.send_buffer_bytes > 0:
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer_bytes)
-        self._server.connected(connection)
+                descriptor = raw.fileno()
+        self._server.connected(connection, descriptor)
 
     def disconnected(self, connection: Connection) -> None:
         """A connection has ended."""
@@ -232,8 +234,14 @@ class Server:
         self._last_id += 1
         return self._last_id
 
-    def connected(self, connection: Connection) -> None:
-        """Admit a new connection, let it wait, or refuse it."""
+    def connected(self, connection: Connection, descriptor: int = -1) -> None:
+        """Admit a new connection, let it wait, or refuse it. `descriptor`: of its socket; the system gives out the
+        lowest that is free."""
+        if descriptor >= self._limits.descriptors:
+            if not self._admission.is_protected(connection.listener_name):
+                self._refuse(connection, f"{descriptor} descriptors are open, the rest are left for files")
+                return
+            self._evict(f"{descriptor} descriptors are open")
         limit = self._admission.arrive(connection.peer_host)
         if limit is not None:
             self._refuse(connection, f"its address has {limit} connections, the maximum")
@@ -276,10 +284,10 @@ class Server:
             return False
         connection.admit()
         if decision.verdict is Verdict.EVICT:
-            self._evict()
+            self._evict("max.connections is reached")
         return True
 
-    def _evict(self) -> None:
+    def _evict(self, why: str) -> None:
         """Close the least recently active connection of a listener that is not protected."""
         candidates = (
             connection
@@ -292,9 +300,9 @@ class Server:
         if oldest is not None:
             self.complaints(
                 self.now_ms(),
-                "closing %s: max.connections is reached, and another broker connects; this connection is the least "
-                "recently active one",
+                "closing %s: %s, and another broker connects; this connection is the least recently active one",
                 oldest,
+                why,
             )
             oldest.close()
 

@@ -6,12 +6,16 @@ records are sent moves to the end of the order, so that full responses do not st
 
 librdkafka fetches without sessions (id 0, epoch -1); Java clients and followers use them.
 
+A fetcher may name as many partitions as fit into a request, whether they exist or not. So the cache is bounded by bytes
+as well as by slots. A session for which there is no room is not made: its fetcher is answered without one.
+
 Invariants: a session's epoch is the one that its next request must carry; the cache never holds more sessions than
-it has slots. A store.
+it has slots, nor more than `max_bytes`, by the cost of each partition. A store.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +34,11 @@ FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 _MAX_EPOCH = 2**31 - 1
 _EVICTION_AFTER_MS = 120_000
+DEFAULT_BYTES = 256 * 1024 * 1024
+_PARTITION_BYTES = 300
+"""The memory of one partition of a session, besides its topic's name."""
+_CONSUMER_SHARE = 8
+"""A consumer's session may have one part in so many of all bytes."""
 
 PartitionKey = tuple[bytes | str, int]
 
@@ -84,7 +93,7 @@ class FetchEntry:
 class FetchSession:
     """One fetcher's session."""
 
-    __slots__ = ("created_ms", "entries", "epoch", "id", "is_follower", "last_used_ms", "uses_topic_ids")
+    __slots__ = ("created_ms", "entries", "epoch", "id", "is_follower", "last_used_ms", "size_bytes", "uses_topic_ids")
 
     def __init__(self, session_id: int, is_follower: bool, uses_topic_ids: bool, now_ms: int) -> None:
         self.id = session_id
@@ -94,6 +103,8 @@ class FetchSession:
         self.uses_topic_ids = uses_topic_ids
         self.entries: dict[PartitionKey, FetchEntry] = {}
         """In the order in which they are read."""
+        self.size_bytes = 0
+        """The cost of `entries`."""
         self.created_ms = now_ms
         self.last_used_ms = now_ms
 
@@ -130,14 +141,26 @@ class FetchContext:
 class FetchSessionCache:
     """All sessions of a broker."""
 
-    def __init__(self, slots: int, random_int: Callable[[int, int], int]) -> None:
-        """`slots` is `max.incremental.fetch.session.cache.slots`; `random_int(low, high)` draws session ids."""
+    def __init__(self, slots: int, random_int: Callable[[int, int], int], max_bytes: int = DEFAULT_BYTES) -> None:
+        """`slots` is `max.incremental.fetch.session.cache.slots`, `max_bytes` `kalda.fetch.session.cache.bytes`;
+        `random_int(low, high)` draws session ids."""
         self._slots = slots
+        self._max_bytes = max_bytes
         self._random_int = random_int
         self._sessions: dict[int, FetchSession] = {}
+        self.size_bytes = 0
+        """The cost of all sessions."""
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def _remove(self, session: FetchSession) -> None:
+        del self._sessions[session.id]
+        self.size_bytes -= session.size_bytes
+
+    def _resize(self, session: FetchSession, added_bytes: int) -> None:
+        session.size_bytes += added_bytes
+        self.size_bytes += added_bytes
 
     def context(
         self,
@@ -148,13 +171,13 @@ class FetchSessionCache:
     ) -> FetchContext:
         """The context of a request. Raises `ApiError` for a session that is unknown or at another epoch."""
         if request.session_epoch == FINAL_EPOCH or request.session_epoch == INITIAL_EPOCH:
-            if request.session_id:
-                self._sessions.pop(request.session_id, None)
+            if (former := self._sessions.get(request.session_id)) is not None:
+                self._remove(former)
             entries = _entries(request, uses_topic_ids, topic_name)
             if request.session_epoch == FINAL_EPOCH:
-                return FetchContext(entries, None, False, uses_topic_ids)
+                return FetchContext(list(entries.values()), None, False, uses_topic_ids)
             session = self._create(request, entries, uses_topic_ids, now_ms)
-            return FetchContext(entries, session, False, uses_topic_ids)
+            return FetchContext(list(entries.values()), session, False, uses_topic_ids)
         return self._incremental(request, uses_topic_ids, topic_name, now_ms)
 
     def _incremental(
@@ -167,21 +190,27 @@ class FetchSessionCache:
             raise ApiError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
             raise ApiError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        session.last_used_ms = now_ms
+        added: dict[PartitionKey, FetchEntry] | None = None
         for topic in request.topics:
             name = (topic_name(topic.topic_id) or "") if uses_topic_ids else topic.topic
             for asked in topic.partitions:
                 key: PartitionKey = (topic.topic_id if uses_topic_ids else name, asked.partition)
                 known = session.entries.get(key)
-                if known is None:
-                    session.entries[key] = FetchEntry(name, topic.topic_id, asked)
-                else:
+                if known is not None:
                     known.asked = asked
+                else:
+                    added = added or {}
+                    added[key] = FetchEntry(sys.intern(name), topic.topic_id, asked)
+        if added is not None:
+            self._add(session, added, now_ms)
         for forgotten in request.forgotten_topics_data:
             for index in forgotten.partitions:
-                session.entries.pop((forgotten.topic_id if uses_topic_ids else forgotten.topic, index), None)
-        session.last_used_ms = now_ms
+                key = (forgotten.topic_id if uses_topic_ids else forgotten.topic, index)
+                if session.entries.pop(key, None) is not None:
+                    self._resize(session, -_cost(key))
         if not session.entries:
-            del self._sessions[session.id]
+            self._remove(session)
             return FetchContext([], None, False, uses_topic_ids)
         for entry in session.entries.values():
             if not entry.topic:
@@ -189,20 +218,56 @@ class FetchSessionCache:
         session.advance()
         return FetchContext(list(session.entries.values()), session, True, uses_topic_ids)
 
+    def _add(self, session: FetchSession, added: dict[PartitionKey, FetchEntry], now_ms: int) -> None:
+        added_bytes = sum(map(_cost, added))
+        if not self._make_room_for_bytes(session.is_follower, added_bytes, now_ms, session):
+            # The fetcher begins anew, with a full request: it is answered without a session, if there is no room then.
+            self._remove(session)
+            raise ApiError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        self._resize(session, added_bytes)
+        session.entries.update(added)
+
     def _create(
-        self, request: FetchRequest, entries: list[FetchEntry], uses_topic_ids: bool, now_ms: int
+        self, request: FetchRequest, entries: dict[PartitionKey, FetchEntry], uses_topic_ids: bool, now_ms: int
     ) -> FetchSession | None:
         is_follower = request.replica_id >= 0 or request.replica_state.replica_id >= 0
+        size_bytes = sum(map(_cost, entries))
+        if not self._make_room_for_bytes(is_follower, size_bytes, now_ms, None):
+            return None
         if not self._make_room(is_follower, len(entries), now_ms):
             return None
         session_id = self._random_int(1, _MAX_EPOCH)
         while session_id in self._sessions:
             session_id = self._random_int(1, _MAX_EPOCH)
         session = FetchSession(session_id, is_follower, uses_topic_ids, now_ms)
-        for entry in entries:
-            session.entries[entry.topic_id if uses_topic_ids else entry.topic, entry.index] = entry
+        session.entries = entries
         self._sessions[session_id] = session
+        self._resize(session, size_bytes)
         return session
+
+    def _make_room_for_bytes(
+        self, is_follower: bool, added_bytes: int, now_ms: int, session: FetchSession | None
+    ) -> bool:
+        """Evict sessions that are unused for long, and for a follower consumers' large ones, until so much fits; it is
+        for that session, or for a new one. False where it does not fit."""
+        size_bytes = added_bytes + (0 if session is None else session.size_bytes)
+        if size_bytes > (self._max_bytes if is_follower else self._max_bytes // _CONSUMER_SHARE):
+            return False
+        if self.size_bytes + added_bytes <= self._max_bytes:
+            return True
+        others = [each for each in self._sessions.values() if each is not session]
+        evictable = [each for each in others if now_ms - each.last_used_ms > _EVICTION_AFTER_MS]
+        if is_follower:
+            used = (each for each in others if now_ms - each.last_used_ms <= _EVICTION_AFTER_MS)
+            consumers = [each for each in used if not each.is_follower]
+            evictable += sorted(consumers, key=lambda each: -each.size_bytes)
+        if self.size_bytes + added_bytes - sum(each.size_bytes for each in evictable) > self._max_bytes:
+            return False
+        for each in evictable:
+            if self.size_bytes + added_bytes <= self._max_bytes:
+                break
+            self._remove(each)
+        return True
 
     def _make_room(self, is_follower: bool, size: int, now_ms: int) -> bool:
         """Evict a session that is unused for long, or else one with lower priority than a new one of `size` partitions:
@@ -213,25 +278,32 @@ class FetchSessionCache:
             return False
         stalest = min(self._sessions.values(), key=lambda session: session.last_used_ms)
         if now_ms - stalest.last_used_ms > _EVICTION_AFTER_MS:
-            del self._sessions[stalest.id]
+            self._remove(stalest)
             return True
         least = min(self._sessions.values(), key=lambda session: (session.is_follower, len(session.entries)))
         evictable = now_ms - least.created_ms > _EVICTION_AFTER_MS and len(least.entries) < size
         if (is_follower and not least.is_follower) or (least.is_follower == is_follower and evictable):
-            del self._sessions[least.id]
+            self._remove(least)
             return True
         return False
 
 
-def _entries(request: FetchRequest, uses_topic_ids: bool, topic_name: Callable[[Uuid], str | None]) -> list[FetchEntry]:
+def _cost(key: PartitionKey) -> int:
+    return _PARTITION_BYTES + len(key[0])
+
+
+def _entries(
+    request: FetchRequest, uses_topic_ids: bool, topic_name: Callable[[Uuid], str | None]
+) -> dict[PartitionKey, FetchEntry]:
     """A request's partitions, in its order. A partition that is named twice is read once, as it was named last."""
     entries: dict[PartitionKey, FetchEntry] = {}
     for topic in request.topics:
         if uses_topic_ids:
             name, topic_id = topic_name(topic.topic_id) or "", topic.topic_id
         else:
-            name, topic_id = topic.topic, ZERO_UUID
+            # Sessions share the names of topics: otherwise each would hold copies of its own.
+            name, topic_id = sys.intern(topic.topic), ZERO_UUID
         key = topic_id if uses_topic_ids else name
         for asked in topic.partitions:
             entries[key, asked.partition] = FetchEntry(name, topic_id, asked)
-    return list(entries.values())
+    return entries

@@ -279,15 +279,15 @@ class Partition:
         """Sync everything below `offset` in a job; appends that come while it runs share the next one."""
         self._flush_to = max(self._flush_to, offset)
         if self._flushes is _IDLE:
-            job = self.log.flush_job(self._flush_to)
+            job = self.log.flush_job(self._flush_to, is_promised=True)
             self._flushes = _FlushState.RUNNING
             self._jobs.run(job.run, lambda _, error: self._flushed(job, error))
 
     def _flushed(self, job: Job[None], error: BaseException | None) -> None:
         self._flushes = _IDLE
         try:
-            if error is not None:
-                self.log.on_io_error(error)
+            if isinstance(error, OSError):
+                self.log.failed(error)
             job.finish()
             # What was truncated meanwhile need not be flushed.
             self._flush_to = min(self._flush_to, self.log.log_end_offset)

@@ -301,12 +301,17 @@ class ReplicaFetcher:
             log.error("%s: the leader's records cannot be appended: %s", followed.partition, error)
             followed.pause(now_ms, self._config.backoff_ms)
         except ApiError as error:
-            self._stop_fetching(followed, error)
+            self._on_log_error(followed, error, now_ms)
 
-    def _stop_fetching(self, followed: Followed, error: ApiError) -> None:
-        """The log's disk has failed; the log has reported that, and its directory is offline."""
-        log.error("%s is not fetched any more: %s", followed.partition, error)
-        followed.is_fenced = True
+    def _on_log_error(self, followed: Followed, error: ApiError, now_ms: int) -> None:
+        """The log raised this. Where its disk has failed, the log has reported that, and its directory is offline.
+        Otherwise a file could not be opened, which is tried again."""
+        if followed.partition.log.offline:
+            log.error("%s is not fetched any more: %s", followed.partition, error)
+            followed.is_fenced = True
+        else:
+            log.warning("%s is fetched again later: %s", followed.partition, error)
+            followed.pause(now_ms, self._config.backoff_ms)
 
     def _truncate(self, followed: Followed, epoch: int, end_offset: int, now_ms: int) -> None:
         """The leader's `epoch` ends at `end_offset`: truncate to the end that both logs have in common."""
@@ -319,12 +324,12 @@ class ReplicaFetcher:
         # another one is begun.
         self._session.restart()
         before = log_.log_end_offset, log_.leader_epochs.latest
-        self._truncate_to(followed, target)
+        self._truncate_to(followed, target, now_ms)
         if (log_.log_end_offset, log_.leader_epochs.latest) == before:
             # Nothing to truncate: the next response would be the same.
             followed.pause(now_ms, self._config.backoff_ms)
 
-    def _truncate_to(self, followed: Followed, offset: int) -> None:
+    def _truncate_to(self, followed: Followed, offset: int, now_ms: int) -> None:
         partition = followed.partition
         if offset < partition.log.log_end_offset:
             level = logging.WARNING if offset < partition.log.high_watermark else logging.INFO
@@ -332,7 +337,7 @@ class ReplicaFetcher:
         try:
             truncate_to(partition.log, offset)
         except ApiError as error:
-            self._stop_fetching(followed, error)
+            self._on_log_error(followed, error, now_ms)
         followed.asked = None
 
     # -- out of range
@@ -350,15 +355,15 @@ class ReplicaFetcher:
             elif answer.error_code or answer.offset < 0:
                 followed.pause(now_ms, self._config.backoff_ms)
             else:
-                self._on_end(followed, answer.offset)
+                self._on_end(followed, answer.offset, now_ms)
 
-    def _on_end(self, followed: Followed, offset: int) -> None:
+    def _on_end(self, followed: Followed, offset: int, now_ms: int) -> None:
         """The leader's log ends, or begins, at `offset`, whichever has been looked up."""
         partition = followed.partition
         if followed.spec_to_look_up == OffsetSpec.LATEST:
             followed.spec_to_look_up = None
             if offset < partition.log.log_end_offset:
-                self._truncate_to(followed, offset)
+                self._truncate_to(followed, offset, now_ms)
             else:
                 followed.spec_to_look_up = OffsetSpec.EARLIEST
             return
@@ -369,7 +374,7 @@ class ReplicaFetcher:
             try:
                 truncate_fully_and_start_at(partition.log, offset)
             except ApiError as error:
-                self._stop_fetching(followed, error)
+                self._on_log_error(followed, error, now_ms)
 
 
 _SESSION_ERRORS = frozenset(

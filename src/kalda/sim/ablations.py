@@ -76,9 +76,9 @@ def _acknowledge_unsynced(switch: Switch) -> None:
 
 
 def _recover_without_checksums(switch: Switch) -> None:
-    from kalda.storage import loading
+    from kalda.storage import recovery
 
-    switch.set(loading, "check_crc", lambda *_: None)
+    switch.set(recovery, "check_crc", lambda *_: None)
 
 
 def _take_any_sequence(switch: Switch) -> None:

@@ -6,8 +6,8 @@ a torn last write, or any sectors, as real devices do. Of later changes of names
 because journaling filesystems keep these in order.
 
 Faults on request: a full disk (`capacity_bytes`), a directory whose calls fail (`fail`), a flipped bit (`flip_bit`), a
-write to a wrong place (`misdirect`), a cold page cache (`cold`, so that `read_nowait` returns None), syncs without
-effect (`lying`, `lie_below`).
+write to a wrong place (`misdirect`), a cold page cache (`cold`, so that `read_nowait` returns None), no descriptor left
+(`handles_left`), syncs without effect (`lying`, `lie_below`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import errno
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from kalda.base.disk import Buffer, FileStat
+from kalda.base.disk import Buffer, FileStat, NoHandleLeft
 
 SECTOR_BYTES = 512
 
@@ -205,6 +205,8 @@ class SimDisk:
         """The errno and the operations that fail, by path prefix; None: all operations."""
         self.now_ms = now_ms
         self.capacity_bytes = capacity_bytes
+        self.handles_left: int | None = None
+        """So many files can be opened, and none after them, small files that are replaced excepted; None: no limit."""
         self.cold = False
         """`read_nowait` finds nothing in the page cache."""
         self.lying = False
@@ -288,6 +290,10 @@ class SimDisk:
             if (operations is None or operation in operations) and (path + "/").startswith(prefix.rstrip("/") + "/"):
                 raise OSError(code, f"simulated {errno.errorcode[code]}", path)
 
+    def _check_handles(self, path: str) -> None:
+        if self.handles_left == 0:
+            raise NoHandleLeft(errno.EMFILE, "no simulated descriptor left", path)
+
     def room(self) -> int:
         if self.capacity_bytes is None:
             return 1 << 62
@@ -295,8 +301,15 @@ class SimDisk:
 
     # Disk
 
+    @property
+    def without_reserve(self) -> SimDisk:
+        return self
+
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> SimFile:
         self.check(path, "write" if create else "read")
+        if self.handles_left is not None and not path.endswith(".tmp"):
+            self._check_handles(path)
+            self.handles_left -= 1
         parent, name = self._parent(path)
         node = parent.entries.get(name)
         if node is None:
@@ -312,6 +325,7 @@ class SimDisk:
 
     def read_file(self, path: str, max_bytes: int = 64 * 1024 * 1024) -> bytes:
         self.check(path, "read")
+        self._check_handles(path)
         data = bytes(self._file(path).data)
         if len(data) > max_bytes:
             raise OSError(errno.EFBIG, f"{len(data)} bytes are more than the {max_bytes} allowed", path)

@@ -17,6 +17,7 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `segment`: one log file with its indexes
 - `segments`: the sorted segments of a log
 - `producer_state`: idempotence and transactions, per producer
+- `producer_limit`: how many producer ids all logs may hold
 - `producer_snapshot`: producer state as a file
 - `leader_epochs`: which leader epoch began at which offset
 - `checkpoints`: offset checkpoints and the other small text files
@@ -25,6 +26,8 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `log`: the log: append, read, roll, flush
 - `appending`: which batches of a buffer are appended, for replicas and raft leaders
 - `loading`: opening a log, cleanly or by recovery
+- `corrupt_files`: what recovery has cut off, kept for a while
+- `recovery`: of one segment, batch by batch
 - `opening`: files of logs that are about to be appended to, on another thread
 - `reading`: where the batches that are read come from, and who waits for them
 - `searching`: offsets by time

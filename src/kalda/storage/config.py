@@ -10,6 +10,7 @@ from typing import Any
 from kalda.records.batch import TimestampType
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES
 from kalda.records.rules import ReadRecords, RecordRules, compression_of_config
+from kalda.storage.corrupt_files import KEPT_BYTES
 
 MAX_INT64 = 2**63 - 1
 DAY_MS = 86_400_000
@@ -154,4 +155,6 @@ class LogManagerConfig:
     initial_delay_ms: int = 30_000  # log.initial.task.delay.ms
     producer_expiration_ms: int = DAY_MS  # producer.id.expiration.ms
     producer_check_interval_ms: int = 600_000  # producer.id.expiration.check.interval.ms
+    corrupt_bytes: int = KEPT_BYTES  # kalda.corrupt.records.retention.bytes
+    max_producer_ids: int = 2_000_000  # kalda.producer.ids.max
     verify_transactions: bool = True  # transaction.partition.verification.enable

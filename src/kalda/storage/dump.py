@@ -32,7 +32,7 @@ from kalda.storage.naming import (
     TXN_INDEX_SUFFIX,
     offset_of,
 )
-from kalda.storage.producer_snapshot import decode_snapshot
+from kalda.storage.producer_snapshot import read_snapshot
 from kalda.storage.txn_index import decode_entries
 
 Row = dict[str, object]
@@ -83,7 +83,7 @@ def _dump_small_file(disk: Disk, path: str, name: str) -> Iterator[Row]:
 
 
 def _dump_snapshot(disk: Disk, path: str) -> Iterator[Row]:
-    for state in decode_snapshot(disk.read_file(path)):
+    for state in read_snapshot(disk, path):
         first_sequence = state.batches[-1].first_sequence if state.batches else NO_SEQUENCE
         yield {
             "producer_id": state.producer_id,

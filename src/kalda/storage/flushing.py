@@ -120,7 +120,7 @@ class Unsynced:
         below = segments.between(log.recovery_point, upto) if upto > log.recovery_point else []
         sealed = [each for each in self._sealed if each not in below and segments.floor(each.base_offset) is each]
         for segment in sealed + below:
-            files += segment.sync_files() if indexes else [segment.file().share()]
+            files += segment.sync_files(self._disk) if indexes else [segment.sync_file(self._disk)]
         for offset in snapshots.unsynced:
             files.append(self._disk.open(snapshots.path(offset)))
         if epochs.unwritten and epochs.write_below(upto):

@@ -19,7 +19,8 @@ class LogHooks(Protocol):
         ...
 
     def on_rolled(self, log: Log) -> None:
-        """Segments before the active one are to be flushed soon (`Log.flush_job`)."""
+        """Segments before the active one are to be flushed soon (`Log.flush_job`), and the snapshot of many producers
+        is to be written (`Log.snapshot_job`)."""
         ...
 
     def on_recovery_point_lowered(self, log: Log) -> None:
@@ -47,7 +48,8 @@ class StandaloneHooks:
         pass
 
     def on_rolled(self, log: Log) -> None:
-        pass
+        if (job := log.snapshot_job()) is not None:
+            job.complete()
 
     def on_recovery_point_lowered(self, log: Log) -> None:
         pass

@@ -107,10 +107,12 @@ class Index:
             self._flushed = self._count
             self.close()
 
-    def sync_file(self) -> File:
-        """Write the new entries; a handle of the caller's own on the file, to be synced."""
+    def sync_file(self, disk: Disk) -> File:
+        """Write the new entries; a handle of the caller's own on the file, to be synced, opened by `disk`."""
+        if self._file is None:
+            self._file = disk.open(self.path, create=True)
+        file = self._file.share()
         self.flush_to_file()
-        file = self.open().share()
         self.close()
         return file
 

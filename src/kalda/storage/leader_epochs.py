@@ -118,6 +118,7 @@ class LeaderEpochs:
         return True
 
     def _write(self, entries: list[tuple[int, int]]) -> None:
+        self.unwritten = True  # where the disk raises
         write_epochs(self._disk, self.path, entries, durable=False)
         self._stored = entries
         self.unsynced = True

@@ -4,7 +4,8 @@ After a clean stop the files are complete: sizes are taken from the directory's 
 last index entry, the producers' state from the last snapshot. After any other stop everything from the recovery point
 on is read: batches must follow one another and have the CRC that their header names. The log ends before the first one
 that does not, later segments are removed, and indexes, transaction index, leader epochs and producers' state are made
-anew from what was read.
+anew from what was read. Whatever is cut off or dropped is named in a warning, and kept for a while
+(`corrupt_files.py`).
 
 A recovery that cuts nothing syncs nothing and leaves the recovery point where it was, as Kafka does: a start after the
 next crash reads the same again, and a node with thousands of logs does not wait for as many syncs. What was read may
@@ -16,13 +17,14 @@ All functions here work on their own objects and may run on any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
-from kalda.base.disk import Buffer, Disk
+from kalda.base.disk import Disk
 from kalda.base.errors import CorruptRecord
-from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, check_crc, read_header
 from kalda.storage.config import LogConfig
+from kalda.storage.corrupt_files import CorruptFiles
 from kalda.storage.index import read_waiting
 from kalda.storage.leader_epochs import LeaderEpochs
 from kalda.storage.naming import (
@@ -39,10 +41,11 @@ from kalda.storage.naming import (
 )
 from kalda.storage.producer_snapshot import SnapshotFiles
 from kalda.storage.producer_state import ProducerStates
-from kalda.storage.segment import MAX_GAP, MAX_RELATIVE_OFFSET, Segment
+from kalda.storage.recovery import count_batches, note_epoch, recover_segment
+from kalda.storage.segment import MAX_GAP, Segment
 from kalda.storage.segments import Segments
 
-_RECOVERY_CHUNK_BYTES = 4 * 1024 * 1024
+log = logging.getLogger("kalda.logs")
 
 
 class Loaded(NamedTuple):
@@ -65,6 +68,7 @@ class Loading:
     def __init__(
         self,
         disk: Disk,
+        segment_disk: Disk,
         directory: str,
         config: LogConfig,
         name: str,
@@ -76,8 +80,11 @@ class Loading:
         compacted_upto: int | None,
         expiration_ms: int,
         jitter: Callable[[int], int],
+        corrupt_files: CorruptFiles,
     ) -> None:
         self._disk = disk
+        self._segment_disk = segment_disk
+        """As `Log.segment_disk`."""
         self._directory = directory
         self._config = config
         self._now_ms = now_ms
@@ -91,6 +98,9 @@ class Loading:
         """As in `LogDir.compacted_upto`."""
         self._expiration_ms = expiration_ms
         self._jitter = jitter
+        self._name = name
+        """For messages."""
+        self._corrupt_files = corrupt_files
         self._changed = False
         """Names in the directory were changed."""
         self._truncated = False
@@ -104,31 +114,41 @@ class Loading:
     def load(self) -> Loaded:
         """Raises `OSError` where the disk fails."""
         names = self._clean_up(self._disk.list_dir(self._directory))
+        self._corrupt_files.note(self._disk, self._directory, names)
         segments, unindexed = self._open_segments(names)
         self._snapshots = SnapshotFiles(self._disk, self._directory, _offsets(names, SNAPSHOT_SUFFIX))
         self._epochs = self._load_epochs(segments)
+        stored_epochs = self._epochs.entries
         producers = self._producers
         to_recover = self._to_recover(segments, unindexed)
         next_offset = -1
         if not to_recover and len(segments):
             try:
                 next_offset = segments.active.next_offset()
-            except CorruptRecord:
+            except CorruptRecord as error:
+                log.warning("%s: %s; the segment is recovered, although the last stop was clean", self._name, error)
                 to_recover = [segments.active]
         if to_recover:
             next_offset = self._recover(segments, to_recover)
         first = max(self._log_start_offset, segments.first.base_offset) if len(segments) else self._log_start_offset
         if len(segments) and next_offset < first:
             # The log's end was lost, down to below its start: all that is left was deleted on purpose.
+            log.warning(
+                "%s ends at offset %d, before its log start offset %d: it begins anew there",
+                self._name,
+                next_offset,
+                first,
+            )
             for segment in list(segments):
                 self._drop(segments, segment)
         if not len(segments):
             first = next_offset = self._log_start_offset
             jitter = self._jitter(min(self._config.segment_jitter_ms, self._config.segment_ms))
-            segments.add(Segment.create(self._disk, self._directory, first, self._config, self._now_ms, jitter))
+            segments.add(Segment.create(self._segment_disk, self._directory, first, self._config, self._now_ms, jitter))
             self._changed = True
         self._epochs.truncate_from_end(next_offset)
         self._epochs.truncate_from_start(first)
+        self._report_epochs(stored_epochs, first)
         self._snapshots.remove_strays([segment.base_offset for segment in segments])
         if not to_recover or producers.map_end_offset != next_offset:
             self._load_producers(segments, first, next_offset)
@@ -174,10 +194,22 @@ class Loading:
             base = offset_of(name)
             assert base is not None
             upto = self._swap_end(base)
-            for other in names:
-                offset = offset_of(other)
-                if offset is not None and base <= offset < upto and other.endswith(SEGMENT_SUFFIXES):
-                    self._disk.remove(f"{self._directory}/{other}")
+            replaced = [
+                other
+                for other in names
+                if (offset := offset_of(other)) is not None
+                and base <= offset < upto
+                and other.endswith(SEGMENT_SUFFIXES)
+            ]
+            for other in replaced:
+                self._disk.remove(f"{self._directory}/{other}")
+            log.warning(
+                "%s: compaction was interrupted when it had written %s, which replaces offsets up to %d; removed: %s",
+                self._name,
+                name,
+                upto,
+                ", ".join(replaced) or "nothing",
+            )
         for name in swaps:
             self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{name[: -len(SWAP_SUFFIX)]}")
 
@@ -208,7 +240,7 @@ class Loading:
                     unindexed.add(offset)
                 segments.append(
                     Segment(
-                        self._disk,
+                        self._segment_disk,
                         self._directory,
                         offset,
                         self._config,
@@ -223,26 +255,57 @@ class Loading:
         return Segments(segments), unindexed
 
     def _load_epochs(self, segments: Segments) -> LeaderEpochs:
+        # A young log that was not flushed yet has no such file: that is no damage.
+        why, is_damaged = "it has no entries", self._clean or self._recovery_point > 0
         try:
             epochs = LeaderEpochs.load(self._disk, self._directory)
             if epochs.entries or not segments.size_bytes:
                 return epochs
-        except ValueError:
-            pass
+        except ValueError as error:
+            why, is_damaged = str(error), True
         # A loss of power may have torn the file, or emptied it. Each batch has its epoch: read them all.
         epochs = LeaderEpochs(self._disk, self._directory)
         for segment in segments:
             try:
                 for _, header in segment.headers():
-                    _note_epoch(epochs, header)
+                    note_epoch(epochs, header)
             except CorruptRecord:
                 break
         epochs.write()
+        log.log(
+            logging.WARNING if is_damaged else logging.DEBUG,
+            "%s: the leader epochs are read from all batches, %d entries, as their file cannot be used: %s",
+            self._name,
+            len(epochs.entries),
+            why,
+        )
         return epochs
+
+    def _report_epochs(self, stored: list[tuple[int, int]], first: int) -> None:
+        """Name the epochs of the file that the log, which begins at `first`, does not have any more."""
+        current = set(self._epochs.entries)
+        lost = [entry for entry in stored if entry not in current and entry[1] > first]
+        if lost:
+            log.warning(
+                "%s: leader epochs that the batches do not have, or that begin beyond the log's end, are dropped: %s",
+                self._name,
+                ", ".join(f"{epoch} from offset {offset}" for epoch, offset in lost),
+            )
 
     def _drop(self, segments: Segments, segment: Segment) -> None:
         segments.remove(segment)
         segment.close()
+        kept = self._corrupt_files.keep_segment(
+            self._disk, self._directory, segment.base_offset, segment.path(LOG_SUFFIX), segment.size
+        )
+        if segment.size:
+            log.warning(
+                "%s: the segment of %d bytes at offset %d is removed, as records before it are missing%s",
+                self._name,
+                segment.size,
+                segment.base_offset,
+                _where_kept(kept),
+            )
         segment.files()(self._disk)
         self._snapshots.remove(segment.base_offset)
         self._changed = self._truncated = True
@@ -268,8 +331,15 @@ class Loading:
             if producers.map_end_offset != base or not base:
                 self._load_producers(segments, self._log_start_offset, base)
             later = segments.above(base)
-            cut = recover_segment(segment, producers, self._epochs, later[0].base_offset if later else None) > 0
-            cut = cut or (bool(later) and self._lacks_end(producers.map_end_offset, later[0].base_offset))
+            cut = self._recover_segment(segment, later[0].base_offset if later else None)
+            if not cut and later and self._lacks_end(producers.map_end_offset, later[0].base_offset):
+                cut = True
+                log.warning(
+                    "%s: offsets %d to %d are missing, the end of a segment that was not synced",
+                    self._name,
+                    producers.map_end_offset,
+                    later[0].base_offset - 1,
+                )
             self._changed = True
             self._snapshots.take(producers)
             if cut:
@@ -281,9 +351,34 @@ class Loading:
             return segments.active.next_offset()
         except CorruptRecord:
             self._load_producers(segments, self._log_start_offset, segments.active.base_offset)
-            recover_segment(segments.active, producers, self._epochs, None)
+            self._recover_segment(segments.active, None)
             self._truncated = True
             return segments.active.next_offset()
+
+    def _recover_segment(self, segment: Segment, upto: int | None) -> bool:
+        """`recover_segment`; whether something was cut off, which is kept and reported."""
+        position, why = recover_segment(segment, self._producers, self._epochs, upto)
+        cut = segment.size - position
+        if cut:
+            end = max(self._producers.map_end_offset, segment.base_offset)
+            lost = count_batches(segment, position)
+            kept = self._corrupt_files.keep_tail(
+                self._disk, self._directory, end, segment.file(), position, segment.size
+            )
+            log.warning(
+                "%s: recovery cuts %d bytes off %s at position %d: %s. The log ends at offset %d now%s%s",
+                self._name,
+                cut,
+                segment.path(LOG_SUFFIX),
+                position,
+                why,
+                end,
+                f"; {lost[0]} batches up to offset {lost[1]} are lost" if lost[0] else "",
+                _where_kept(kept),
+            )
+            segment.file().truncate(position)
+            segment.size = segment.hot_from = position
+        return cut > 0
 
     def _sync(self, segments: Segments) -> None:
         """Sync what recovery cut and rebuilt: the recovery point is raised to the log's end.
@@ -293,7 +388,7 @@ class Loading:
         if self._epochs.unwritten:
             self._epochs.write()
         for segment in segments.above(self._recovered_from - 1):
-            for file in segment.sync_files():
+            for file in segment.sync_files(self._disk):
                 try:
                     file.sync()
                 finally:
@@ -353,72 +448,5 @@ def replay_producers(producers: ProducerStates, segments: Segments, upto: int) -
     producers.map_end_offset = max(producers.map_end_offset, upto)
 
 
-def recover_segment(segment: Segment, producers: ProducerStates, epochs: LeaderEpochs, upto: int | None) -> int:
-    """Cut a segment before its first damaged batch and make its indexes anew; the number of bytes cut off.
-
-    `upto` is the next segment's base offset, which no batch may reach. `producers` are those at this segment's base
-    offset; the batches that are kept are applied to them.
-    """
-    offset_index, time_index = segment.offset_index, segment.time_index
-    offset_index.reset()
-    time_index.reset()
-    segment.txn_index.reset()
-    interval = segment.config.index_interval_bytes
-    largest = (-1, segment.base_offset)
-    position = last_entry = 0
-    for at, header, chunk in _undamaged_batches(segment):
-        if upto is not None and header.last_offset >= upto:
-            break
-        if header.max_timestamp > largest[0]:
-            largest = (header.max_timestamp, header.last_offset)
-        if at - last_entry > interval and not offset_index.is_full and not time_index.is_full:
-            offset_index.append(header.last_offset, at)
-            time_index.maybe_append(*largest)
-            last_entry = at
-        _note_epoch(epochs, header)
-        producers.replay(header, chunk, segment.txn_index)
-        position = at + header.size_bytes
-    cut = segment.size - position
-    if cut:
-        segment.file().truncate(position)
-    segment.reset_state(position, largest)
-    if largest[0] >= 0:
-        time_index.maybe_append(*largest)
-    offset_index.release()
-    time_index.release()
-    return cut
-
-
-def _note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
-    if header.partition_leader_epoch >= 0:
-        epochs.correct(header.partition_leader_epoch, header.base_offset)
-
-
-def _undamaged_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, Buffer]]:
-    """(position, header, bytes) of each batch up to the first that is cut off, out of place, or fails its CRC."""
-    file, size = segment.file(), segment.size
-    position, expected = 0, segment.base_offset
-    chunk: Buffer = b""
-    start = 0
-    while size - position >= HEADER_SIZE:
-        at = position - start
-        if len(chunk) - at < HEADER_SIZE:
-            chunk, start, at = file.read(position, min(_RECOVERY_CHUNK_BYTES, size - position)), position, 0
-        try:
-            header = read_header(chunk, at)
-            length = header.batch_length + LOG_OVERHEAD
-            if length > size - position:
-                return
-            if len(chunk) - at < length:
-                wanted = min(max(length, _RECOVERY_CHUNK_BYTES), size - position)
-                chunk, start, at = file.read(position, wanted), position, 0
-            check_crc(chunk, at, header)
-        except CorruptRecord:
-            return
-        if header.base_offset < expected or header.last_offset_delta < 0:
-            return
-        if header.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
-            return
-        yield position, header, memoryview(chunk)[at : at + length]
-        position += length
-        expected = header.next_offset
+def _where_kept(path: str | None) -> str:
+    return "" if path is None else f"; it is kept in {path}"

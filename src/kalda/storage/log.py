@@ -8,14 +8,14 @@ epochs cover each record.
 
 The log belongs to one thread. What may wait for a device is given out as a `Job` (a read as a `ColdRead`), whose half
 for another thread works on a snapshot. A disk that fails raises KAFKA_STORAGE_ERROR, here and in every later call, and
-calls the hooks.
+calls the hooks. A file that could merely not be opened, because no descriptor was left, fails that one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from kalda.base.disk import Buffer, Disk
+from kalda.base.disk import Buffer, Disk, NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
@@ -25,15 +25,17 @@ from kalda.records.validate import validate_produced
 from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import DAY_MS, LogConfig
+from kalda.storage.corrupt_files import CorruptFiles
 from kalda.storage.flushing import Unsynced
 from kalda.storage.hooks import LogHooks, StandaloneHooks
 from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
 from kalda.storage.loading import Loaded, Loading
 from kalda.storage.offsets import LogOffsets
+from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.producer_state import Marker, Verification, read_marker
 from kalda.storage.reading import ColdRead, Reads, collect_aborted
-from kalda.storage.segment import MAX_GAP, Segment
+from kalda.storage.segment import MAX_GAP, Segment, remove_segment_files
 from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
@@ -62,6 +64,7 @@ class Log(LogOffsets):
         "offline",
         "producer_states",
         "reads",
+        "segment_disk",
         "segments",
         "snapshots",
         "topic_id",
@@ -78,6 +81,7 @@ class Log(LogOffsets):
         topic_id: Uuid | None,
         loaded: Loaded,
         *,
+        segment_disk: Disk,
         now_ms: int,
         verify_transactions: bool,
         hooks: LogHooks,
@@ -85,6 +89,8 @@ class Log(LogOffsets):
     ) -> None:
         super().__init__(loaded.log_start_offset, loaded.next_offset, loaded.recovery_point)
         self.disk = disk
+        self.segment_disk = segment_disk
+        """The same disk, for the files of segments."""
         self.directory = directory
         """The path of the partition's own directory; another one after `rename_dir`."""
         self.topic_partition = topic_partition
@@ -131,27 +137,28 @@ class Log(LogOffsets):
         compacted_upto: int | None = None,
         producer_expiration_ms: int = DAY_MS,
         verify_transactions: bool = False,
+        producer_limit: ProducerIdLimit | None = None,
         hooks: LogHooks | None = None,
         jitter: Callable[[int], int] = lambda _: 0,
+        one_of_many: bool = False,
+        corrupt_files: CorruptFiles | None = None,
     ) -> Log:
-        """Open the log in `directory`, making it where it is missing.
+        """Open the log in `directory`, making it where it is missing. Raises INCONSISTENT_TOPIC_ID where the directory
+        belongs to another topic than `topic_id`, and `OSError` where the disk fails.
 
         `clean`: the process that had it open before stopped cleanly. Otherwise the log is recovered from
         `recovery_point` on, which reads files, so it is opened on a thread. `compacted_upto`: as in
-        `LogDir.compacted_upto`. Raises INCONSISTENT_TOPIC_ID where the directory belongs to another topic than
-        `topic_id`, and `OSError` where the disk fails.
+        `LogDir.compacted_upto`. `one_of_many`: segments do not get the descriptors that the disk keeps in reserve.
+        `corrupt_files`: of the whole log directory; by default those of this log are bounded alone.
         """
-        fresh = disk.stat(directory) is None
-        if fresh:
+        kept = corrupt_files or CorruptFiles()
+        segment_disk = disk.without_reserve if one_of_many else disk
+        if fresh := disk.stat(directory) is None:
             disk.make_dirs(directory)
-        found = None if fresh else stored_topic_id(disk, directory, clean)
-        if found is not None and topic_id is not None and found != topic_id:
-            raise ApiError(
-                ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{directory} holds topic id {found.hex()}, not {topic_id.hex()}",
-            )
+        found = None if fresh else _checked_topic_id(disk, directory, clean, topic_id)
         loaded = Loading(
             disk,
+            segment_disk,
             directory,
             config,
             str(topic_partition),
@@ -162,7 +169,12 @@ class Log(LogOffsets):
             compacted_upto=compacted_upto,
             expiration_ms=producer_expiration_ms,
             jitter=jitter,
+            corrupt_files=kept,
         ).load()
+        if corrupt_files is None:
+            for path in kept.prune():
+                disk.remove(path)
+        loaded.producers.limit = producer_limit
         log = cls(
             disk,
             directory,
@@ -170,6 +182,7 @@ class Log(LogOffsets):
             topic_partition,
             found,
             loaded,
+            segment_disk=segment_disk,
             now_ms=now_ms,
             verify_transactions=verify_transactions,
             hooks=StandaloneHooks(disk) if hooks is None else hooks,
@@ -213,7 +226,7 @@ class Log(LogOffsets):
         try:
             write_partition_metadata(self.disk, self.unsynced.metadata_path, topic_id, durable=False)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
         self.topic_id = topic_id
         self.unsynced.metadata = True
         self.unsynced.names += 1
@@ -271,9 +284,11 @@ class Log(LogOffsets):
                 segment = self._roll(now_ms, first_offset)
             if leader_epoch > self._latest_epoch:
                 self.assign_leader_epoch(leader_epoch, first_offset)
+            if marker is not None and not marker.commit:
+                segment.txn_index.prepare()
             segment.append_one(buf, size, last_offset, max_timestamp)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
         self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
         if idempotent:
             self._apply_producer(header, marker)
@@ -301,6 +316,7 @@ class Log(LogOffsets):
             return AppendInfo(end, end - 1, -1, NO_TIMESTAMP, self.log_start_offset, 0)
         data = memoryview(records)[:size]
         first_offset, last_offset = headers[0].base_offset, placed[-1].last_offset
+        markers = _markers(data, headers)
         try:
             segment = self.segments.active
             if segment.should_roll(size, max_timestamp, last_offset, now_ms):
@@ -308,16 +324,15 @@ class Log(LogOffsets):
             for header in headers:
                 if header.partition_leader_epoch > self._latest_epoch:
                     self.assign_leader_epoch(header.partition_leader_epoch, header.base_offset)
+            if any(not marker.commit for marker in markers.values()):
+                segment.txn_index.prepare()
             segment.append(data, placed)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
         self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
-        position = 0
         for header in headers:
             if header.producer_id >= 0:
-                whole = data[position : position + header.size_bytes]
-                self._apply_producer(header, read_marker(whole, header) if header.is_control else None)
-            position += header.size_bytes
+                self._apply_producer(header, markers.get(header.base_offset))
         return AppendInfo(first_offset, last_offset, max_timestamp, NO_TIMESTAMP, self.log_start_offset, size)
 
     def _apply_producer(self, header: BatchHeader, marker: Marker | None) -> None:
@@ -358,7 +373,7 @@ class Log(LogOffsets):
         try:
             return self.reads.here(offset, max_bytes, end_offset, log_end, min_one_message, read_waiting)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
 
     def read_nowait(
         self,
@@ -383,7 +398,7 @@ class Log(LogOffsets):
         try:
             return self.reads.nowait(self, offset, max_bytes, end_offset, min_one_message, slices)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
 
     def read_later(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool = False) -> ColdRead:
         """As `read`, on another thread even where the page cache could answer: for bulk reads, which would otherwise
@@ -392,7 +407,7 @@ class Log(LogOffsets):
         try:
             return ColdRead(self, offset, max_bytes, min(end_offset, self.log_end_offset), min_one_message)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
 
     def check_range(self, offset: int) -> None:
         """Raise where the log does not have `offset`, which may be its end, or is offline."""
@@ -408,7 +423,7 @@ class Log(LogOffsets):
         try:
             return collect_aborted(self.segments, first_offset, upto)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest epoch at most `epoch`, its end offset); (-1, -1) where unknown (KIP-101)."""
@@ -444,7 +459,7 @@ class Log(LogOffsets):
         try:
             self.leader_epochs.truncate_from_start(offset)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
         return True
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
@@ -468,29 +483,40 @@ class Log(LogOffsets):
         try:
             self._roll(now_ms, self.log_end_offset)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.refused(error) from error
 
     def _roll(self, now_ms: int, first_offset: int) -> Segment:
         # At the log's end even where the first batch leaves a gap: a segment that begins where the one before it ends
         # shows recovery that nothing is missing between them.
         base = self.log_end_offset if first_offset - self.log_end_offset <= MAX_GAP else first_offset
         active = self.segments.active
+        jitter = self._jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
         if active.base_offset == base:
             # Empty, but over age, or its index is full: it is made anew in place.
+            segment = Segment.create(self.segment_disk, self.directory, base, self.config, now_ms, jitter)
             self.segments.remove(active)
             active.close()
         else:
             self.unsynced.seal(active)
+            try:
+                segment = Segment.create(self.segment_disk, self.directory, base, self.config, now_ms, jitter)
+            except NoHandleLeft:
+                # Appends may go on in the old segment: recovery would cut it where an empty one begins.
+                remove_segment_files(self.disk, self.directory, base)
+                raise
             self.reads.keep_open(active)
-        jitter = self._jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
-        segment = Segment.create(self.disk, self.directory, base, self.config, now_ms, jitter)
         self.segments.add(segment)
         self.unsynced.names += 1
         states = self.producer_states
         states.map_end_offset = base
-        self.snapshots.take(states)
+        self.snapshots.take_at_roll(states)
         self.hooks.on_rolled(self)
         return segment
+
+    def snapshot_job(self) -> Job[None] | None:
+        """A job that writes the producer snapshot of a roll; None where there is none to write."""
+        job, self.snapshots.pending = self.snapshots.pending, None
+        return None if job is None else job.on_failure(self.on_io_error)
 
     def on_segments_changed(self) -> None:
         """Segments are, or are about to be, removed or cut: positions in them are not valid any more, and flush jobs
@@ -505,32 +531,41 @@ class Log(LogOffsets):
         """`flush_job`, here and now."""
         self.flush_job(upto).complete()
 
-    def flush_job(self, upto: int | None = None, now_ms: int | None = None, *, indexes: bool = True) -> Job[None]:
+    def flush_job(
+        self, upto: int | None = None, now_ms: int | None = None, *, indexes: bool = True, is_promised: bool = False
+    ) -> Job[None]:
         """A job that syncs everything below `upto` (the log's end); its finish raises the recovery point to it.
         `now_ms` is noted as the time of the last flush. Only a log whose indexes are made anew by each opening is
-        flushed without its `indexes`."""
+        flushed without its `indexes`. `is_promised`: records wait for it before they count as
+        committed. Where a file cannot be opened for it, that is a failure of the disk; any other flush comes again."""
         self.check_online()
         upto = self.log_end_offset if upto is None else min(upto, self.log_end_offset)
         try:
             return self.unsynced.job(self, upto, now_ms, indexes)
         except OSError as error:
-            raise self.failed(error) from error
+            raise (self.failed(error) if is_promised else self.refused(error)) from error
 
     def close_job(self) -> Job[None]:
         """A job that leaves the files as a clean stop does: complete indexes, a producer snapshot, all of it synced."""
         self.check_online()
         try:
-            self.snapshots.take(self.producer_states)
+            snapshot = self.snapshots.take_at_close(self.producer_states)
             self.unsynced.seal(self.segments.active)
-            job = self.flush_job()
+            self.unsynced.names += snapshot is not None
+            job = self.unsynced.job(self, self.log_end_offset, None, True)
         except OSError as error:
             raise self.failed(error) from error
+
+        def work() -> None:
+            if snapshot is not None:
+                snapshot.run()
+            job.run()
 
         def finish(_: None) -> None:
             job.finish()
             self.close(clean=False)
 
-        return Job(f"close {self.topic_partition}", job.run, finish)
+        return Job(f"close {self.topic_partition}", work, finish)
 
     def close(self, clean: bool = True) -> None:
         """`close_job` here and now; with `clean` false, close the files and write nothing."""
@@ -568,9 +603,16 @@ class Log(LogOffsets):
             )
 
     def on_io_error(self, error: BaseException) -> None:
-        """A job raised this: an `OSError` takes the log offline."""
+        """A job raised this, which has changed nothing: as `refused`."""
         if isinstance(error, OSError):
-            self.failed(error)
+            self.refused(error)
+
+    def refused(self, error: OSError) -> ApiError:
+        """As `failed`, in a call that has changed nothing: where a file could merely not be opened, the log stays
+        online, and only this call fails."""
+        if isinstance(error, NoHandleLeft):
+            return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}")
+        return self.failed(error)
 
     def failed(self, error: OSError) -> ApiError:
         """The disk failed: the log is offline from now on, and the hooks are called, once. Returns what to raise."""
@@ -578,3 +620,26 @@ class Log(LogOffsets):
             self.offline = True
             self.hooks.on_io_error(self, error)
         return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}")
+
+
+def _checked_topic_id(disk: Disk, directory: str, clean: bool, expected: Uuid | None) -> Uuid | None:
+    """`stored_topic_id`. Raises INCONSISTENT_TOPIC_ID where it is another one than expected."""
+    found = stored_topic_id(disk, directory, clean)
+    if found is not None and expected is not None and found != expected:
+        raise ApiError(
+            ErrorCode.INCONSISTENT_TOPIC_ID, f"{directory} holds topic id {found.hex()}, not {expected.hex()}"
+        )
+    return found
+
+
+def _markers(data: memoryview, headers: list[BatchHeader]) -> dict[int, Marker]:
+    """The ends of transactions among these batches, which are all of `data`, by base offset."""
+    found: dict[int, Marker] = {}
+    position = 0
+    for header in headers:
+        if header.is_control and header.producer_id >= 0:
+            marker = read_marker(data[position : position + header.size_bytes], header)
+            if marker is not None:
+                found[header.base_offset] = marker
+        position += header.size_bytes
+    return found

@@ -9,6 +9,7 @@ Checkpoints cover all logs of the directory and are written only where their con
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -29,8 +30,11 @@ from kalda.storage.checkpoints import (
     read_offsets,
     write_clean_shutdown,
 )
+from kalda.storage.corrupt_files import KEPT_BYTES, CorruptFiles
 from kalda.storage.job import Job
 from kalda.storage.log import Log
+
+log_ = logging.getLogger("kalda.logs")
 
 _MAX_FORMER = 10_000
 """So many names of logs that were removed are kept apart; with more, any name may be one of them."""
@@ -63,6 +67,7 @@ class LogDir:
         "_unopened",
         "cleaner_offsets",
         "cordoned",
+        "corrupt_files",
         "directory_id",
         "disk",
         "futures",
@@ -76,7 +81,7 @@ class LogDir:
         "recovery_points",
     )
 
-    def __init__(self, disk: Disk, path: str, *, locks: bool = True) -> None:
+    def __init__(self, disk: Disk, path: str, *, locks: bool = True, corrupt_bytes: int = KEPT_BYTES) -> None:
         self.disk = disk
         self.path = path
         self.online = True
@@ -98,6 +103,8 @@ class LogDir:
         """These three are as `prepare` has read them, for the opening of logs."""
         self.cleaner_offsets: dict[TopicPartition, int] = {}
         """Up to where each log has been compacted."""
+        self.corrupt_files = CorruptFiles(corrupt_bytes)
+        """What recoveries have cut off."""
         names = (RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, LOG_START_OFFSET_FILE, CLEANER_OFFSET_FILE)
         self._checkpoints = {name: CheckpointFile(disk, f"{path}/{name}") for name in names}
         self._locks = locks
@@ -143,6 +150,8 @@ class LogDir:
         self.cleaner_offsets = dict(self._read(CLEANER_OFFSET_FILE))
         self.had_clean_shutdown = was_clean  # without that file all logs are compacted again, and nothing is lost
         names = disk.list_dir(path)
+        if not was_clean and self.recovery_points:
+            log_.info("%s has no marker of a clean stop, or it cannot be trusted: its logs are recovered", path)
         for name in leftovers(names):
             disk.remove(f"{path}/{name}")
         return names
@@ -150,7 +159,14 @@ class LogDir:
     def _read(self, name: str) -> dict[TopicPartition, int]:
         try:
             offsets = read_offsets(self.disk, f"{self.path}/{name}")
-        except ValueError:
+        except ValueError as error:
+            log_.warning(
+                "%s; %s",
+                error,
+                "all logs are compacted from their beginning"
+                if name == CLEANER_OFFSET_FILE
+                else "all logs of this directory are recovered, as after an unclean stop",
+            )
             self.had_clean_shutdown = False
             return {}
         self._checkpoints[name].offsets = self._checkpoints[name].durable = offsets

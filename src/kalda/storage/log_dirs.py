@@ -1,21 +1,25 @@
 """The log directories of a node: which there are, which of them are online, and where a new log goes.
 
 A directory goes offline with the first error of its disk, and the node goes on with the others. The error may come up
-in a job, in a log, or in the directory's own files: each way ends in `fail`, which acts once.
+in a job, in a log, or in the directory's own files: each way ends in `fail`, which acts once. A file that could merely
+not be opened (`NoHandleLeft`) is no error of the disk where the same is done again later, as checkpoints are.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-from kalda.base.disk import Disk
+from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, is_reserved
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir, LogDirDescription
+
+log_ = logging.getLogger("kalda.logs")
 
 T = TypeVar("T")
 
@@ -27,9 +31,17 @@ def _nothing(_: object) -> None:
 class LogDirs:
     """In the order of `log.dirs`."""
 
-    def __init__(self, disks: Mapping[str, Disk], on_failed: Callable[[LogDir, OSError], None], *, locks: bool) -> None:
-        """`disks`: by the directories' paths; `on_failed`: called when a directory has just been taken offline."""
-        self._dirs = [LogDir(disk, path, locks=locks) for path, disk in disks.items()]
+    def __init__(
+        self,
+        disks: Mapping[str, Disk],
+        on_failed: Callable[[LogDir, OSError], None],
+        *,
+        locks: bool,
+        corrupt_bytes: int,
+    ) -> None:
+        """`disks`: by the directories' paths; `on_failed`: called when a directory has just been taken offline;
+        `corrupt_bytes`: of what recoveries have cut off, so much is kept in each."""
+        self._dirs = [LogDir(disk, path, locks=locks, corrupt_bytes=corrupt_bytes) for path, disk in disks.items()]
         self._on_failed = on_failed
 
     def __iter__(self) -> Iterator[LogDir]:
@@ -91,9 +103,11 @@ class LogDirs:
 
     def guard(self, log: Log, visit: Callable[[Log], object]) -> None:
         """Call `visit`. A disk that fails under one log takes its directory offline, and raises nothing: the other logs
-        are still to be visited."""
+        are still to be visited. Where no file can be opened, the next visit is to do what this one could not."""
         try:
             visit(log)
+        except NoHandleLeft as error:
+            log_.warning("%s: %s", log.topic_partition, error)
         except OSError as error:
             self.fail_of(log, error)  # raised where a visit reads files itself, as retention does
         except ApiError as error:
@@ -107,16 +121,23 @@ class LogDirs:
         return Job(description, work, finish).on_failure(lambda error: self.fail(directory, error))
 
     def checkpoint_job(self, directory: LogDir, job: Job[None]) -> Job[None]:
-        """`job`, of that directory, likewise; and what its `finish` raises."""
+        """`job`, of that directory, likewise; and what its `finish` raises. Where no file can be opened, the next one
+        writes the checkpoint."""
+
+        def failed(error: OSError) -> None:
+            if isinstance(error, NoHandleLeft):
+                log_.warning("%s: %s", job.description, error)
+            else:
+                self.fail(directory, error)
 
         def finish(_: None) -> None:
             if directory.online:
                 try:
                     job.finish()
                 except OSError as error:
-                    self.fail(directory, error)
+                    failed(error)
 
-        return self.job(directory, job.description, job.run, finish)
+        return Job(job.description, job.run, finish).on_failure(failed)
 
     def describe_job(self) -> Job[list[LogDirDescription]]:
         """A job that asks the file systems for space, and describes every directory."""

@@ -12,12 +12,13 @@ in `finish`; neither half raises for it.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from kalda.base.disk import Disk
+from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
 from kalda.storage.config import LogConfig, LogManagerConfig
@@ -34,7 +35,10 @@ from kalda.storage.naming import (
     marked_dir_name,
     parse_dir_name,
 )
+from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.upkeep import Upkeep
+
+log = logging.getLogger("kalda.logs")
 
 _LOGS_A_JOB = 8
 
@@ -78,7 +82,8 @@ class LogManager:
         """The log of each partition. Future logs are not here."""
         self._home: dict[TopicPartition, LogDir] = {}
         """The directory of each of them."""
-        self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs)
+        self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._count_producer_ids)
+        self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs, corrupt_bytes=self.config.corrupt_bytes)
         self.upkeep = Upkeep(self.dirs, self._logs, self.config, now_ms)
         self.futures = FutureLogs(self, unique, now_ms)
         """Replicas on their way to another directory."""
@@ -146,6 +151,8 @@ class LogManager:
                     directory.opened(log)
                 except OSError as error:
                     self.dirs.fail(directory, error)
+            if directory.may_be_marked and (pruned := directory.corrupt_files.prune()):
+                self.upkeep.remove_later(directory, self._now_ms(), lambda disk: _remove(disk, pruned))
 
         return self.dirs.job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
 
@@ -156,6 +163,7 @@ class LogManager:
         except (CorruptRecord, ValueError) as error:
             if not clean:
                 raise OSError(5, f"{topic_partition}: {error}", directory.path) from error
+            log.warning("%s is recovered, although the last stop was clean: %s", topic_partition, error)
         return self._open(directory, topic_partition, name, clean=False)
 
     def _open_as(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
@@ -170,11 +178,14 @@ class LogManager:
             # The checkpoint's entry may be that of a former log of the partition: a future log is read whole.
             recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
+            corrupt_files=directory.corrupt_files,
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
+            producer_limit=self._producer_limit,
             hooks=self,
             jitter=self._jitter,
+            one_of_many=True,
         )
 
     # Logs
@@ -184,6 +195,9 @@ class LogManager:
 
     def __len__(self) -> int:
         return len(self._logs)
+
+    def _count_producer_ids(self) -> int:
+        return sum(log.producer_states.held for logs in (self, self.futures) for log in logs)
 
     def get(self, topic_partition: TopicPartition) -> Log | None:
         return self._logs.get(topic_partition)
@@ -249,7 +263,7 @@ class LogManager:
 
         def finish(made: list[Log | OSError | ApiError]) -> None:
             for (directory, new), log in zip(planned, made, strict=True):
-                if isinstance(log, OSError):
+                if isinstance(log, OSError) and not isinstance(log, NoHandleLeft):
                     self.dirs.fail(directory, log)
                 elif isinstance(log, Log):
                     if directory.online and new.topic_partition not in self._logs:
@@ -277,7 +291,8 @@ class LogManager:
             directory.drop_former_entries(topic_partition)
             return self._make(directory, name, topic_partition, topic_id, config, self._now_ms())
         except OSError as error:
-            self.dirs.fail(directory, error)
+            if not isinstance(error, NoHandleLeft):
+                self.dirs.fail(directory, error)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory.path}: {error}") from error
 
     def _make(
@@ -299,8 +314,10 @@ class LogManager:
             clean=True,
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
+            producer_limit=self._producer_limit,
             hooks=self,
             jitter=self._jitter,
+            one_of_many=True,
         )
 
     def _add(self, directory: LogDir, log: Log) -> None:
@@ -315,6 +332,7 @@ class LogManager:
         directory = self._home.pop(topic_partition)
         directory.forget(topic_partition)
         self.upkeep.forget(log)
+        self._producer_limit.on_released()
         return directory, log
 
     def replace(self, topic_partition: TopicPartition, directory: LogDir, log: Log) -> None:
@@ -380,7 +398,7 @@ class LogManager:
         jobs: list[Job[None]] = []
         for log in logs:
             if not log.offline:
-                self.dirs.guard(log, lambda log: jobs.append(log.close_job().on_failure(log.on_io_error)))
+                self.dirs.guard(log, lambda log: jobs.append(log.close_job().on_failure(_failing(log))))
         return jobs
 
     def marker_jobs(self, broker_epoch: int) -> list[Job[None]]:
@@ -437,3 +455,17 @@ class LogManager:
         directory = self.dirs.holder(log)
         if directory is not None:
             self.upkeep.remove_later(directory, self._now_ms() + delay_ms, remove)
+
+
+def _remove(disk: Disk, paths: Sequence[str]) -> None:
+    for path in paths:
+        disk.remove(path)
+
+
+def _failing(log: Log) -> Callable[[OSError], None]:
+    """What takes the log offline where it could not be closed cleanly, for whatever reason."""
+
+    def failed(error: OSError) -> None:
+        log.failed(error)
+
+    return failed

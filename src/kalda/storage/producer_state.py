@@ -9,11 +9,15 @@ one before the marker is below the high watermark ("unreplicated"), because a ne
 
 Invariants: `map_end_offset` is the offset up to which batches have been applied; a snapshot file holds the state at
 exactly its offset; the keys of `_ongoing` and `_unreplicated` are first offsets, in rising order.
+
+A log may have millions of producers. What takes time for each of them is not done at once: `freeze` sets the state
+aside for a job that writes it to a snapshot, and `expire` goes on where it stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from kalda.base.disk import Buffer
@@ -21,11 +25,14 @@ from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.protocol.messages.control_records import EndTxnMarker
 from kalda.records.batch import MAX_INT32, NO_PRODUCER_EPOCH, NO_SEQUENCE, BatchHeader
 from kalda.records.control import ControlType, read_control_batch
+from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.values import AppendOrigin
 
 MAX_BATCHES = 5
 MAX_EPOCH = 2**15 - 1
+_EXPIRED_A_CALL = 20_000
+"""Producers that one call of `expire` checks: some milliseconds."""
 
 
 class BatchMetadata(NamedTuple):
@@ -71,6 +78,17 @@ class ProducerState:
         """Where its open transaction began; -1 where none is open."""
         self.batches = list(batches)
         """Its last data batches of this epoch, at most `MAX_BATCHES`, oldest first."""
+
+    def copy(self) -> ProducerState:
+        """Another one with the same values."""
+        return ProducerState(
+            self.producer_id,
+            self.epoch,
+            self.coordinator_epoch,
+            self.last_timestamp,
+            self.txn_first_offset,
+            tuple(self.batches),
+        )
 
     @property
     def last_sequence(self) -> int:
@@ -151,10 +169,13 @@ class ProducerStates:
     """All producers of one log."""
 
     __slots__ = (
+        "_frozen",
         "_ongoing",
         "_states",
+        "_to_expire",
         "_unreplicated",
         "_verifications",
+        "limit",
         "log_name",
         "map_end_offset",
         "snapshot_offset",
@@ -163,8 +184,15 @@ class ProducerStates:
     def __init__(self, log_name: str, start_offset: int = 0) -> None:
         self.log_name = log_name
         """For messages."""
+        self.limit: ProducerIdLimit | None = None
+        """Refuses new producer ids of clients; None: nothing does."""
         self._states: dict[int, ProducerState] = {}
-        """By producer id."""
+        """By producer id. While `_frozen` is set: those that have changed since."""
+        self._frozen: dict[int, ProducerState] | None = None
+        """By producer id, while a job writes them to a snapshot: nothing changes this mapping or its values until
+        `thaw`. None: no such job is under way."""
+        self._to_expire: Iterator[int] | None = None
+        """Producer ids that the next call of `expire` begins with; None: all of them."""
         self._ongoing: dict[int, int] = {}
         """Open transactions: first offset to producer id."""
         self._unreplicated: dict[int, int] = {}
@@ -177,13 +205,35 @@ class ProducerStates:
         """The offset of the latest snapshot that was written or loaded."""
 
     def __len__(self) -> int:
-        return len(self._states)
+        frozen = self._frozen
+        if frozen is None:
+            return len(self._states)
+        return len(frozen) + sum(producer_id not in frozen for producer_id in self._states)
 
     def __iter__(self) -> Iterator[ProducerState]:
-        return iter(self._states.values())
+        yield from self._states.values()
+        for producer_id, state in (self._frozen or {}).items():
+            if producer_id not in self._states:
+                yield state
+
+    @property
+    def held(self) -> int:
+        """Producer ids that take up memory: those with a state, and those whose transaction is being verified. While a
+        snapshot is being written, some may count twice."""
+        return len(self._states) + len(self._frozen or ()) + len(self._verifications)
 
     def get(self, producer_id: int) -> ProducerState | None:
-        return self._states.get(producer_id)
+        """Its state, not to be changed."""
+        state = self._states.get(producer_id)
+        return state if state is not None or self._frozen is None else self._frozen.get(producer_id)
+
+    def _to_change(self, producer_id: int) -> ProducerState:
+        """Its state, a new one where there is none."""
+        state = self._states.get(producer_id)
+        if state is None:
+            frozen = None if self._frozen is None else self._frozen.get(producer_id)
+            state = self._states[producer_id] = ProducerState(producer_id) if frozen is None else frozen.copy()
+        return state
 
     def load(self, states: list[ProducerState], offset: int) -> None:
         """Replace everything by the state at `offset`, from a snapshot."""
@@ -194,10 +244,30 @@ class ProducerStates:
 
     def clear(self, offset: int) -> None:
         """Drop everything: there is no producer as of `offset`."""
-        self._states.clear()
+        self._states = {}
+        self._frozen = self._to_expire = None
         self._ongoing.clear()
         self._unreplicated.clear()
         self.map_end_offset = self.snapshot_offset = offset
+
+    # Snapshots
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a job writes a snapshot."""
+        return self._frozen is not None
+
+    def freeze(self) -> Mapping[int, ProducerState]:
+        """The producers as they are now, which stay like that until `thaw`: for a job that writes them to a file."""
+        self._frozen = self._states if self._frozen is None else self._frozen | self._states
+        self._states = {}
+        return self._frozen
+
+    def thaw(self, frozen: Mapping[int, ProducerState]) -> None:
+        """The job is done with what `freeze` returned."""
+        if self._frozen is frozen:  # otherwise the log was truncated meanwhile, or is being closed
+            self._frozen.update(self._states)
+            self._states, self._frozen = self._frozen, None
 
     # Checking
 
@@ -205,6 +275,10 @@ class ProducerStates:
         """Check a client's batch. Returns the batch of which it is a duplicate, None where it is to be appended. Raises
         as `check_data` and `check_verified`."""
         state = self._states.get(header.producer_id)
+        if state is None:
+            state = self.get(header.producer_id)
+            if state is None and self.limit is not None and header.producer_id not in self._verifications:
+                self.limit.check(header.producer_id, self.log_name)
         if state is not None and state.batches:
             epoch, sequence = header.producer_epoch, header.base_sequence
             if (
@@ -227,7 +301,7 @@ class ProducerStates:
         if origin is AppendOrigin.REPLICATION:
             return
         producer_id, epoch = header.producer_id, header.producer_epoch
-        state = self._states.get(producer_id)
+        state = self.get(producer_id)
         if state is not None:
             self._check_epoch(state, epoch)
             if state.txn_first_offset >= 0 and not header.is_transactional:
@@ -278,7 +352,7 @@ class ProducerStates:
         Under transaction version 2 the coordinator bumps the epoch with every marker, so a marker with an equal epoch
         is a late one of another transaction; but where no transaction is open, it is a retry and harmless (KIP-890).
         """
-        state = self._states.get(header.producer_id)
+        state = self.get(header.producer_id)
         if state is None or origin is AppendOrigin.REPLICATION:
             return
         epoch = header.producer_epoch
@@ -306,7 +380,7 @@ class ProducerStates:
         producer_id = header.producer_id
         state = self._states.get(producer_id)
         if state is None:
-            state = self._states[producer_id] = ProducerState(producer_id)
+            state = self._to_change(producer_id)
         last_offset = header.base_offset + header.last_offset_delta
         state.add_batch(
             header.producer_epoch,
@@ -323,9 +397,7 @@ class ProducerStates:
     def apply_marker(self, header: BatchHeader, marker: Marker) -> CompletedTxn | None:
         """A marker has been appended; the transaction that it ended, where one with records was open."""
         producer_id = header.producer_id
-        state = self._states.get(producer_id)
-        if state is None:
-            state = self._states[producer_id] = ProducerState(producer_id)
+        state = self._to_change(producer_id)
         completed = None
         if state.txn_first_offset >= 0:
             completed = CompletedTxn(producer_id, state.txn_first_offset, header.base_offset, not marker.commit)
@@ -410,7 +482,7 @@ class ProducerStates:
         """The guard that the append must be given, for an append to a transaction that must first be verified with its
         coordinator; None where it need not, as the transaction is open here.
         """
-        state = self._states.get(producer_id)
+        state = self.get(producer_id)
         if state is not None:
             if supports_epoch_bump and epoch < state.epoch:
                 self._check_epoch(state, epoch)
@@ -418,6 +490,8 @@ class ProducerStates:
                 return None
         found = self._verifications.get(producer_id)
         if found is None:
+            if state is None and self.limit is not None:
+                self.limit.check(producer_id, self.log_name)
             found = self._verifications[producer_id] = Verification(now_ms, sequence, epoch, supports_epoch_bump)
         elif epoch > found.epoch:
             found.epoch, found.lowest_sequence = epoch, sequence
@@ -427,7 +501,7 @@ class ProducerStates:
 
     def check_verified(self, header: BatchHeader, guard: Verification | None) -> None:
         """Raise where the first batch of a transaction comes without the guard that its verification gave."""
-        state = self._states.get(header.producer_id)
+        state = self.get(header.producer_id)
         if state is not None and state.txn_first_offset >= 0 and state.epoch == header.producer_epoch:
             return
         if guard is None or self._verifications.get(header.producer_id) is not guard:
@@ -438,16 +512,27 @@ class ProducerStates:
 
     # Expiry
 
-    def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Drop producers without a batch for `expiration_ms` and without an open transaction; the number dropped."""
-        expired = [
-            state.producer_id
-            for state in self._states.values()
-            if state.txn_first_offset < 0 and now_ms - state.last_timestamp >= expiration_ms
-        ]
-        for producer_id in expired:
-            del self._states[producer_id]
-        stale = [pid for pid, found in self._verifications.items() if now_ms - found.timestamp >= expiration_ms]
-        for producer_id in stale:
-            del self._verifications[producer_id]
-        return len(expired)
+    def expire(self, now_ms: int, expiration_ms: int) -> int | None:
+        """Drop producers without a batch for `expiration_ms` and without an open transaction; the number that this call
+        dropped. None where another call is needed for the rest."""
+        if self._frozen is not None:
+            return 0  # the next walk over the logs finds them
+        if self._to_expire is None:
+            stale = [pid for pid, found in self._verifications.items() if now_ms - found.timestamp >= expiration_ms]
+            for producer_id in stale:
+                del self._verifications[producer_id]
+            self._to_expire = iter(list(self._states))
+        states, dropped, checked = self._states, 0, 0
+        for producer_id in islice(self._to_expire, _EXPIRED_A_CALL):
+            checked += 1
+            state = states.get(producer_id)
+            if state is None or state.txn_first_offset >= 0 or now_ms - state.last_timestamp < expiration_ms:
+                continue
+            del states[producer_id]
+            dropped += 1
+        if dropped and self.limit is not None:
+            self.limit.on_released()
+        if checked == _EXPIRED_A_CALL:
+            return None
+        self._to_expire = None
+        return dropped

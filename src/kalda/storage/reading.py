@@ -253,7 +253,7 @@ class ColdRead:
         except ApiError as error:
             return error
         except OSError as error:
-            return log.failed(error)
+            return log.refused(error)
         return None
 
     def _error(self) -> ApiError:

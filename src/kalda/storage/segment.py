@@ -26,6 +26,7 @@ from kalda.storage.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_
 from kalda.storage.naming import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     file_name,
@@ -159,15 +160,19 @@ class Segment:
             fresh=True,
             suffix=suffix,
         )
-        file = segment.file()
-        if file.size():
-            file.truncate(0)
-        disk.remove(segment.path(TXN_INDEX_SUFFIX))
-        for index in (segment.offset_index, segment.time_index):
-            # Kafka recovers a segment that has no index files.
-            if index.open().size():
-                index.open().truncate(0)
-            index.close()
+        try:
+            file = segment.file()
+            if file.size():
+                file.truncate(0)
+            disk.remove(segment.path(TXN_INDEX_SUFFIX))
+            for index in (segment.offset_index, segment.time_index):
+                # Kafka recovers a segment that has no index files.
+                if index.open().size():
+                    index.open().truncate(0)
+                index.close()
+        except OSError:
+            segment.close()
+            raise
         return segment
 
     def path(self, suffix: str) -> str:
@@ -237,6 +242,8 @@ class Segment:
         self.sealed = False
 
     def _index(self, last_offset: int, position: int, largest: tuple[int, int]) -> None:
+        self.offset_index.load()  # where one of them cannot be opened, neither gets an entry
+        self.time_index.load()
         self.offset_index.append(last_offset, position)
         self.time_index.maybe_append(*largest)
         self.indexes_full = self.offset_index.is_full or self.time_index.is_full
@@ -457,12 +464,18 @@ class Segment:
         self.time_index.release()
         self.sealed = True
 
-    def sync_files(self) -> list[File]:
-        """Handles on every file that may hold unsynced bytes, for a job to sync and close."""
-        files = [self.file().share(), self.offset_index.sync_file(), self.time_index.sync_file()]
+    def sync_files(self, disk: Disk | None = None) -> list[File]:
+        """Handles on every file that may hold unsynced bytes, for a job to sync and close. `disk` opens what is not
+        open; by default the segment's own does."""
+        disk = self._disk if disk is None else disk
+        files = [self.sync_file(disk), self.offset_index.sync_file(disk), self.time_index.sync_file(disk)]
         if self.txn_index.exists:
-            files.append(self.txn_index.open().share())
+            files.append(self.txn_index.sync_file(disk))
         return files
+
+    def sync_file(self, disk: Disk) -> File:
+        """A handle on the log file, likewise."""
+        return self._file.share() if self._file is not None else disk.open(self.path(LOG_SUFFIX))
 
     def close(self) -> None:
         """Close the files; nothing is written."""
@@ -475,7 +488,7 @@ class Segment:
 
     def change_suffix(self, suffix: str) -> None:
         """Rename every file: to `.deleted` before deletion, to `.swap` and back while the cleaner replaces segments."""
-        for kind in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
+        for kind in SEGMENT_SUFFIXES:
             old = self.path(kind)
             if kind == LOG_SUFFIX or self._disk.stat(old) is not None:
                 self._disk.rename(old, f"{self.directory}/{file_name(self.base_offset, kind)}{suffix}")
@@ -544,13 +557,19 @@ class Segment:
 
     def files(self) -> Callable[[Disk], None]:
         """A function that removes the files of this segment, by the names that they have now."""
-        paths = [self.path(kind) for kind in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)]
+        paths = [self.path(kind) for kind in SEGMENT_SUFFIXES]
 
         def remove(disk: Disk) -> None:
             for path in paths:
                 disk.remove(path)
 
         return remove
+
+
+def remove_segment_files(disk: Disk, directory: str, base_offset: int) -> None:
+    """Remove what there is of the files of a segment that is not the log's."""
+    for suffix in SEGMENT_SUFFIXES:
+        disk.remove(f"{directory}/{file_name(base_offset, suffix)}")
 
 
 def _sane(length: int, segment: Segment, position: int) -> int:

@@ -50,6 +50,10 @@ class TxnIndex:
             self.exists = True
         return self._file
 
+    def sync_file(self, disk: Disk) -> File:
+        """A handle of the caller's own on the file, to be synced; `disk` opens it where it is not open."""
+        return self._file.share() if self._file is not None else disk.open(self.path)
+
     def entries(self, read: Reader = read_waiting) -> list[AbortedTxn]:
         if self._entries is None:
             file = self.open()
@@ -58,6 +62,11 @@ class TxnIndex:
             whole = len(data) - len(data) % _ENTRY.size
             self._entries = [AbortedTxn(*row[1:]) for row in _ENTRY.iter_unpack(bytes(data[:whole]))]
         return self._entries
+
+    def prepare(self) -> None:
+        """Open the file and read it: after that, `append` opens nothing."""
+        self.open()
+        self.entries()
 
     def append(self, txn: AbortedTxn) -> None:
         entries = self.entries()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
-from kalda.base.disk import Disk
+from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.ids import TopicPartition
 from kalda.storage.config import MAX_INT64, LogManagerConfig
 from kalda.storage.job import Job
@@ -22,6 +22,7 @@ from kalda.storage.log_dirs import LogDirs
 from kalda.storage.retention import delete_old_segments
 
 _LOGS_A_POLL = 64
+_REMOVED_AGAIN_MS = 60_000
 _NEW_LOGS_INTERVAL_MS = 20
 """How soon `poll` is called again while new logs are waiting for the job that syncs others."""
 
@@ -115,6 +116,8 @@ class Upkeep:
         for log in list(self._rolled)[:_LOGS_A_POLL]:
             del self._rolled[log]
             if not log.offline:
+                if (snapshot := log.snapshot_job()) is not None:
+                    jobs.append(snapshot)
                 self._dirs.guard(log, lambda log: jobs.append(_flush(log, now_ms, log.segments.active.base_offset)))
         if self._new and not self._syncing_new:
             jobs.append(self._sync_new_job(now_ms))
@@ -157,15 +160,18 @@ class Upkeep:
         return [dirs.checkpoint_job(directory, job) for directory in dirs if (job := make(directory)) is not None]
 
     def _walk(self, task: _Task, now_ms: int) -> list[Job[None]]:
-        """A bounded number of logs of a walk over all."""
+        """A bounded number of logs of a walk over all. A log with very many producers is visited several times, in one
+        `poll` each."""
         jobs: list[Job[None]] = []
         left = self._walks[task]
+        unfinished: list[TopicPartition] = []
 
         def visit(log: Log) -> None:
             if task is _Task.RETENTION:
                 delete_old_segments(log, now_ms)
             elif task is _Task.PRODUCERS:
-                log.producer_states.expire(now_ms, self._config.producer_expiration_ms)
+                if log.producer_states.expire(now_ms, self._config.producer_expiration_ms) is None:
+                    unfinished.append(log.topic_partition)
             elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
                 jobs.append(_flush(log, now_ms))
 
@@ -173,6 +179,9 @@ class Upkeep:
             log = self._logs.get(left.popleft())
             if log is not None and not log.offline:
                 self._dirs.guard(log, visit)
+            if unfinished:
+                left.extendleft(unfinished)
+                break
         if not left:
             del self._walks[task]
         return jobs
@@ -195,8 +204,21 @@ class Upkeep:
         return Job(together.description, together.run, finish)
 
     def _removal_job(self, directory: LogDir, remove: Callable[[Disk], None]) -> Job[None]:
-        return self._dirs.job(directory, f"delete files of {directory.path}", lambda: remove(directory.disk))
+        """A job that removes files; where it runs out of descriptors, another one does the rest later."""
+
+        def failed(error: OSError) -> None:
+            if isinstance(error, NoHandleLeft):
+                self.remove_later(directory, self._now_ms() + _REMOVED_AGAIN_MS, remove)
+            else:
+                self._dirs.fail(directory, error)
+
+        description = f"delete files of {directory.path}"
+        return Job(description, lambda: remove(directory.disk), _nothing).on_failure(failed)
 
 
 def _flush(log: Log, now_ms: int, upto: int | None = None) -> Job[None]:
     return log.flush_job(upto, now_ms).on_failure(log.on_io_error)
+
+
+def _nothing(_: None) -> None:
+    pass

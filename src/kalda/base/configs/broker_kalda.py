@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from kalda.base.configs.definition import BOOLEAN, STRING, Key, OneOf
+from kalda.base.configs.definition import BOOLEAN, INT, LONG, STRING, AtLeast, Key, OneOf
 
 KALDA_KEYS = (
+    Key("kalda.corrupt.records.retention.bytes", LONG, 1_073_741_824, AtLeast(0)),
     Key("kalda.dead.process.detection.enable", BOOLEAN, True),
+    Key("kalda.fetch.session.cache.bytes", LONG, 268_435_456, AtLeast(0)),
+    Key("kalda.producer.ids.max", INT, 2_000_000, AtLeast(1)),
     Key("kalda.validate.records", STRING, "all", OneOf("all", "uncompressed", "none")),
 )

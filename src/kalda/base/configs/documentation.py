@@ -71,10 +71,23 @@ BROKER: dict[str, str] = {
         "those that are not compressed, or none. A batch whose header is wrong about its records stops consumers and "
         "the cleaner; Apache Kafka checks all."
     ),
+    "kalda.corrupt.records.retention.bytes": (
+        "Of the bytes that recovery cuts off damaged logs, so many are kept in each log directory, in files that end "
+        "in .log.corrupt; the oldest are removed first. 0 keeps nothing."
+    ),
     "kalda.dead.process.detection.enable": (
         "Whether a node whose connection broke and whose listener refuses new connections counts as dead at once: a "
         "broker is fenced, a quorum leader is replaced, without waiting for a timeout. Turn it off where a firewall, "
         "NAT or proxy between the nodes may refuse connections to a node that is running."
+    ),
+    "kalda.fetch.session.cache.bytes": (
+        "Memory of all incremental fetch sessions, some 300 bytes a partition; a consumer's session may have an eighth "
+        "of it. Fetchers for whose session there is no room are answered without one."
+    ),
+    "kalda.producer.ids.max": (
+        "Producer ids that all logs of this broker may hold together, each counted once for each partition that it "
+        "has written to. At the limit, batches of a new producer id are refused with POLICY_VIOLATION until others "
+        "expire, see producer.id.expiration.ms. An id takes 0.5 to 1 kB of memory."
     ),
     "leader.imbalance.check.interval.seconds": "Interval of the check for leaders that are not the preferred ones.",
     "leader.replication.throttled.rate": "Bytes a second that throttled replicas may copy from this broker.",

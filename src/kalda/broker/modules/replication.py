@@ -52,7 +52,11 @@ class ReplicationModule(Module):
             self._fetchers,
             context.sensors,
         )
-        sessions = FetchSessionCache(config["max.incremental.fetch.session.cache.slots"], host.rng.randint)
+        sessions = FetchSessionCache(
+            config["max.incremental.fetch.session.cache.slots"],
+            host.rng.randint,
+            config["kalda.fetch.session.cache.bytes"],
+        )
         self._data = DataHandlers(
             self.replicas, cache, sessions, host.clock, _replica_selector(config, cache), context.opening
         )

@@ -1,0 +1,114 @@
+"""Recovering one segment: which of its batches are undamaged, and its indexes made anew from them.
+
+Works on the segment alone, and cuts nothing: what is done with the rest is decided by `loading.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from kalda.base.disk import Buffer
+from kalda.base.errors import CorruptRecord
+from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, check_crc, read_header
+from kalda.storage.index import read_waiting
+from kalda.storage.leader_epochs import LeaderEpochs
+from kalda.storage.producer_state import ProducerStates
+from kalda.storage.segment import MAX_RELATIVE_OFFSET, Segment
+
+_RECOVERY_CHUNK_BYTES = 4 * 1024 * 1024
+
+
+def recover_segment(
+    segment: Segment, producers: ProducerStates, epochs: LeaderEpochs, upto: int | None
+) -> tuple[int, str]:
+    """Make the indexes of a segment anew, up to its first damaged batch. Returns the position of that batch, where the
+    caller has to cut the segment, and what is wrong there; the segment's size where nothing is.
+
+    `upto` is the next segment's base offset, which no batch may reach. `producers` are those at this segment's base
+    offset; the batches that are kept are applied to them.
+    """
+    offset_index, time_index = segment.offset_index, segment.time_index
+    offset_index.reset()
+    time_index.reset()
+    segment.txn_index.reset()
+    interval = segment.config.index_interval_bytes
+    largest = (-1, segment.base_offset)
+    position = last_entry = 0
+    batches = _UndamagedBatches(segment)
+    for at, header, chunk in batches:
+        if upto is not None and header.last_offset >= upto:
+            batches.why = f"a batch ends at offset {header.last_offset}, and the next segment begins at {upto}"
+            break
+        if header.max_timestamp > largest[0]:
+            largest = (header.max_timestamp, header.last_offset)
+        if at - last_entry > interval and not offset_index.is_full and not time_index.is_full:
+            offset_index.append(header.last_offset, at)
+            time_index.maybe_append(*largest)
+            last_entry = at
+        note_epoch(epochs, header)
+        producers.replay(header, chunk, segment.txn_index)
+        position = at + header.size_bytes
+    segment.reset_state(segment.size, largest)
+    if largest[0] >= 0:
+        time_index.maybe_append(*largest)
+    offset_index.release()
+    time_index.release()
+    return position, batches.why
+
+
+def count_batches(segment: Segment, position: int) -> tuple[int, int]:
+    """How many batches there seem to be from `position` on, by their lengths, and the last offset of the last one."""
+    batches, last = 0, segment.base_offset - 1
+    with contextlib.suppress(CorruptRecord):
+        for _, base, delta, _ in segment.walk(position, read_waiting):
+            batches, last = batches + 1, max(last, base + delta)
+    return batches, last
+
+
+def note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
+    """Make the epochs those of this batch, too."""
+    if header.partition_leader_epoch >= 0:
+        epochs.correct(header.partition_leader_epoch, header.base_offset)
+
+
+class _UndamagedBatches:
+    """(position, header, bytes) of each batch up to the first that is cut off, out of place, or fails its CRC. `why`
+    says what is wrong with that one."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self.why = "it ends within a batch's header"
+
+    def __iter__(self) -> Iterator[tuple[int, BatchHeader, Buffer]]:
+        segment = self._segment
+        file, size = segment.file(), segment.size
+        position, expected = 0, segment.base_offset
+        chunk: Buffer = b""
+        start = 0
+        while size - position >= HEADER_SIZE:
+            at = position - start
+            if len(chunk) - at < HEADER_SIZE:
+                chunk, start, at = file.read(position, min(_RECOVERY_CHUNK_BYTES, size - position)), position, 0
+            try:
+                header = read_header(chunk, at)
+                length = header.batch_length + LOG_OVERHEAD
+                if length > size - position:
+                    self.why = f"a batch of {length} bytes at offset {header.base_offset} is cut off"
+                    return
+                if len(chunk) - at < length:
+                    wanted = min(max(length, _RECOVERY_CHUNK_BYTES), size - position)
+                    chunk, start, at = file.read(position, wanted), position, 0
+                check_crc(chunk, at, header)
+            except CorruptRecord as error:
+                self.why = error.message
+                return
+            if header.base_offset < expected or header.last_offset_delta < 0:
+                self.why = f"a batch of offsets {header.base_offset} to {header.last_offset} follows {expected - 1}"
+                return
+            if header.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
+                self.why = f"offset {header.last_offset} is too far from the segment's base offset"
+                return
+            yield position, header, memoryview(chunk)[at : at + length]
+            position += length
+            expected = header.next_offset

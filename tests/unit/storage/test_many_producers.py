@@ -1,0 +1,229 @@
+"""A log with very many producers: their snapshots, their expiry, and the limit on all logs of a node."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.records.builder import build_batch
+from kalda.sim.disk import SimDisk
+from kalda.storage import producer_snapshot, producer_state
+from kalda.storage.config import DAY_MS, LogConfig, LogManagerConfig
+from kalda.storage.hooks import StandaloneHooks
+from kalda.storage.log import Log
+from kalda.storage.log_manager import LogManager
+from kalda.storage.producer_snapshot import read_snapshot, write_snapshot
+from kalda.storage.producer_state import ProducerState, ProducerStates
+from kalda.storage.truncating import truncate_to
+from kalda.storage.values import AppendInfo, AppendOrigin
+
+TP = TopicPartition("t", 0)
+TOPIC_ID = Uuid(bytes(15) + b"\x09")
+NOW = 1_700_000_000_000
+
+
+class NoUpkeep(StandaloneHooks):
+    """Leaves the jobs of a roll to the test."""
+
+    def on_rolled(self, log: Log) -> None:
+        pass
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    disk = SimDisk(random.Random(1))
+    disk.make_dirs("/d")
+    disk.sync_dir("/")
+    return disk
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_snapshot, "_WRITTEN_AT_ONCE", 3)
+    monkeypatch.setattr(producer_snapshot, "_ENTRIES_A_WRITE", 2)
+    monkeypatch.setattr(producer_snapshot, "_ENTRIES_A_READ", 3)
+
+
+def open_log(disk: SimDisk, *, clean: bool) -> Log:
+    return Log.open(
+        disk,
+        "/d/t-0",
+        LogConfig(),
+        topic_partition=TP,
+        topic_id=TOPIC_ID,
+        now_ms=NOW,
+        clean=clean,
+        hooks=NoUpkeep(disk),
+    )
+
+
+def produce(log: Log, pid: int, sequence: int = 0, origin: AppendOrigin = AppendOrigin.CLIENT) -> AppendInfo:
+    batch = build_batch([(NOW, None, b"x", ())], producer_id=pid, producer_epoch=0, base_sequence=sequence)
+    info = log.append_as_leader(batch, 0, NOW, origin)
+    log.update_high_watermark(log.log_end_offset)
+    return info
+
+
+def sequences(log: Log) -> dict[int, int]:
+    return {state.producer_id: state.last_sequence for state in log.producer_states}
+
+
+def test_a_snapshot_of_any_size_can_be_read_back(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above a million producers, and above 64 MiB."""
+    monkeypatch.undo()
+    count = 64 * 1024 * 1024 // 46 + 1
+    states = ProducerStates("t-0")
+    states.load([ProducerState(producer_id, 3, 1, NOW) for producer_id in range(count)], 5)
+    file = disk.open("/d/5.snapshot", create=True)
+    write_snapshot(file, states.freeze().values())
+    assert file.size() > 64 * 1024 * 1024
+    found = read_snapshot(disk, "/d/5.snapshot")
+    assert len(found) == count
+    assert (found[-1].producer_id, found[-1].epoch, found[-1].last_timestamp) == (count - 1, 3, NOW)
+
+
+@pytest.mark.parametrize("size", [0, 9, 10, 30, 56, 101])
+def test_a_torn_snapshot_is_refused(disk: SimDisk, size: int) -> None:
+    file = disk.open("/d/5.snapshot", create=True)
+    write_snapshot(file, [ProducerState(producer_id) for producer_id in range(2)])
+    assert len(read_snapshot(disk, "/d/5.snapshot")) == 2
+    file.truncate(size)
+    with pytest.raises(CorruptRecord):
+        read_snapshot(disk, "/d/5.snapshot")
+
+
+def test_the_snapshot_of_a_roll_has_the_producers_of_the_roll(disk: SimDisk) -> None:
+    """It is written by a job, while producers go on."""
+    log = open_log(disk, clean=True)
+    for pid in range(5):
+        produce(log, pid)
+    log.roll(NOW)
+    job = log.snapshot_job()
+    assert job is not None
+    assert log.snapshot_job() is None
+    produce(log, 4, 1)
+    produce(log, 9)
+    assert produce(log, 4, 1).duplicate
+    assert produce(log, 3).duplicate
+    with pytest.raises(ApiError, match="out of order"):
+        produce(log, 3, 7)
+    assert sequences(log) == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 9: 0}
+    assert len(log.producer_states) == 6
+    job.run()
+    produce(log, 2, 1)
+    job.finish()
+    assert sequences(log) == {0: 0, 1: 0, 2: 1, 3: 0, 4: 1, 9: 0}
+    found = read_snapshot(disk, log.snapshots.path(5))
+    assert {state.producer_id: state.last_sequence for state in found} == dict.fromkeys(range(5), 0)
+
+
+def test_a_roll_while_a_snapshot_is_written_gets_none(disk: SimDisk) -> None:
+    log = open_log(disk, clean=True)
+    for pid in range(5):
+        produce(log, pid)
+    log.roll(NOW)
+    first = log.snapshot_job()
+    assert first is not None
+    produce(log, 5)
+    log.roll(NOW)
+    assert log.snapshot_job() is None
+    first.complete()
+    produce(log, 6)
+    log.roll(NOW)
+    last = log.snapshot_job()
+    assert last is not None
+    last.complete()
+    assert log.snapshots.offsets == [5, 7]
+    log.close(clean=False)
+    disk.let_go()
+    assert sequences(open_log(disk, clean=False)) == dict.fromkeys(range(7), 0)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_truncation_while_a_snapshot_is_written(disk: SimDisk, is_written: bool) -> None:
+    log = open_log(disk, clean=True)
+    for pid in range(5):
+        produce(log, pid)
+    log.roll(NOW)
+    job = log.snapshot_job()
+    assert job is not None
+    if is_written:
+        job.run()
+    truncate_to(log, 2)
+    assert sequences(log) == {0: 0, 1: 0}
+    if not is_written:
+        job.run()
+    job.finish()
+    assert sequences(log) == {0: 0, 1: 0}
+    for pid in range(10, 15):
+        produce(log, pid)
+    expected = sequences(log)
+    log.close(clean=False)
+    disk.let_go()
+    assert sequences(open_log(disk, clean=False)) == expected
+
+
+@pytest.mark.parametrize("appended", [False, True])
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_clean_stop_while_a_snapshot_is_written(disk: SimDisk, appended: bool, is_finished: bool) -> None:
+    log = open_log(disk, clean=True)
+    for pid in range(5):
+        produce(log, pid)
+    log.roll(NOW)
+    job = log.snapshot_job()
+    assert job is not None
+    if appended:
+        produce(log, 3, 1)
+    expected = sequences(log)
+    closing = log.close_job()
+    if is_finished:
+        job.run()
+        closing.run()
+        job.finish()
+        closing.finish()
+    else:
+        closing.complete()
+    disk.crash()
+    reopened = open_log(disk, clean=True)
+    assert sequences(reopened) == expected
+    assert reopened.log_end_offset == 5 + appended
+
+
+def test_producers_expire_some_at_a_time(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "_EXPIRED_A_CALL", 4)
+    states = ProducerStates("t-0")
+    states.load([ProducerState(producer_id, 0, -1, NOW) for producer_id in range(9)], 5)
+    assert states.expire(NOW + DAY_MS, DAY_MS) is None
+    assert len(states) == 5
+    assert states.expire(NOW + DAY_MS, DAY_MS) is None
+    assert states.expire(NOW + DAY_MS, DAY_MS) == 1
+    assert not len(states)
+
+
+def test_new_producer_ids_are_refused_at_the_limit(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All logs of a node together, until some ids expire. Those that are known go on."""
+    monkeypatch.setattr(producer_state, "_EXPIRED_A_CALL", 4)
+    now_ms = NOW
+    config = LogManagerConfig(max_producer_ids=6, verify_transactions=False)
+    logs = LogManager({"/d": disk}, lambda _: LogConfig(), config=config, unique=lambda: "", now_ms=lambda: now_ms)
+    for job in logs.load_jobs():
+        job.complete()
+    one, other = (logs.get_or_create_log(TopicPartition("t", i), TOPIC_ID, LogConfig(), None) for i in range(2))
+    for pid in range(5):
+        produce(one, pid)
+    produce(other, 0)
+    with pytest.raises(ApiError, match=r"kalda\.producer\.ids\.max=6") as refused:
+        produce(other, 1)
+    assert refused.value.code is ErrorCode.POLICY_VIOLATION
+    assert other.log_end_offset == 1
+    produce(one, 4, 1)
+    produce(other, 7, origin=AppendOrigin.COORDINATOR)
+    now_ms += DAY_MS + config.producer_check_interval_ms
+    for _ in range(4):
+        for due in logs.upkeep.poll(now_ms):
+            due.complete()
+    assert not len(one.producer_states)
+    produce(other, 1)
