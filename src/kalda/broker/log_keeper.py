@@ -1,8 +1,8 @@
 """The log manager from the node's configuration, and its background work: `LogKeeper`.
 
 Retention, checkpoints, flushes, deletions and compaction run as jobs on threads, when the manager or the cleaner finds
-them due. One log is compacted at a time, step by step: requests are served between two steps, and the next step is
-delayed where the bandwidth of the cleaner is limited.
+them due. Up to `log.cleaner.threads` logs are compacted at a time, step by step. A step takes some 50 ms, less where
+the bandwidth of the cleaner is limited: then all of them wait between two steps.
 
 The keeper is a machine: it runs jobs and waits on injected timers. An unexpected exception is logged with its cause and
 ends neither the polls nor the compactions: the next one begins later. A log whose compaction failed so is not compacted
@@ -21,7 +21,8 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.shell import Host
-from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
+from kalda.storage.cleaner import CleanerConfig, LogCleaner
+from kalda.storage.cleaning import SLICE_BYTES, Cleaning
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
@@ -31,8 +32,9 @@ from kalda.storage.upkeep import Upkeep
 log = logging.getLogger("kalda.logs")
 
 _MAX_POLL_INTERVAL_MS = 1_000
-_RETRY_MS = 10_000
-"""After an unexpected exception."""
+_LEAST_SLICE_BYTES = 64 * 1024
+_SLICE_S = 0.1
+"""A step moves at most what the bandwidth allows in that time, so that a low one is spread evenly."""
 _MAX_STEP_DELAY_MS = 24 * 3_600_000
 """A bandwidth near 0 would otherwise delay a step for longer than a timer can be set."""
 
@@ -69,23 +71,53 @@ def make_log_manager(
     )
 
 
-def make_cleaner(config: ServerConfig, logs: LogManager) -> LogCleaner:
+def make_cleaner(config: ServerConfig, host: Host, logs: LogManager) -> LogCleaner:
     """The cleaner of the manager's logs."""
-    return LogCleaner(logs, cleaner_config(config))
+    return LogCleaner(logs, cleaner_config(config), host.new_uuid)
 
 
 def cleaner_config(config: ServerConfig) -> CleanerConfig:
-    """The cleaner's configuration. One log is compacted at a time, with all of the memory."""
+    """The cleaner's configuration. The steps of its cleanings run on the threads of `background.threads`, of which half
+    are left to others: reads and flushes wait for a thread, too."""
     return CleanerConfig(
         enabled=config["log.cleaner.enable"],
+        threads=max(1, min(config["log.cleaner.threads"], config["background.threads"] // 2)),
         memory_bytes=config["log.cleaner.dedupe.buffer.size"],
         backoff_ms=config["log.cleaner.backoff.ms"],
         max_bytes_per_second=config["log.cleaner.io.max.bytes.per.second"],
     )
 
 
+class Throttle:
+    """Limits the bytes a second of all cleanings together: what they have moved beyond that is owed, and no step begins
+    while anything is. The rate may change at any time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._owed_bytes = 0.0
+        self._settled_ms = clock.mono_ms()
+        """Up to when the passing of time has been subtracted from what is owed."""
+
+    def settle(self, bytes_per_second: float) -> None:
+        """Subtract the time since the last call. Called where a step begins, and before the rate changes."""
+        now_ms = self._clock.mono_ms()
+        elapsed_ms, self._settled_ms = now_ms - self._settled_ms, now_ms
+        if elapsed_ms > 0:
+            self._owed_bytes = max(0.0, self._owed_bytes - bytes_per_second * elapsed_ms / 1000)
+
+    def moved(self, size_bytes: int, bytes_per_second: float) -> None:
+        """A step has ended. The time that it has taken counts."""
+        self._owed_bytes += size_bytes
+        self.settle(bytes_per_second)
+
+    def delay_ms(self, bytes_per_second: float) -> int:
+        """How long the next step has to wait."""
+        self.settle(bytes_per_second)
+        return int(min(1000 * self._owed_bytes / bytes_per_second, _MAX_STEP_DELAY_MS))
+
+
 class LogKeeper:
-    """Polls the logs' upkeep and the cleaner from `start` until `close`."""
+    """Polls the logs' upkeep and the cleaner from `start` until `close`. No error of theirs ends that."""
 
     def __init__(self, upkeep: Upkeep, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
         self._upkeep = upkeep
@@ -95,21 +127,44 @@ class LogKeeper:
         self._jobs = jobs
         self._poll_timer: Timer | None = None
         """For the next poll of the upkeep; None before `start`."""
-        self._clean_timer: Timer | None = None
-        """For the next choice of a log to compact, or the next step; None before `start`."""
+        self._choice_timer: Timer | None = None
+        """For the next choice of logs to compact; None before `start`."""
+        self._throttle = Throttle(clock)
+        self._cleanings: dict[Cleaning, Timer | None] = {}
+        """The compactions under way, each with the timer of its next step; None while a step runs."""
         self._closed = False
 
     def start(self) -> None:
         """Begin to poll. The logs must have been loaded."""
         self._poll()
-        self._clean_later()
+        self._choose_later()
 
-    def close(self) -> None:
-        """Start no more jobs. A job that runs is completed."""
-        self._closed = True
-        for timer in (self._poll_timer, self._clean_timer):
+    def configure(self, config: CleanerConfig) -> None:
+        """Set the limits of the cleaner. They hold at once, also for what waits by former ones. More threads begin more
+        compactions; with fewer, those under way are completed first."""
+        former = self._cleaner.config
+        if config == former:
+            return
+        self._throttle.settle(_rate(former))
+        self._cleaner.config = config
+        if self._choice_timer is None or self._closed:
+            return
+        self._choose_later()
+        for cleaning, timer in list(self._cleanings.items()):
             if timer is not None:
                 timer.cancel()
+                self._continue(cleaning)
+        if config.threads > former.threads:
+            self._choose()
+
+    def close(self) -> None:
+        """Start no more jobs. A job that runs is completed; what a compaction has written so far is removed when the
+        log is opened again."""
+        self._closed = True
+        for timer in (self._poll_timer, self._choice_timer, *self._cleanings.values()):
+            if timer is not None:
+                timer.cancel()
+        self._cleanings.clear()
 
     # -- upkeep
 
@@ -117,7 +172,7 @@ class LogKeeper:
         """Run the jobs that are due, and set the timer for the next ones."""
         if self._closed:
             return
-        delay_ms = _RETRY_MS
+        delay_ms = _MAX_POLL_INTERVAL_MS
         try:
             for job in self._upkeep.poll(self._clock.wall_ms()):
                 self._jobs.run(job.run, partial(_finish, job))
@@ -129,87 +184,111 @@ class LogKeeper:
 
     # -- compaction
 
-    def _clean_later(self, least_ms: int = 0) -> None:
-        if not self._closed:
-            delay_ms = max(self._cleaner.config.backoff_ms, least_ms)
-            self._clean_timer = self._timers.call_later_ms(delay_ms, self._clean)
+    def _choose_later(self) -> None:
+        if self._choice_timer is not None:
+            self._choice_timer.cancel()
+        self._choice_timer = self._timers.call_later_ms(self._cleaner.config.backoff_ms, self._choose_again)
 
-    def _clean(self) -> None:
-        """Compact the log that has most to compact, then the next, until none has enough."""
-        try:
-            cleaning = None if self._closed else self._cleaner.choose(self._clock.wall_ms())
-        except Exception:
-            log.exception("no log could be chosen for compaction; the next attempt is in %d ms", _RETRY_MS)
-            self._clean_later(_RETRY_MS)
-            return
-        if cleaning is None:
-            self._clean_later()
+    def _choose_again(self) -> None:
+        if not self._closed:
+            self._choose()
+            self._choose_later()
+
+    def _choose(self) -> None:
+        """Compact the logs that have most to compact, as many as there are threads for."""
+        for _ in range(self._cleaner.config.threads - len(self._cleanings)):
+            if self._closed:
+                return
+            try:
+                cleaning = self._cleaner.choose(self._clock.wall_ms())
+            except Exception:
+                log.exception("no log could be chosen to be compacted; the next attempt is made as if there were none")
+                return
+            if cleaning is None:
+                return
+            self._cleanings[cleaning] = None
+            self._next_step(cleaning)
+
+    def _continue(self, cleaning: Cleaning) -> None:
+        """Run the next step as soon as the bytes that were moved have taken the time that the bandwidth allows."""
+        delay_ms = self._throttle.delay_ms(_rate(self._cleaner.config))
+        if delay_ms > 0:
+            self._cleanings[cleaning] = self._timers.call_later_ms(delay_ms, partial(self._continue, cleaning))
         else:
             self._next_step(cleaning)
 
     def _next_step(self, cleaning: Cleaning) -> None:
         """Run the next step of a compaction; after the last one, write the cleaner's checkpoint."""
+        if self._closed:
+            return
+        self._cleanings[cleaning] = None
+        rate = _rate(self._cleaner.config)
+        was_preparing = cleaning.is_preparing
         try:
-            job = cleaning.next_job()
-            checkpoint = self._cleaner.finished(cleaning) if job is None else None
+            job = cleaning.next_job(int(max(_LEAST_SLICE_BYTES, min(SLICE_BYTES, rate * _SLICE_S))))
         except Exception as failure:
-            self._give_up(cleaning, f"compacting {cleaning.log.topic_partition}", failure)
+            self._give_up(cleaning, failure)
             return
-        if job is not None:
-            finish = partial(self._finish_step, cleaning, job, self._clock.mono_ms(), cleaning.bytes_moved)
-            self._jobs.run(job.run, finish)
+        if job is None:
+            self._end(cleaning)
             return
-        if checkpoint is None:
-            self._clean_later()
-            return
-        log.info("compacted %s up to %d", cleaning.log.topic_partition, cleaning.end_offset)
-        self._jobs.run(checkpoint.run, partial(self._finish_checkpoint, checkpoint))
+        self._throttle.settle(rate)
+        self._jobs.run(job.run, partial(self._finish_step, cleaning, job, cleaning.bytes_moved))
+        if was_preparing and not cleaning.is_preparing:
+            self._choose()  # the next one may begin
 
     def _finish_step(
-        self,
-        cleaning: Cleaning,
-        job: Job[None],
-        began_ms: int,
-        moved_before: int,
-        _: None,
-        error: BaseException | None,
+        self, cleaning: Cleaning, job: Job[None], moved_before: int, _: None, error: BaseException | None
     ) -> None:
-        """`began_ms` is when the step began, `moved_before` the bytes that the compaction had read and written then.
-        The next step begins when the bytes of this one have taken the time that the bandwidth allows."""
+        """`moved_before`: the bytes that the compaction had read and written when the step began."""
         if self._closed:
             return
         try:
             job.finish()
+            self._throttle.moved(cleaning.bytes_moved - moved_before, _rate(self._cleaner.config))
         except Exception as failure:
-            self._give_up(cleaning, job.description, failure)
+            self._give_up(cleaning, failure)
             return
-        moved = cleaning.bytes_moved - moved_before
-        allowed_ms = 1000 * moved / max(1, self._cleaner.config.max_bytes_per_second)
-        delay_ms = int(min(allowed_ms, _MAX_STEP_DELAY_MS)) - (self._clock.mono_ms() - began_ms)
-        if delay_ms > 0:
-            self._clean_timer = self._timers.call_later_ms(delay_ms, partial(self._next_step, cleaning))
-        else:
-            self._next_step(cleaning)
+        self._continue(cleaning)
 
-    def _give_up(self, cleaning: Cleaning, what: str, failure: Exception) -> None:
-        _log_failure(what, failure)
-        self._cleaner.failed(cleaning, failure)
-        self._clean_later()
+    def _end(self, cleaning: Cleaning) -> None:
+        """The compaction is complete, or its log has changed."""
+        del self._cleanings[cleaning]
+        try:
+            checkpoint = self._cleaner.finished(cleaning)
+        except Exception:
+            log.exception("the compaction of %s could not be completed", cleaning.log.topic_partition)
+            return
+        if checkpoint is not None:
+            log.info("compacted %s up to %d", cleaning.log.topic_partition, cleaning.end_offset)
+            self._jobs.run(checkpoint.run, partial(self._finish_checkpoint, checkpoint))
+
+    def _give_up(self, cleaning: Cleaning, failure: Exception) -> None:
+        """A step raised. What follows for the log, the cleaner decides; the next log is chosen after the backoff."""
+        del self._cleanings[cleaning]
+        try:
+            job = self._cleaner.failed(cleaning, failure, self._clock.wall_ms())
+        except Exception:
+            log.exception("the compaction of %s failed, and was not ended", cleaning.log.topic_partition)
+            return
+        if job is not None:
+            self._jobs.run(job.run, partial(_finish, job))
 
     def _finish_checkpoint(self, checkpoint: Job[None], _: None, error: BaseException | None) -> None:
         _finish(checkpoint, None, error)
-        self._clean()
+        self._choose()
+
+
+def _rate(config: CleanerConfig) -> float:
+    """Bytes a second; at least one."""
+    return max(1.0, config.max_bytes_per_second)
 
 
 def _finish(job: Job[Any], _: None, error: BaseException | None) -> None:
     """Finish a job on the loop. Where a disk failed, the manager has taken its directory offline."""
     try:
         job.finish()
-    except Exception as failure:
-        _log_failure(job.description, failure)
-
-
-def _log_failure(what: str, failure: Exception) -> None:
-    """Log it, with its stack where it is neither a disk's nor a log's."""
-    expected = isinstance(failure, ApiError | OSError)
-    log.error("%s failed: %s", what, failure, exc_info=None if expected else failure)
+    except (ApiError, OSError) as failure:
+        log.error("%s failed: %s", job.description, failure)
+    except Exception:
+        log.exception("%s failed", job.description)

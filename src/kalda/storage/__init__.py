@@ -39,8 +39,9 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `future_logs`: replicas on their way to another directory
 - `log_manager`: the logs of a node, from its start to its stop
 - `upkeep`: what is due in them again and again
-- `offset_map`: the last offset of each key, for compaction
 - `compaction`: what compaction keeps, batch by batch
-- `cleaner`: which log is compacted next, how far, in which steps
+- `compaction_passes`: finding the last offset of each key, and writing what is kept, in slices on threads
+- `cleaning`: the compaction of one log, in steps
+- `cleaner`: which logs are compacted, in which order, how far; and which cannot be
 - `dump`: files as printable rows
 """

@@ -1,60 +1,50 @@
-"""Log compaction: which log is to be cleaned, how far, and the steps of one cleaning.
+"""Log compaction: which logs are cleaned, in which order, how far; and which cannot be.
 
 A compacted log has a clean part, which was cleaned before, and a dirty one. The log with the largest share of dirty
 bytes is cleaned next, once that share passes `min.cleanable.dirty.ratio` or a record has been dirty for
 `max.compaction.lag.ms`. Not cleaned are the active segment, what is at or above the last stable offset (an open
 transaction may yet abort), what is younger than `min.compaction.lag.ms`, and what has not been synced.
 
-One cleaning builds the offset map from the dirty part (as far as memory allows), then rewrites the log from its start
-up to where the map ends, a group of segments at a time. Each step is a job; its finish puts the cleaned segment in the
-place of its group. A log that was truncated, deleted or lost its segments meanwhile is left as it is. Between two steps
-the shell may wait, so that the bytes that a cleaning has moved stay below `log.cleaner.io.max.bytes.per.second`.
+Up to `log.cleaner.threads` logs are cleaned at a time, each with an equal part of `log.cleaner.dedupe.buffer.size`, so
+that a huge log does not delay the others.
+
+Compaction harms nothing but itself:
+
+| a cleaning raised | then |
+| --- | --- |
+| no space, no file descriptors, no memory | what it wrote is removed, and the log is tried again later |
+| another error of the disk | the log directory is offline, as with any other use of the disk |
+| anything else: damaged records, a batch with too many keys, a defect | that log is not cleaned any more |
+
+Apache Kafka takes the directory offline for want of space, too. But a cleaning needs its space only until it is
+complete, and leaves the last of it to appends; every acknowledged record is still there; and the directory's logs can
+be served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import errno
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.storage.compaction import (
-    CleanedTransactions,
-    CleanResult,
-    CleanRules,
-    LastRecord,
-    build_map,
-    clean_group,
-    group_segments,
-)
+from kalda.storage.cleaning import Cleanable, Cleaning, MapTooSmall
 from kalda.storage.config import MAX_INT64
 from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
 from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
-from kalda.storage.naming import SWAP_SUFFIX
-from kalda.storage.offset_map import ENTRY_BYTES, LOAD_FACTOR, OffsetMap
-from kalda.storage.retention import delete_segments
-from kalda.storage.segment import Segment
 
+log_ = logging.getLogger("kalda.logs")
 
-class Cleanable(NamedTuple):
-    """A log with something to clean: offsets [first_dirty, first_uncleanable)."""
-
-    log: Log
-    first_dirty: int
-    first_uncleanable: int
-    clean_bytes: int
-    dirty_bytes: int
-    overdue: bool
-    """a record has been dirty for longer than `max.compaction.lag.ms`"""
-
-    @property
-    def dirty_ratio(self) -> float:
-        return self.dirty_bytes / max(1, self.clean_bytes + self.dirty_bytes)
+_RETRY_MS = 5 * 60_000
+"""How long a log is left alone whose cleaning lacked space, file descriptors or memory."""
+_EXHAUSTED = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""Errors of a machine that has no more of something, and of no device."""
 
 
 def cleanable(log: Log, checkpoint: int | None, now_ms: int) -> Cleanable | None:
@@ -88,250 +78,103 @@ def _first_uncleanable(log: Log, first_dirty: int, now_ms: int) -> int:
     return log.segments.active.base_offset
 
 
-class Cleaning:
-    """One cleaning of one log: `next_job`, its `run` and its `finish`, until there is none."""
-
-    def __init__(self, work: Cleanable, directory: LogDir, now_ms: int, memory_bytes: int) -> None:
-        self.log = work.log
-        self.end_offset = work.first_dirty
-        """Up to where the log is clean once this cleaning is done: where the offset map ends."""
-        self.bytes_read = self.bytes_written = 0
-        self._work = work
-        self._directory = directory
-        self._checkpointing: list[Job[None]] = []
-        """Jobs still to be done that make the recovery point durable."""
-        self._now_ms = now_ms
-        """When the cleaning began: deletions are judged by it."""
-        self._memory_bytes = memory_bytes
-        """How large the offset map may be."""
-        self._offsets: OffsetMap | None = None
-        """None before the map is built."""
-        self._mapped: dict[int, tuple[Segment, int]] = {}
-        """By base offset: the segments as the map was built, with their sizes."""
-        self._groups: list[list[Segment]] = []
-        """What is still to be cleaned: each group becomes one segment."""
-        self._rules: CleanRules | None = None
-        """None before the map is built."""
-        self._transactions = CleanedTransactions()
-        """Those that are open where the cleaning is."""
-        self._abandoned = False
-        """The log has changed under the cleaning: no step follows, and the log does not count as cleaned."""
-        self._synced = False
-        """The last step is done."""
-
-    def next_job(self) -> Job[None] | None:
-        """The next step; None when the cleaning is over."""
-        if self._abandoned or self.log.offline:
-            return None
-        if self._offsets is None:
-            if self.log.checkpoint_recovery_point < self._work.first_uncleanable:
-                self._abandoned = True  # the log was truncated since
-                return None
-            return self._recovery_point_job() or self._map_job()
-        if not self._groups:
-            return None if self._synced else self._sync_job()
-        if not self._is_as_mapped():
-            self._abandoned = True
-            return None
-        return self._group_job()
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes read and written so far, including those read for the map."""
-        return self.bytes_read + self.bytes_written
-
-    @property
-    def done(self) -> bool:
-        """Whether everything up to `end_offset` has been cleaned, durably."""
-        return self._synced and not self._abandoned
-
-    def _recovery_point_job(self) -> Job[None] | None:
-        """Before anything is cleaned: compaction leaves gaps between segments. Above the recovery point of the
-        checkpoint, a start after a crash would take such a gap for lost records."""
-        if not self._checkpointing:
-            self._checkpointing = self._directory.durable_recovery_point_jobs(
-                self.log.topic_partition, self._work.first_uncleanable
-            )
-        return self._checkpointing.pop(0) if self._checkpointing else None
-
-    def _map_job(self) -> Job[None]:
-        log, start, upto = self.log, self._work.first_dirty, self._work.first_uncleanable
-        views = [segment.view() for segment in log.segments.between(start, upto)]
-        whole = log.segments.between(log.segments.first.base_offset, upto)
-        self._mapped = {segment.base_offset: (segment, segment.size) for segment in whole}
-        aborted = log.aborted_transactions(start, upto)
-
-        def work() -> OffsetMap:
-            try:
-                count = sum(header.records_count for view in views for _, header in view.headers())
-                wanted = (int(count / LOAD_FACTOR) + 2) * ENTRY_BYTES
-                offsets = OffsetMap(min(self._memory_bytes, wanted))
-                build_map(offsets, views, start, upto, aborted)
-                return offsets
-            finally:
-                _close(views)
-
-        return Job(f"map the keys of {log.topic_partition}", work, self._take_map)
-
-    def _take_map(self, offsets: OffsetMap) -> None:
-        self._offsets = offsets
-        self.bytes_read += self._work.dirty_bytes
-        log, upto = self.log, self._work.first_uncleanable
-        self.end_offset = max(self._work.first_dirty, offsets.latest_offset + 1)
-        if self.end_offset == self._work.first_dirty:
-            raise ApiError(
-                ErrorCode.UNKNOWN_SERVER_ERROR,
-                f"{log.topic_partition} has a batch with more keys than {self._memory_bytes} bytes of offset map hold: "
-                "raise log.cleaner.dedupe.buffer.size",
-            )
-        segments = log.segments.between(log.segments.first.base_offset, self.end_offset)
-        self._groups = group_segments(segments, log.config, upto)
-        self._rules = CleanRules(
-            offsets=offsets,
-            last_records={s.producer_id: LastRecord(s.last_data_offset, s.epoch) for s in log.producer_states},
-            delete_retention_ms=log.config.delete_retention_ms,
-            now_ms=self._now_ms,
-            round_end=upto,
-        )
-
-    def _group_job(self) -> Job[None]:
-        log, group, rules = self.log, self._groups[0], self._rules
-        assert rules is not None
-        segments = log.segments
-        aborted = {}
-        for segment in group:
-            following = segments.after(segment)
-            end = self.end_offset if following is None else following.base_offset
-            aborted[segment.base_offset] = log.aborted_transactions(segment.base_offset, end)
-        views = [segment.view() for segment in group]
-        modified_ms = group[-1].modified_ms()
-
-        def work() -> CleanResult:
-            try:
-                return clean_group(
-                    log.disk, log.directory, log.config, views, rules, self._transactions, aborted, modified_ms
-                )
-            finally:
-                _close(views)
-
-        return Job(f"clean {log.topic_partition}", work, lambda result: self._swap(result, group))
-
-    def _is_as_mapped(self) -> bool:
-        """Whether the segments still to be cleaned are those that the map was built from. Of a log that was truncated
-        the map may hold records that were cut off, and no older record of their keys may be dropped."""
-        segments, mapped = self.log.segments, self._mapped
-        return all(
-            segments.floor(segment.base_offset) is segment
-            and mapped.get(segment.base_offset) == (segment, segment.size)
-            for group in self._groups
-            for segment in group
-        )
-
-    def _swap(self, result: CleanResult, group: list[Segment]) -> None:
-        log = self.log
-        if log.offline or not self._is_as_mapped():
-            self._abandoned = True
-            result.cleaned.close()
-            result.cleaned.files()(log.disk)
-            return
-        replace_segments(log, result.cleaned, group)
-        del self._groups[0]
-        self.bytes_read += result.bytes_read
-        self.bytes_written += result.bytes_written
-
-    def _sync_job(self) -> Job[None]:
-        """The last step: sync the names, before the checkpoint calls the segments clean. Otherwise a loss of power
-        could bring back old segments that count as clean. The next cleaning would remove a deletion from its segment,
-        while the records that it deletes stayed in another."""
-        log, end = self.log, self.end_offset
-        job = log.flush_job(log.recovery_point)
-        edge = log.segments.floor(end)
-        size = 0 if edge is None else edge.size
-
-        def finish(_: None) -> None:
-            job.finish()
-            # After a truncation below `end` the log may have grown beyond it again, by records that are not clean.
-            self._abandoned = edge is None or log.segments.floor(end) is not edge or edge.size < size
-            self._synced = True
-
-        return Job(f"sync what was cleaned of {log.topic_partition}", job.run, finish)
-
-
-def replace_segments(log: Log, new: Segment, old: Sequence[Segment]) -> None:
-    """A cleaned segment, synced, takes the place of those that it was made from.
-
-    Its files go from `.cleaned` to `.swap`, which the next start after a crash finishes, before those of the old ones
-    are renamed.
-    """
-    try:
-        new.change_suffix(SWAP_SUFFIX)
-        delete_segments(log, old, kept_snapshot=new.base_offset)
-        new.change_suffix("")
-    except OSError as error:
-        raise log.failed(error) from error
-    log.segments.add(new)
-
-
-def _close(views: Iterable[Segment]) -> None:
-    for view in views:
-        view.close()
-
-
 @dataclass(frozen=True, slots=True)
 class CleanerConfig:
     """Broker settings, by Kafka's defaults; comments name the keys."""
 
     enabled: bool = True  # log.cleaner.enable
+    threads: int = 1  # log.cleaner.threads
     memory_bytes: int = 128 * 1024 * 1024  # log.cleaner.dedupe.buffer.size
     backoff_ms: int = 15_000  # log.cleaner.backoff.ms
     max_bytes_per_second: float = inf  # log.cleaner.io.max.bytes.per.second
 
+    @property
+    def memory_of_one(self) -> int:
+        """How much of the memory one cleaning may use."""
+        return self.memory_bytes // max(1, self.threads)
+
+
+class Uncleanable(NamedTuple):
+    """A log that is not cleaned any more."""
+
+    log: Log
+    memory_bytes: int
+    """The map that was too small for it; -1 where that was not the reason."""
+
 
 class LogCleaner:
-    """Chooses what to clean among a manager's logs, one at a time.
+    """Chooses what to clean among a manager's logs.
 
     The shell calls `choose`, then runs each `next_job` of the cleaning on a thread with its `finish` here, then calls
-    `finished` and runs its job; where `choose` finds nothing, again after `backoff_ms`. It calls `failed` with a
-    cleaning that has raised an error: a damaged batch, or a failing disk.
+    `finished` and runs its job; where `choose` finds nothing, again after `backoff_ms`. Where a step raises, it calls
+    `failed` and runs its job. Several cleanings may be under way, of different logs.
     """
 
-    def __init__(self, manager: LogManager, config: CleanerConfig | None = None) -> None:
+    def __init__(self, manager: LogManager, config: CleanerConfig, secret: Callable[[], bytes]) -> None:
+        """`secret`: 16 random bytes for the hashes of one cleaning."""
         self._manager = manager
-        self.config = CleanerConfig() if config is None else config
-        """May be replaced at any time."""
-        self.uncleanable: set[TopicPartition] = set()
-        """Partitions in whose logs a batch is damaged: they are not chosen until the node starts again."""
+        self.config = config
+        """May be replaced at any time. A cleaning that has begun goes on with the memory that it has."""
+        self.uncleanable: dict[TopicPartition, Uncleanable] = {}
+        """Partitions whose logs are not chosen until the node starts again, their replica is made anew, or the memory
+        is raised where that was too little."""
+        self._secret = secret
+        self._under_way: dict[TopicPartition, Cleaning] = {}
+        self._retry_ms: dict[TopicPartition, int] = {}
+        """When a log is tried again that lacked space, file descriptors or memory."""
 
     def choose(self, now_ms: int) -> Cleaning | None:
-        """The cleaning to do next; None for none."""
-        if not self.config.enabled:
+        """The cleaning to do next, of a log that is not being cleaned; None for none, and while another writes the
+        checkpoints with which a cleaning begins."""
+        self._forget(now_ms)
+        if not self.config.enabled or any(cleaning.is_preparing for cleaning in self._under_way.values()):
             return None
         best: Cleanable | None = None
         for log in self._manager:
-            directory = self._manager.dir_of(log.topic_partition)
-            if not log.config.compacts or log.offline or directory is None or log.topic_partition in self.uncleanable:
-                continue
-            if log.topic_partition in self._manager.futures:
-                continue  # it is being copied
-            try:
-                found = cleanable(log, directory.cleaner_offsets.get(log.topic_partition), now_ms)
-            except (ApiError, OSError) as error:
-                if isinstance(error, OSError):
-                    log.on_io_error(error)
-                continue
-            if found is None or not (found.overdue or found.dirty_ratio > log.config.min_cleanable_dirty_ratio):
-                continue
-            if best is None or found.dirty_ratio > best.dirty_ratio:
+            found = self._cleanable(log, now_ms)
+            if found is not None and (best is None or found.dirty_ratio > best.dirty_ratio):
                 best = found
         if best is None:
             return None
-        directory = self._manager.dir_of(best.log.topic_partition)
+        topic_partition = best.log.topic_partition
+        directory = self._manager.dir_of(topic_partition)
         assert directory is not None
-        return Cleaning(best, directory, now_ms, self.config.memory_bytes)
+        cleaning = Cleaning(best, directory, now_ms, self.config.memory_of_one, self._secret())
+        self._under_way[topic_partition] = cleaning
+        return cleaning
+
+    def _forget(self, now_ms: int) -> None:
+        """Drop what is noted of logs that may be tried again."""
+        for topic_partition, (log, memory_bytes) in list(self.uncleanable.items()):
+            if self._manager.get(topic_partition) is not log or 0 <= memory_bytes < self.config.memory_of_one:
+                del self.uncleanable[topic_partition]
+        for topic_partition, retry_ms in list(self._retry_ms.items()):
+            if retry_ms <= now_ms:
+                del self._retry_ms[topic_partition]
+
+    def _cleanable(self, log: Log, now_ms: int) -> Cleanable | None:
+        """What is to be cleaned of a log; None for nothing, and where it is not to be cleaned now."""
+        topic_partition = log.topic_partition
+        directory = self._manager.dir_of(topic_partition)
+        if not log.config.compacts or log.offline or directory is None:
+            return None
+        if topic_partition in self._under_way or topic_partition in self.uncleanable:
+            return None
+        if topic_partition in self._retry_ms or topic_partition in self._manager.futures:
+            return None  # tried again later; or being copied
+        try:
+            found = cleanable(log, directory.cleaner_offsets.get(topic_partition), now_ms)
+        except Exception as error:
+            self._cannot_clean(log, error, now_ms)
+            return None
+        if found is None or not (found.overdue or found.dirty_ratio > log.config.min_cleanable_dirty_ratio):
+            return None
+        return found
 
     def finished(self, cleaning: Cleaning) -> Job[None] | None:
         """A job that writes up to where the log is clean; None where the cleaning was abandoned."""
         topic_partition = cleaning.log.topic_partition
+        self._ended(cleaning)
         directory = self._manager.dir_of(topic_partition)
         if not cleaning.done or directory is None or not directory.online:
             return None
@@ -340,12 +183,54 @@ class LogCleaner:
         job = directory.cleaned_job(topic_partition, cleaning.end_offset)
         return None if job is None else self._manager.dirs.checkpoint_job(directory, job)
 
-    def failed(self, cleaning: Cleaning, error: BaseException) -> None:
-        """A step raised: a failing disk takes its directory offline, a damaged log is not cleaned any more."""
-        if isinstance(error, OSError):
-            cleaning.log.on_io_error(error)
-        elif not isinstance(error, ApiError) or error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
-            self.uncleanable.add(cleaning.log.topic_partition)
+    def failed(self, cleaning: Cleaning, error: Exception, now_ms: int) -> Job[None] | None:
+        """A step raised. Returns a job that closes and removes what the cleaning holds; None where that is nothing."""
+        self._ended(cleaning)
+        if not cleaning.is_outdated():
+            self._cannot_clean(cleaning.log, error, now_ms)
+        return cleaning.abandon()
+
+    def _ended(self, cleaning: Cleaning) -> None:
+        topic_partition = cleaning.log.topic_partition
+        if self._under_way.get(topic_partition) is cleaning:
+            del self._under_way[topic_partition]
+
+    def _cannot_clean(self, log: Log, error: Exception, now_ms: int) -> None:
+        """Decide what follows from an error, and log it, once."""
+        topic_partition = log.topic_partition
+        if isinstance(error, ApiError) and error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+            return  # the directory was taken offline where the disk failed
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _EXHAUSTED):
+            self._retry_ms[topic_partition] = now_ms + _RETRY_MS
+            log_.warning(
+                "the compaction of %s was given up: %s. What it had written was removed, and the log is served as "
+                "before. It is tried again in %d minutes; it needs up to the size of a segment on the disk",
+                topic_partition,
+                error,
+                _RETRY_MS // 60_000,
+            )
+        elif isinstance(error, OSError):
+            log_.error("the compaction of %s failed: %s", topic_partition, error)
+            log.on_io_error(error)
+        elif isinstance(error, MapTooSmall):
+            self.uncleanable[topic_partition] = Uncleanable(log, self.config.memory_of_one)
+            log_.error(
+                "%s is not compacted any more: %s. It is tried again once log.cleaner.dedupe.buffer.size is raised, of "
+                "which each of %d log.cleaner.threads has an equal part",
+                topic_partition,
+                error,
+                self.config.threads,
+            )
+        else:
+            self.uncleanable[topic_partition] = Uncleanable(log, -1)
+            log_.error(
+                "%s is not compacted any more: %s. Its records are served as before, and its size grows. If other "
+                "brokers have sound replicas, move this one to another broker and back. Otherwise delete the records "
+                "up to the damage, and restart this node",
+                topic_partition,
+                error,
+                exc_info=None if isinstance(error, ApiError) else error,
+            )
 
     def clean(self, now_ms: int) -> int:
         """Everything that there is to clean, here and now; the number of cleanings. For tools and tests."""
@@ -354,8 +239,10 @@ class LogCleaner:
             try:
                 while (job := cleaning.next_job()) is not None:
                     job.complete()
-            except (ApiError, OSError) as error:
-                self.failed(cleaning, error)
+            except Exception as error:
+                discarding = self.failed(cleaning, error, now_ms)
+                if discarding is not None:
+                    discarding.complete()
                 continue
             checkpoint = self.finished(cleaning)
             if checkpoint is None:

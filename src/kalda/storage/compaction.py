@@ -1,15 +1,18 @@
 """What compaction keeps of a log, batch by batch.
 
-A record is kept where the offset map has no later one of its key, and it has a value or its removal is not due. Offsets
-and order never change. Deletions (records without a value) and transaction markers stay for `delete.retention.ms`, so
-that a consumer that began at the log's start can have read them: the first cleaning that keeps one writes the time of
-its removal into the batch (the delete horizon, KIP-534), and a later one removes it.
+A record is kept where the map of keys has no later one of its key, and it has a value or its removal is not due.
+Offsets and order never change. Deletions (records without a value) and transaction markers stay for
+`delete.retention.ms`, so that a consumer that began at the log's start can have read them: the first cleaning that
+keeps one writes the time of its removal into the batch (the delete horizon, KIP-534), and a later one removes it.
 
 Records of aborted transactions are removed at once, their marker after the last of them. A batch with the last sequence
 of a producer whose state is still held stays as an empty header, and so does the batch at the end of the cleaned range:
 otherwise a recovery would lose that sequence, or the log's end.
 
-All of this reads and writes files only, and runs on any thread.
+The records of a batch are read, judged and written by compiled code, in pieces of at most 256 KiB as they come out of
+the decompressor: no record becomes an object, and the memory that a batch needs does not depend on what is in it.
+
+All of this runs on any thread.
 """
 
 from __future__ import annotations
@@ -18,26 +21,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kalda.base.disk import Buffer, Disk
+from kalda.base.disk import Buffer
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import (
     COMPRESSION_MASK,
+    CRC_POSITION,
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAX_INT32,
     BatchHeader,
-    check_crc,
+    TimestampType,
     read_header,
+    write_crc,
+    write_header,
 )
-from kalda.records.builder import Record, read_records, rebuild_batch
+from kalda.records.builder import read_records, rebuild_batch
+from kalda.records.checksum import crc32c
+from kalda.records.compacting import KeyOffsets, KeyScan, Rewriting
+from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression, PackedTooLarge, Packer, decompress_pieces
 from kalda.records.control import ControlType, read_control_type
-from kalda.storage.config import LogConfig
-from kalda.storage.naming import CLEANED_SUFFIX, LOG_SUFFIX
-from kalda.storage.offset_map import OffsetMap
-from kalda.storage.segment import MAX_RELATIVE_OFFSET, Placed, Segment
 from kalda.storage.txn_index import AbortedTxn
 
-_WRITE_BYTES = 1024 * 1024
-_READ_BYTES = 1024 * 1024
+_PIECE_BYTES = 256 * 1024
+_HELD_BYTES = 1024 * 1024
+"""Records that unfold to at most that are decompressed once, and held until they have been rewritten."""
+_MAX_MARKER_BYTES = 64 * 1024
+"""A control batch has one small record; a larger one is damaged, and is not decoded."""
+_LEAST_RECORD_BYTES = 7
 
 
 class LastRecord(NamedTuple):
@@ -75,7 +86,8 @@ class CleanedTransactions:
 
     def on_batch(self, header: BatchHeader) -> bool:
         """Whether the batch is of an aborted transaction."""
-        self._advance(header.last_offset)
+        if self.aborted:
+            self._advance(header.last_offset)
         if not header.is_transactional:
             return False
         if header.producer_id in self._aborting:
@@ -105,64 +117,57 @@ class CleanedTransactions:
 
 
 def marker_kind(header: BatchHeader, data: Buffer) -> ControlType | None:
-    """The type of a control batch; None where it is empty."""
+    """The type of a control batch; None where it is empty. Raises `CorruptRecord`."""
     if not header.records_count:
         return None
-    return read_control_type(read_records(data, 0, header)[0].key)
+    if len(data) > _MAX_MARKER_BYTES:
+        raise CorruptRecord(f"the control batch at offset {header.base_offset} has {len(data)} bytes")
+    return read_control_type(read_records(data, 0, header, max_bytes=_MAX_MARKER_BYTES)[0].key)
 
 
-def read_batches(segment: Segment, position: int = 0) -> Iterator[tuple[BatchHeader, Buffer]]:
-    """(header, whole bytes) of each batch, by large reads. Raises `CorruptRecord`: a damaged log is not cleaned."""
-    file, end = segment.file(), segment.size
-    while position < end:
-        chunk = file.read(position, min(_READ_BYTES, end - position))
-        header = read_header(chunk)
-        if header.size_bytes > len(chunk):
-            if position + header.size_bytes > end:
-                raise CorruptRecord(f"{segment.path(LOG_SUFFIX)} is cut off at {position}")
-            chunk = file.read(position, header.size_bytes)
-        at = 0
-        while True:
-            check_crc(chunk, at, header)
-            yield header, memoryview(chunk)[at : at + header.size_bytes]
-            at += header.size_bytes
-            if len(chunk) - at < HEADER_SIZE:
-                break
-            header = read_header(chunk, at)
-            if len(chunk) - at < header.size_bytes:
-                break
-        position += at
+class Section:
+    """The records of one batch, decompressed piece by piece. May be iterated over twice."""
 
+    __slots__ = ("_body", "_codec", "_held", "unpacked")
 
-def build_map(
-    offsets: OffsetMap, segments: Sequence[Segment], start: int, upto: int, aborted: Sequence[AbortedTxn]
-) -> None:
-    """Put the last offset of each key in [start, upto) into the map, up to `latest_offset` where it has no more
-    room."""
-    transactions = CleanedTransactions()
-    transactions.add_aborted(aborted)
-    for at, segment in enumerate(segments):
-        following = segments[at + 1].base_offset if at + 1 < len(segments) else upto
-        position = segment.offset_index.lookup(start)[1] if start > segment.base_offset else 0
-        for header, data in read_batches(segment, position):
-            if header.is_control:
-                transactions.on_marker(header, marker_kind(header, data))
-            elif not transactions.on_batch(header):
-                for record in read_records(data, 0, header):
-                    if record.key is not None and record.offset >= start:
-                        if offsets.is_full:
-                            return
-                        offsets.put(record.key, record.offset)
-            if header.last_offset >= start:
-                offsets.latest_offset = max(offsets.latest_offset, header.last_offset)
-        offsets.latest_offset = max(offsets.latest_offset, following - 1)
+    def __init__(self, header: BatchHeader, data: Buffer) -> None:
+        """`data` is the whole batch. Raises `CorruptRecord` for a count of records for which it has no room."""
+        self._codec = header.compression
+        self._body = memoryview(data)[HEADER_SIZE:]
+        self._held: Sequence[Buffer] | None = None
+        """All pieces, where they were few or need not be decompressed; None before, and where they were many."""
+        self.unpacked = 0
+        """Bytes that were decompressed so far."""
+        room = len(self._body) if self._codec is Compression.NONE else MAX_DECOMPRESSED_BYTES
+        if header.records_count * _LEAST_RECORD_BYTES > room:
+            raise CorruptRecord(f"the batch at offset {header.base_offset} has no {header.records_count} records")
+        if self._codec is Compression.NONE:
+            size = len(self._body)
+            self._held = [self._body[start : start + _PIECE_BYTES] for start in range(0, size, _PIECE_BYTES)]
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return self._unpacked() if self._held is None else iter(self._held)
+
+    def _unpacked(self) -> Iterator[Buffer]:
+        held: list[Buffer] = []
+        size = 0
+        for piece in decompress_pieces(self._codec, self._body):
+            size += len(piece)
+            self.unpacked += len(piece)
+            if size <= _HELD_BYTES:
+                held.append(piece)
+            else:
+                held.clear()
+            yield piece
+        if size <= _HELD_BYTES:
+            self._held = held
 
 
 @dataclass(frozen=True, slots=True)
 class CleanRules:
     """What one cleaning decides by."""
 
-    offsets: OffsetMap
+    offsets: KeyOffsets
     last_records: Mapping[int, LastRecord]
     """by producer id"""
     delete_retention_ms: int
@@ -179,124 +184,119 @@ class CleanRules:
             return header.last_offset == last.last_data_offset
         return header.is_control and header.producer_epoch == last.epoch
 
-    def keeps_record(self, header: BatchHeader, record: Record) -> bool:
-        if record.offset > self.offsets.latest_offset:
-            return True
-        if record.key is None or record.offset < self.offsets.get(record.key):
-            return False
-        horizon = header.delete_horizon_ms
-        return record.value is not None or horizon is None or self.now_ms < horizon
+    def keeps_header(self, header: BatchHeader) -> bool:
+        """Whether the header of a batch of which no record is kept stays."""
+        return header.next_offset == self.round_end or (header.producer_id >= 0 and self.keeps_producer(header))
 
 
-def filter_batch(
+class Filtered(NamedTuple):
+    """What is left of a batch."""
+
+    parts: Sequence[Buffer]
+    """The bytes of the batch, in order; empty where the batch is removed."""
+    size_bytes: int
+    max_timestamp: int
+    unpacked: int
+    """bytes that were decompressed to find out"""
+
+
+_REMOVED = Filtered((), 0, -1, 0)
+
+
+def filter_marker(
     rules: CleanRules, transactions: CleanedTransactions, header: BatchHeader, data: Buffer
-) -> tuple[Buffer | None, AbortedTxn | None]:
-    """(what is left of a batch, None for nothing; the aborted transaction that it still ends)."""
-    ended = None
-    if header.is_control:
-        discardable, ended = transactions.on_marker(header, marker_kind(header, data))
-        horizon = header.delete_horizon_ms
-        discard = discardable and horizon is not None and horizon <= rules.now_ms
-        kept = [] if discard else read_records(data, 0, header)
-        removed = discard
-        needs_horizon = discardable
+) -> tuple[Filtered, AbortedTxn | None]:
+    """(what is left of a control batch, the aborted transaction that it still ends). Raises `CorruptRecord`."""
+    discardable, ended = transactions.on_marker(header, marker_kind(header, data))
+    horizon = header.delete_horizon_ms
+    if not header.records_count or (discardable and horizon is not None and horizon <= rules.now_ms):
+        return _emptied(rules, header), ended
+    if discardable and horizon is None:
+        horizon = rules.now_ms + rules.delete_retention_ms
+        rebuilt = rebuild_batch(header, read_records(data, 0, header), delete_horizon_ms=horizon)
+        return Filtered((rebuilt,), len(rebuilt), read_header(rebuilt).max_timestamp, 0), ended
+    return Filtered((data,), len(data), header.max_timestamp, 0), ended
+
+
+def filter_batch(rules: CleanRules, header: BatchHeader, data: Buffer, is_aborted: bool) -> Filtered:
+    """What is left of a batch of data; `is_aborted`: of an aborted transaction. Raises `CorruptRecord`."""
+    count = header.records_count
+    if is_aborted or not count:
+        return _emptied(rules, header)
+    horizon = header.delete_horizon_ms
+    section = Section(header, data)
+    bits = bytearray((count + 7) // 8)
+    scan = KeyScan(
+        rules.offsets,
+        count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp,
+        0,
+        bits,
+        horizon is None or rules.now_ms < horizon,
+    )
+    for piece in section:
+        scan.feed(piece)
+    scan.finish()
+    kept = scan.kept
+    if not kept:
+        return _emptied(rules, header)._replace(unpacked=section.unpacked)
+    if horizon is None and scan.tombstones:
+        horizon = rules.now_ms + rules.delete_retention_ms
+    elif kept == count:
+        return Filtered((data,), len(data), header.max_timestamp, section.unpacked)
+    return _rewritten(header, section, scan, bits, horizon)
+
+
+def _emptied(rules: CleanRules, header: BatchHeader) -> Filtered:
+    """A batch of which no record is kept."""
+    if not rules.keeps_header(header):
+        return _REMOVED
+    bare = header.attributes & ~(DELETE_HORIZON_BIT | COMPRESSION_MASK)
+    rebuilt = rebuild_batch(header._replace(attributes=bare), [])
+    return Filtered((rebuilt,), len(rebuilt), header.max_timestamp, 0)
+
+
+def _rewritten(header: BatchHeader, section: Section, scan: KeyScan, bits: bytearray, horizon: int | None) -> Filtered:
+    """The batch with the records whose bit is set, as `rebuild_batch` writes it: base offset, last offset, sequence and
+    producer stay the same. The base timestamp is the delete horizon, or that of the first record (KIP-534)."""
+    is_append_time = header.timestamp_type is TimestampType.LOG_APPEND
+    old_base = header.max_timestamp if is_append_time else header.base_timestamp
+    first = header.max_timestamp if is_append_time else scan.first_timestamp
+    new_base = first if horizon is None else horizon
+    rewriting = Rewriting(bits, old_base, new_base, not is_append_time)
+    most = MAX_INT32 - HEADER_SIZE
+    if header.compression is Compression.NONE:
+        body: list[Buffer] = [rewriting.feed(piece) for piece in section]
     else:
-        discard = transactions.on_batch(header)
-        records = [] if discard else read_records(data, 0, header)
-        kept = [record for record in records if rules.keeps_record(header, record)]
-        removed = len(kept) < header.records_count
-        needs_horizon = any(record.value is None for record in kept)
-    if kept:
-        if needs_horizon and header.delete_horizon_ms is None:
-            horizon = rules.now_ms + rules.delete_retention_ms
-            return rebuild_batch(header, kept, delete_horizon_ms=horizon), ended
-        if not removed:
-            return data, ended
-        return rebuild_batch(header, kept, delete_horizon_ms=header.delete_horizon_ms), ended
-    if (header.producer_id >= 0 and rules.keeps_producer(header)) or header.next_offset == rules.round_end:
-        bare = header.attributes & ~(DELETE_HORIZON_BIT | COMPRESSION_MASK)
-        return rebuild_batch(header._replace(attributes=bare), []), ended
-    return None, ended
-
-
-class CleanResult(NamedTuple):
-    """A cleaned segment, still under its `.cleaned` name, and the bytes that were read and written for it."""
-
-    cleaned: Segment
-    bytes_read: int
-    bytes_written: int
-
-
-def clean_group(
-    disk: Disk,
-    directory: str,
-    config: LogConfig,
-    group: Sequence[Segment],
-    rules: CleanRules,
-    transactions: CleanedTransactions,
-    aborted_of: Mapping[int, Sequence[AbortedTxn]],
-    modified_ms: int,
-) -> CleanResult:
-    """Write what is kept of a group of segments into one, synced, under `.cleaned` names.
-
-    `aborted_of`: aborted transactions by the base offset of the segment that they concern.
-    """
-    cleaned = Segment.create(disk, directory, group[0].base_offset, config, rules.now_ms, suffix=CLEANED_SUFFIX)
-    out: list[Buffer] = []
-    placed: list[Placed] = []
-    pending = bytes_read = 0
-
-    def write() -> None:
-        nonlocal pending
-        if out:
-            cleaned.append(out, placed)
-        out.clear()
-        placed.clear()
-        pending = 0
-
-    for segment in group:
-        transactions.add_aborted(aborted_of.get(segment.base_offset, ()))
-        for header, data in read_batches(segment):
-            bytes_read += len(data)
-            left, ended = filter_batch(rules, transactions, header, data)
-            if ended is not None:
-                cleaned.txn_index.append(ended)
-            if left is None:
-                continue
-            now = read_header(left)
-            out.append(left)
-            placed.append(Placed(now.last_offset, now.max_timestamp, len(left)))
-            pending += len(left)
-            if pending >= _WRITE_BYTES:
-                write()
-    write()
-    cleaned.seal()
-    for file in cleaned.sync_files():
+        packer = Packer(header.compression, None, most)
         try:
-            file.sync()
-        finally:
-            file.close()
-    disk.set_modified(cleaned.path(LOG_SUFFIX), modified_ms)
-    return CleanResult(cleaned, bytes_read, cleaned.size)
+            for piece in section:
+                if left := rewriting.feed(piece):
+                    packer.feed(left)
+            body = packer.finish()
+        except PackedTooLarge:
+            body = []
+    size = HEADER_SIZE + sum(map(len, body))
+    if not body or size > MAX_INT32:
+        raise CorruptRecord(f"the batch at offset {header.base_offset} has no room for its records once rewritten")
+    rebuilt = header._replace(
+        batch_length=size - LOG_OVERHEAD,
+        attributes=header.attributes | (0 if horizon is None else DELETE_HORIZON_BIT),
+        base_timestamp=new_base,
+        max_timestamp=header.max_timestamp if is_append_time else scan.largest_timestamp,
+        records_count=scan.kept,
+    )
+    return Filtered((_header_of(rebuilt, body), *body), size, rebuilt.max_timestamp, section.unpacked)
 
 
-def group_segments(segments: Sequence[Segment], config: LogConfig, upto: int) -> list[list[Segment]]:
-    """Groups of neighbours that fit into one segment by size, index sizes and offset range."""
-    groups: list[list[Segment]] = []
-    sizes = (0, 0, 0)
-    for at, segment in enumerate(segments):
-        following = segments[at + 1].base_offset if at + 1 < len(segments) else upto
-        mine = (segment.size, segment.offset_index.size_bytes, segment.time_index.size_bytes)
-        total = (sizes[0] + mine[0], sizes[1] + mine[1], sizes[2] + mine[2])
-        if (
-            groups
-            and total[0] <= config.segment_bytes
-            and max(total[1:]) <= config.segment_index_bytes
-            and (not segment.size or following - 1 - groups[-1][0].base_offset <= MAX_RELATIVE_OFFSET)
-        ):
-            groups[-1].append(segment)
-            sizes = total
-        else:
-            groups.append([segment])
-            sizes = mine
-    return groups
+def _header_of(header: BatchHeader, body: Sequence[Buffer]) -> bytearray:
+    """The bytes of `header`, with the CRC of a batch whose records are `body`."""
+    head = bytearray(HEADER_SIZE)
+    write_header(head, 0, header)
+    crc = write_crc(head, 0, HEADER_SIZE)
+    for part in body:
+        crc = crc32c(part, crc)
+    head[CRC_POSITION : CRC_POSITION + 4] = crc.to_bytes(4, "big")
+    return head

@@ -1,75 +1,163 @@
-"""The keeper of logs: what it does when a disk fails, and how it limits the bandwidth of a compaction."""
+"""The keeper of logs: that no error ends its work, how many logs it compacts at a time, and how it limits their
+bandwidth."""
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from by_hand import HandJobs, HandTime
 
+from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.broker.log_keeper import LogKeeper
+from kalda.broker.log_keeper import LogKeeper, cleaner_config
 from kalda.storage.cleaner import CleanerConfig
+from kalda.storage.cleaning import SLICE_BYTES
 from kalda.storage.job import Job
 
-FAILURES = (OSError(28, "no space"), ApiError(ErrorCode.KAFKA_STORAGE_ERROR))
-
-
-class Timers:
-    def __init__(self) -> None:
-        self.due: list[Any] = []
-
-    def call_later_ms(self, delay_ms: int, callback: Any) -> Any:
-        self.due.append(callback)
-        return SimpleNamespace(cancel=lambda: None)
-
-
-@pytest.mark.parametrize("failure", FAILURES, ids=("the disk", "the log"))
-def test_a_log_whose_files_cannot_be_opened_does_not_end_the_compaction_of_others(failure: Exception) -> None:
-    def refuse() -> None:
-        raise failure
-
-    timers, failed = Timers(), []
-    cleaning = SimpleNamespace(next_job=refuse, log=SimpleNamespace(topic_partition="t-0"))
-    cleaner: Any = SimpleNamespace(
-        config=SimpleNamespace(backoff_ms=1),
-        choose=lambda now_ms: cleaning,
-        failed=lambda _, error: failed.append(error),
-    )
-    logs: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms)
-    clock: Any = SimpleNamespace(wall_ms=lambda: 0)
-    jobs: Any = None
-    keeper = LogKeeper(logs, cleaner, clock, timers, jobs)
-    keeper.start()
-    clean = timers.due.pop()
-    timers.due.clear()
-    clean()
-    assert failed == [failure]
-    assert timers.due == [clean], "the next log is chosen later"
+FAILURES = (OSError(28, "no space"), ApiError(ErrorCode.KAFKA_STORAGE_ERROR), ValueError("a defect"))
+DAY = 86_400_000
+NODE = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.quorum.voters": "1@localhost:9093",
+    "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093",
+    "controller.listener.names": "CONTROLLER",
+}
 
 
 class Steps:
     """A cleaning of so many steps, each of which moves 1,000 bytes and takes `step_ms`."""
 
-    def __init__(self, time: HandTime, steps: int, step_ms: int) -> None:
+    is_preparing = False
+
+    def __init__(self, time: HandTime, steps: int = 3, step_ms: int = 5) -> None:
         self.log = SimpleNamespace(topic_partition=TopicPartition("t", 0))
         self.end_offset = self.bytes_moved = 0
         self.begun_ms: list[int] = []
+        self.slices: list[int] = []
         self._time = time
         self._left = steps
         self._step_ms = step_ms
 
-    def next_job(self) -> Job[None] | None:
+    def next_job(self, most_bytes: int) -> Job[None] | None:
         if not self._left:
             return None
         self._left -= 1
         self.begun_ms.append(self._time.now_ms)
+        self.slices.append(most_bytes)
         return Job("a step", lambda: self._time.advance(self._step_ms), self._moved)
 
     def _moved(self, _: None) -> None:
         self.bytes_moved += 1_000
+
+
+class Cleaner:
+    """Chooses the given cleanings, one after the other."""
+
+    def __init__(self, *cleanings: Any, **config: Any) -> None:
+        self.config = CleanerConfig(**{"backoff_ms": 10, **config})
+        self.left = list(cleanings)
+        self.failed_with: list[Exception] = []
+        self.discarded = 0
+
+    def choose(self, now_ms: int) -> Any:
+        return self.left.pop(0) if self.left else None
+
+    def finished(self, cleaning: Any) -> Job[None] | None:
+        return Job("checkpoint", lambda: None, lambda _: None)
+
+    def failed(self, cleaning: Any, error: Exception, now_ms: int) -> Job[None] | None:
+        self.failed_with.append(error)
+        return Job("discard", self._discard, lambda _: None)
+
+    def _discard(self) -> None:
+        self.discarded += 1
+
+
+class Keeper:
+    """A keeper on a clock and with jobs that the test moves by hand."""
+
+    def __init__(self, time: HandTime, cleaner: Any, upkeep: Any = None, hold_jobs: bool = False) -> None:
+        idle: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
+        clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
+        self.jobs = HandJobs(hold_jobs)
+        self.keeper = LogKeeper(upkeep or idle, cleaner, clock, time, self.jobs)
+        self.keeper.start()
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=("the disk", "the log", "a defect"))
+@pytest.mark.parametrize("where", ["next_job", "run", "finish"])
+def test_a_step_that_fails_ends_one_compaction_and_no_other(failure: Exception, where: str) -> None:
+    time = HandTime()
+    broken: Any = Steps(time)
+
+    def refuse(*_: object) -> Any:
+        raise failure
+
+    if where == "next_job":
+        broken.next_job = refuse
+    elif where == "run":
+        broken.next_job = lambda most_bytes: Job("a step", refuse, lambda _: None)
+    else:
+        broken.next_job = lambda most_bytes: Job("a step", lambda: None, refuse)
+    sound = Steps(time)
+    cleaner = Cleaner(broken, sound)
+    Keeper(time, cleaner)
+    time.advance(10)
+    assert cleaner.failed_with == [failure]
+    assert cleaner.discarded == 1
+    assert sound.begun_ms == []
+    time.advance(10)
+    assert len(sound.begun_ms) == 3, "the next log is chosen after the backoff"
+
+
+@pytest.mark.parametrize("where", ["choose", "finished", "failed"])
+def test_a_cleaner_that_raises_is_called_again(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    time = HandTime()
+    first: Any = Steps(time)
+    if where == "failed":
+        first.next_job = None
+    cleaner: Any = Cleaner(first, Steps(time), Steps(time))
+    sound = getattr(cleaner, where)
+
+    def once(*arguments: Any) -> Any:
+        setattr(cleaner, where, sound)
+        raise ValueError("a defect")
+
+    setattr(cleaner, where, once)
+    Keeper(time, cleaner)
+    with caplog.at_level(logging.ERROR):
+        time.advance(1_000)
+    assert "ValueError: a defect" in caplog.text, "with its cause"
+    assert not cleaner.left, "all logs were compacted all the same"
+
+
+@pytest.mark.parametrize("where", ["poll", "next_deadline_ms", "finish"])
+def test_an_upkeep_that_raises_is_polled_again(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    time = HandTime()
+    polls: list[int] = []
+
+    def refuse(*_: object) -> Any:
+        raise ValueError("a defect")
+
+    def poll(now_ms: int) -> list[Job[None]]:
+        polls.append(now_ms)
+        if where == "poll":
+            refuse()
+        return [Job("flush", lambda: None, refuse)] if where == "finish" else []
+
+    upkeep = SimpleNamespace(
+        poll=poll, next_deadline_ms=refuse if where == "next_deadline_ms" else lambda now_ms: now_ms + 500
+    )
+    with caplog.at_level(logging.ERROR):
+        Keeper(time, Cleaner(), upkeep)
+        time.advance(2_000)
+    assert len(polls) > 2
+    assert "ValueError: a defect" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -79,112 +167,112 @@ class Steps:
 )
 def test_a_compaction_moves_no_more_than_its_bytes_a_second(bytes_per_second: float, begun_ms: list[int]) -> None:
     time = HandTime()
-    steps: Any = Steps(time, 3, step_ms=5)
-    cleanings = [steps]
-    cleaner: Any = SimpleNamespace(
-        config=CleanerConfig(backoff_ms=10, max_bytes_per_second=bytes_per_second),
-        choose=lambda now_ms: cleanings.pop() if cleanings else None,
-        finished=lambda cleaning: None,
-    )
-    logs: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
-    clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
-    keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())
-    keeper.start()
+    steps = Steps(time)
+    keeper = Keeper(time, Cleaner(steps, max_bytes_per_second=bytes_per_second)).keeper
     time.advance(5_000)
     assert steps.begun_ms == begun_ms
     keeper.close()
     assert time.timers == 0
 
 
+def test_compactions_share_the_bytes_a_second() -> None:
+    time = HandTime()
+    cleanings = [Steps(time, 10, 0), Steps(time, 10, 0)]
+    Keeper(time, Cleaner(*cleanings, max_bytes_per_second=1_000, threads=2))
+    time.advance(10_010)
+    begun = sorted(at for each in cleanings for at in each.begun_ms)
+    assert 10 <= len(begun) <= 12, "10,000 bytes in 10 s"
+    assert all(len(each.begun_ms) >= 5 for each in cleanings)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "most_bytes"), [(float("inf"), SLICE_BYTES), (5_000_000, 500_000), (0, 65_536)], ids=str
+)
+def test_a_low_bandwidth_is_spread_over_small_steps(bytes_per_second: float, most_bytes: int) -> None:
+    time = HandTime()
+    steps = Steps(time)
+    Keeper(time, Cleaner(steps, max_bytes_per_second=bytes_per_second))
+    time.advance(10)
+    assert steps.slices[0] == most_bytes
+
+
+def test_an_altered_bandwidth_holds_for_a_compaction_that_waits() -> None:
+    time = HandTime()
+    steps = Steps(time)
+    cleaner = Cleaner(steps, max_bytes_per_second=0)
+    keeper = Keeper(time, cleaner).keeper
+    time.advance(500)
+    assert steps.begun_ms == [10], "the second step waits for 1,000 s"
+    keeper.configure(CleanerConfig(backoff_ms=10, max_bytes_per_second=1_000))
+    time.advance(DAY)
+    assert 500 < steps.begun_ms[1] <= 1_500
+    assert len(steps.begun_ms) == 3
+
+
+def test_an_altered_backoff_holds_at_once() -> None:
+    time = HandTime()
+    steps = Steps(time)
+    keeper = Keeper(time, Cleaner(steps, backoff_ms=DAY)).keeper
+    time.advance(500)
+    keeper.configure(CleanerConfig(backoff_ms=10))
+    time.advance(10)
+    assert steps.begun_ms[0] == 510
+
+
+def test_each_thread_compacts_another_log() -> None:
+    time = HandTime()
+    cleanings = [Steps(time) for _ in range(4)]
+    cleaner = Cleaner(*cleanings, threads=2)
+    by_hand = Keeper(time, cleaner, hold_jobs=True)
+    time.advance(100)
+    assert [len(each.begun_ms) for each in cleanings] == [1, 1, 0, 0]
+    by_hand.keeper.configure(CleanerConfig(backoff_ms=10, threads=3))
+    assert [len(each.begun_ms) for each in cleanings] == [1, 1, 1, 0]
+    by_hand.keeper.configure(CleanerConfig(backoff_ms=10, threads=1))
+    by_hand.jobs.let_jobs_run()
+    assert [len(each.begun_ms) for each in cleanings] == [3, 3, 3, 3], "all are completed"
+
+
+def test_the_next_compaction_begins_once_the_one_before_has_written_its_checkpoints() -> None:
+    time = HandTime()
+    first, second = Steps(time), Steps(time)
+    first.is_preparing = True
+    cleaner: Any = Cleaner(first, second, threads=2)
+    chosen = cleaner.choose
+    cleaner.choose = lambda now_ms: None if first.is_preparing and first.begun_ms else chosen(now_ms)
+    by_hand = Keeper(time, cleaner, hold_jobs=True)
+    time.advance(10)
+    assert second.begun_ms == []
+    sound = first.next_job
+
+    def prepared(most_bytes: int) -> Job[None] | None:
+        first.is_preparing = False
+        return sound(most_bytes)
+
+    first.next_job = prepared  # type: ignore[method-assign]
+    by_hand.jobs.waiting.pop(0)()
+    assert (len(first.begun_ms), len(second.begun_ms)) == (2, 1)
+
+
 def test_a_keeper_that_is_closed_between_two_steps_begins_no_other() -> None:
     time = HandTime()
-    steps: Any = Steps(time, 3, step_ms=5)
-    cleaner: Any = SimpleNamespace(
-        config=CleanerConfig(backoff_ms=10, max_bytes_per_second=0), choose=lambda now_ms: steps
-    )
-    logs: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
-    clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
-    keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())
-    keeper.start()
-    time.advance(5_000)
+    steps = Steps(time)
+    keeper = Keeper(time, Cleaner(steps, max_bytes_per_second=0)).keeper
+    time.advance(500)
     keeper.close()
+    keeper.configure(CleanerConfig())
     time.advance(100 * 3_600_000)
     assert steps.begun_ms == [10]
+    assert time.timers == 0
 
 
-class Upkeep:
-    """Logs whose polls raise, as long as `failure` is set."""
+def test_cleaners_leave_half_of_the_background_threads_to_others() -> None:
+    def config(**properties: str) -> CleanerConfig:
+        named = {name.replace("_", "."): value for name, value in properties.items()}
+        return cleaner_config(ServerConfig({**NODE, **named}))
 
-    def __init__(self) -> None:
-        self.failure: Exception | None = ZeroDivisionError("by no one's doing")
-        self.polls = 0
-
-    def poll(self, now_ms: int) -> list[Any]:
-        self.polls += 1
-        if self.failure is not None:
-            raise self.failure
-        return []
-
-    def next_deadline_ms(self, now_ms: int) -> int:
-        return now_ms + 10_000
-
-
-def test_an_unexpected_exception_does_not_end_the_polls(caplog: pytest.LogCaptureFixture) -> None:
-    time, logs = HandTime(), Upkeep()
-    cleaner: Any = SimpleNamespace(config=CleanerConfig(backoff_ms=10_000), choose=lambda now_ms: None)
-    clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms)
-    keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())  # type: ignore[arg-type]
-    keeper.start()
-    time.advance(20_000)
-    assert (logs.polls, caplog.text.count("ZeroDivisionError")) == (3, 3)
-    logs.failure = None
-    time.advance(20_000)
-    assert logs.polls > 10
-
-
-@pytest.mark.parametrize("where", ["choose", "next_job", "finish", "finished"])
-def test_an_unexpected_exception_does_not_end_the_compactions(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError("by no one's doing")
-
-    time = HandTime()
-    chosen: list[int] = []
-    failed: list[BaseException] = []
-    has_run: list[bool] = []
-
-    def choose(now_ms: int) -> Any:
-        chosen.append(now_ms)
-        if where == "choose":
-            fail()
-        has_run.clear()
-        return SimpleNamespace(
-            next_job=next_job, log=SimpleNamespace(topic_partition="t-0"), bytes_moved=0, end_offset=0
-        )
-
-    def next_job() -> Job[None] | None:
-        if where == "next_job":
-            fail()
-        if has_run:
-            return None
-        has_run.append(True)
-        return Job("a step", lambda: fail() if where == "finish" else None, lambda _: None)
-
-    def finished(cleaning: Any) -> None:
-        if where == "finished":
-            fail()
-
-    cleaner: Any = SimpleNamespace(
-        config=CleanerConfig(backoff_ms=10, max_bytes_per_second=float("inf")),
-        choose=choose,
-        finished=finished,
-        failed=lambda _, error: failed.append(error),
-    )
-    logs: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
-    clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
-    keeper = LogKeeper(logs, cleaner, clock, time, HandJobs())
-    keeper.start()
-    time.advance(25_000)
-    keeper.close()
-    assert len(chosen) >= 2
-    assert "ZeroDivisionError" in caplog.text
-    assert (where == "choose") == (not failed)
+    assert config().threads == 1
+    assert config(log_cleaner_threads="4").threads == 4
+    assert config(log_cleaner_threads="64").threads == 5
+    assert config(log_cleaner_threads="4", background_threads="1").threads == 1
+    assert config(log_cleaner_threads="2").memory_of_one == config().memory_bytes // 2

@@ -144,6 +144,9 @@ def check_compaction(seed: int) -> None:
         assert (scan.first_timestamp, scan.largest_timestamp) == (timestamps[0], max(timestamps))
 
         new_base = rng.choice([timestamps[0], 10**12, base_timestamp])
-        rewriting = Rewriting(bits, base_timestamp, new_base)
+        append_time = rng.choice([None, 10**6])
+        rewriting = Rewriting(bits, append_time or base_timestamp, new_base, append_time is None)
         written = b"".join(rewriting.feed(piece) for piece in pieces(section, size))
+        if append_time is not None:
+            kept = [record._replace(timestamp=append_time) for record in kept]
         assert written == (bytes(values.encode_records(kept, 0, base, new_base, True)[0]) if kept else b"")

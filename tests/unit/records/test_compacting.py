@@ -55,3 +55,24 @@ def test_offsets_that_do_not_rise_within_the_batch_are_malformed(size: int, delt
 
     with pytest.raises(CorruptRecord, match="at offset 7 is malformed"):
         feed()
+
+
+@pytest.mark.parametrize("count", [-5, 4])
+def test_a_count_of_records_that_the_offsets_do_not_allow_is_malformed(count: int) -> None:
+    with pytest.raises(CorruptRecord, match=f"claims {count} records in 3 offsets"):
+        KeyScan(KeyOffsets(1_000, SECRET), count, 7, 2, 0, 0, bytearray(1), True)
+
+
+def test_fewer_bits_than_records_are_refused() -> None:
+    with pytest.raises(ValueError, match="fewer bits than records"):
+        KeyScan(KeyOffsets(1_000, SECRET), 9, 0, 8, 0, 0, bytearray(1), True)
+
+
+def test_a_map_that_was_released_cannot_be_used() -> None:
+    offsets = KeyOffsets(1_000, SECRET)
+    offsets.release()
+    offsets.release()
+    with pytest.raises(ValueError, match="released"):
+        offsets.get(b"key")
+    with pytest.raises(ValueError, match="released"):
+        KeyScan(offsets, 1, 0, 0, 0, 0, None, True)

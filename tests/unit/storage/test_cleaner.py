@@ -2,101 +2,18 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from compacted_node import DAY, NOW, TP, CompactedNode, batches, contents
 
-from kalda.base.ids import TopicPartition
-from kalda.records.batch import iter_batches
-from kalda.records.builder import Record, build_batch, read_records
+from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
-from kalda.records.control import transaction_marker_batch
-from kalda.sim.disk import SimDisk
-from kalda.storage.cleaner import CleanerConfig, Cleaning, LogCleaner
+from kalda.storage.cleaning import Cleaning
 from kalda.storage.config import LogConfig
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
-from kalda.storage.offset_map import OffsetMap
 from kalda.storage.truncating import truncate_to
-from kalda.storage.values import AppendOrigin
-
-TP = TopicPartition("t", 0)
-NOW = 1_700_000_000_000
-DAY = 86_400_000
-COMPACT = {
-    "cleanup.policy": "compact",
-    "internal.segment.bytes": "500",
-    "min.cleanable.dirty.ratio": "0.01",
-    "segment.ms": str(10 * DAY),
-}
-
-
-class Node:
-    def __init__(self, seed: int = 3, **config: str) -> None:
-        self.now_ms = NOW
-        self.config = LogConfig.from_dict(COMPACT | {key.replace("_", "."): value for key, value in config.items()})
-        self.disk = SimDisk(random.Random(seed), now_ms=lambda: self.now_ms)
-        self.disk.make_dirs("/d")
-        self.disk.sync_dir("/")
-        self.start()
-        self.log = self.logs.get_or_create_log(TP, None, self.config, None)
-
-    def start(self) -> None:
-        self.logs = LogManager(
-            {"/d": self.disk}, lambda _: self.config, unique=lambda: "0" * 32, now_ms=lambda: self.now_ms
-        )
-        for job in self.logs.load_jobs():
-            job.complete()
-        self.cleaner = LogCleaner(self.logs)
-        found = self.logs.get(TP)
-        if found is not None:
-            self.log = found
-            found.update_high_watermark(found.log_end_offset)
-
-    def put(self, *rows: tuple[str, str | None], compression: Compression = Compression.NONE) -> None:
-        encoded = [(self.now_ms, key.encode(), value.encode() if value else None, ()) for key, value in rows]
-        self.log.append_as_leader(build_batch(encoded, compression=compression), 0, self.now_ms)
-        self.log.update_high_watermark(self.log.log_end_offset)
-
-    def transact(self, pid: int, sequence: int, *keys: str, commit: bool) -> None:
-        rows = [(self.now_ms, key.encode(), b"in a transaction", ()) for key in keys]
-        guard = self.log.start_verification(pid, sequence, 0, self.now_ms)
-        batch = build_batch(rows, producer_id=pid, producer_epoch=0, base_sequence=sequence, is_transactional=True)
-        self.log.append_as_leader(batch, 0, self.now_ms, verification=guard)
-        marker = transaction_marker_batch(
-            producer_id=pid, producer_epoch=0, commit=commit, coordinator_epoch=0, timestamp_ms=self.now_ms
-        )
-        self.log.append_as_leader(marker, 0, self.now_ms, origin=AppendOrigin.COORDINATOR)
-        self.log.update_high_watermark(self.log.log_end_offset)
-
-    def clean(self) -> int:
-        """Roll, so that everything so far may be cleaned, and clean."""
-        if self.log.segments.active.size:
-            self.log.roll(self.now_ms)
-        self.log.flush()
-        return self.cleaner.clean(self.now_ms)
-
-
-def batches(log: Log) -> list[list[Record]]:
-    found = []
-    offset = log.log_start_offset
-    while (info := log.read(offset, 1 << 20, log.log_end_offset, True)).size_bytes:
-        found += [read_records(bytes(info.records), position) for position, _ in iter_batches(info.records)]
-        offset = info.next_offset
-    return found
-
-
-def contents(log: Log) -> list[tuple[int, str, str | None]]:
-    return [
-        (record.offset, (record.key or b"").decode(), None if record.value is None else record.value.decode())
-        for records in batches(log)
-        for record in records
-        if record.key is not None and not record.key.startswith(b"\0\0")  # markers
-    ]
 
 
 def test_the_last_value_of_each_key_stays_at_its_offset() -> None:
-    node = Node()
+    node = CompactedNode()
     for round_ in range(5):
         for key in range(6):
             node.put((f"key-{key}", f"value {round_}"), compression=Compression(round_))
@@ -111,7 +28,7 @@ def test_the_last_value_of_each_key_stays_at_its_offset() -> None:
 
 
 def test_segments_are_joined() -> None:
-    node = Node()
+    node = CompactedNode()
     for _ in range(40):
         node.put(("key-1", "x" * 50))
     before = len(node.log.segments)
@@ -124,7 +41,7 @@ def test_segments_are_joined() -> None:
 
 
 def test_a_deletion_stays_until_its_horizon() -> None:
-    node = Node(delete_retention_ms=str(DAY))
+    node = CompactedNode(delete_retention_ms=str(DAY))
     node.put(("gone", "value"), ("kept", "value"))
     node.put(("gone", None))
     node.clean()
@@ -140,7 +57,7 @@ def test_a_deletion_stays_until_its_horizon() -> None:
 
 
 def test_aborted_records_are_removed_and_their_marker_after_them() -> None:
-    node = Node(delete_retention_ms="1000")
+    node = CompactedNode(delete_retention_ms="1000")
     node.put(("a", "plain"))
     node.transact(1, 0, "a", "b", commit=False)
     node.transact(2, 0, "c", commit=True)
@@ -160,7 +77,7 @@ def test_aborted_records_are_removed_and_their_marker_after_them() -> None:
 
 
 def test_an_active_producers_last_sequence_survives() -> None:
-    node = Node()
+    node = CompactedNode()
     rows = [(NOW, b"key", b"old", ())]
     for sequence in range(3):
         node.log.append_as_leader(build_batch(rows, producer_id=9, producer_epoch=0, base_sequence=sequence), 0, NOW)
@@ -176,7 +93,7 @@ def test_an_active_producers_last_sequence_survives() -> None:
 
 
 def test_records_too_young_or_not_stable_are_not_cleaned() -> None:
-    node = Node(min_compaction_lag_ms="1000")
+    node = CompactedNode(min_compaction_lag_ms="1000")
     for _ in range(20):
         node.put(("key", "x" * 60))
     assert node.clean() == 0
@@ -196,7 +113,7 @@ def test_records_too_young_or_not_stable_are_not_cleaned() -> None:
 
 
 def test_records_dirty_for_too_long_are_compacted_whatever_the_ratio() -> None:
-    node = Node(max_compaction_lag_ms="1000", min_cleanable_dirty_ratio="1", internal_segment_bytes="100000")
+    node = CompactedNode(max_compaction_lag_ms="1000", min_cleanable_dirty_ratio="1", internal_segment_bytes="100000")
     for n in range(5):
         node.put(("key", f"{n}"))
         node.now_ms += 200
@@ -214,33 +131,33 @@ def test_records_dirty_for_too_long_are_compacted_whatever_the_ratio() -> None:
 
 
 def test_a_full_map_cleans_in_several_rounds() -> None:
-    node = Node()
+    node = CompactedNode()
     for key in range(60):
         node.put((f"key-{key % 30}", f"{key}"))
-    node.cleaner = LogCleaner(node.logs, CleanerConfig(memory_bytes=24 * 16))
+    node.cleaner = node.new_cleaner(memory_bytes=24 * 16)
     assert node.clean() > 2
     assert contents(node.log) == [(key, f"key-{key % 30}", f"{key}") for key in range(30, 60)]
 
 
 def test_a_batch_too_large_for_the_map_makes_the_log_uncleanable() -> None:
-    node = Node()
+    node = CompactedNode()
     node.put(*((f"key-{key}", "v") for key in range(20)))
-    node.cleaner = LogCleaner(node.logs, CleanerConfig(memory_bytes=24 * 4))
+    node.cleaner = node.new_cleaner(memory_bytes=24 * 4)
     assert node.clean() == 0
-    assert node.cleaner.uncleanable == {TP}
+    assert node.cleaner.uncleanable.keys() == {TP}
 
 
 def test_a_damaged_log_is_not_cleaned() -> None:
-    node = Node()
+    node = CompactedNode()
     for _ in range(10):
         node.put(("key", "x" * 60))
     node.disk.flip_bit("/d/t-0/00000000000000000000.log", 70 * 8)
     assert node.clean() == 0
-    assert node.cleaner.uncleanable == {TP}
+    assert node.cleaner.uncleanable.keys() == {TP}
     assert not node.log.offline
 
 
-def _a_cleaning(node: Node) -> Cleaning:
+def _a_cleaning(node: CompactedNode) -> Cleaning:
     for _ in range(30):
         node.put(("key", "x" * 60))
     node.log.roll(NOW)
@@ -251,7 +168,7 @@ def _a_cleaning(node: Node) -> Cleaning:
 
 
 def test_the_cleaning_of_a_log_truncated_during_a_step_is_abandoned() -> None:
-    node = Node()
+    node = CompactedNode()
     cleaning = _a_cleaning(node)
     first = cleaning.next_job()
     assert first is not None
@@ -270,7 +187,7 @@ def test_the_cleaning_of_a_log_truncated_during_a_step_is_abandoned() -> None:
 
 def test_the_cleaning_of_a_log_truncated_between_two_steps_is_abandoned() -> None:
     """The limit of bytes a second may delay a step for any time."""
-    node = Node()
+    node = CompactedNode()
     cleaning = _a_cleaning(node)
     first = cleaning.next_job()
     assert first is not None
@@ -286,11 +203,11 @@ def test_the_recovery_point_is_made_durable_by_jobs_before_a_cleaning(monkeypatc
 
     Where another checkpoint job is made between the two jobs, both are done again.
     """
-    node = Node()
+    node = CompactedNode()
     _a_cleaning(node)
     synced: list[str] = []
     monkeypatch.setattr(node.disk, "sync_dir", synced.append)
-    cleaning = node.cleaner.choose(NOW)
+    cleaning = node.new_cleaner().choose(NOW)
     assert cleaning is not None
     assert not synced
     checkpoints = node.logs.dirs[0]._checkpoints["recovery-point-offset-checkpoint"]
@@ -311,7 +228,7 @@ def test_the_recovery_point_is_made_durable_by_jobs_before_a_cleaning(monkeypatc
 
 
 def test_the_bytes_that_a_cleaning_moves_are_counted() -> None:
-    node = Node()
+    node = CompactedNode()
     cleaning = _a_cleaning(node)
     size = sum(segment.size for segment in node.log.segments)
     while not cleaning.bytes_moved:
@@ -326,7 +243,7 @@ def test_the_bytes_that_a_cleaning_moves_are_counted() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
-    node = Node(seed)
+    node = CompactedNode(seed)
     cleaning = _a_cleaning(node)
     for _ in range(seed % 8):
         job = cleaning.next_job()
@@ -352,7 +269,7 @@ def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
 def test_records_lost_from_the_middle_are_not_taken_for_a_gap_of_compaction(cleaned: bool) -> None:
     """A loss of power may take the end of a segment and leave the next one: the log ends with the first."""
     for seed in range(40):
-        node = Node(seed)
+        node = CompactedNode(seed)
         for number in range(12):
             node.put((f"key-{number % 4}", "x" * 60))
         node.log.roll(NOW)
@@ -373,7 +290,7 @@ def test_records_lost_from_the_middle_are_not_taken_for_a_gap_of_compaction(clea
 
 def test_a_log_that_was_never_flushed_ends_at_its_first_gap() -> None:
     for seed in range(40):
-        node = Node(seed)
+        node = CompactedNode(seed)
         for due in node.logs.upkeep.poll(NOW + DAY):  # checkpoints
             due.complete()
         node.disk.sync_dir("/d")
@@ -387,7 +304,7 @@ def test_a_log_that_was_never_flushed_ends_at_its_first_gap() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_gap_of_compaction_is_not_taken_for_lost_records(seed: int) -> None:
     """The recovery point checkpoint is written before a cleaning, where it is too low."""
-    node = Node(seed)
+    node = CompactedNode(seed)
     for number in range(6):
         node.put((f"key-{number}", "x" * 60))
     node.log.roll(NOW)
@@ -409,7 +326,7 @@ def test_a_gap_of_compaction_is_not_taken_for_lost_records(seed: int) -> None:
     assert {key for _, key, _ in contents(node.log)} == {f"key-{number}" for number in range(6)}
 
 
-def _delete_a_key(node: Node) -> None:
+def _delete_a_key(node: CompactedNode) -> None:
     """A value of the key and its deletion, in segments before the active one."""
     node.put(("gone", "x" * 60))
     for number in range(6):
@@ -419,13 +336,13 @@ def _delete_a_key(node: Node) -> None:
         node.put((f"another-{number}", "x" * 60))
 
 
-def _clean_among_others(node: Node) -> None:
+def _clean_among_others(node: CompactedNode) -> None:
     for number in range(30):
         node.put((f"other-{number}", "x" * 60))
     node.clean()
 
 
-def _is_gone_for_good(node: Node) -> bool:
+def _is_gone_for_good(node: CompactedNode) -> bool:
     """The delete horizon passes, and the deletion itself is removed."""
     for number in range(4):
         node.now_ms += 10_000
@@ -436,7 +353,7 @@ def _is_gone_for_good(node: Node) -> bool:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_segments_that_a_loss_of_power_brings_back_are_cleaned_again(seed: int) -> None:
-    node = Node(seed, delete_retention_ms="1000")
+    node = CompactedNode(seed, delete_retention_ms="1000")
     _delete_a_key(node)
     node.clean()
     node.disk.crash()
@@ -445,7 +362,7 @@ def test_segments_that_a_loss_of_power_brings_back_are_cleaned_again(seed: int) 
 
 
 def test_a_log_inherits_no_clean_part_from_a_former_one_of_its_name() -> None:
-    node = Node(delete_retention_ms="1000")
+    node = CompactedNode(delete_retention_ms="1000")
     _clean_among_others(node)
     node.logs.delete_log(TP)
     node.log = node.logs.get_or_create_log(TP, None, node.config, None)
@@ -455,7 +372,7 @@ def test_a_log_inherits_no_clean_part_from_a_former_one_of_its_name() -> None:
 
 
 def test_records_appended_in_place_of_a_clean_part_are_dirty() -> None:
-    node = Node(delete_retention_ms="1000")
+    node = CompactedNode(delete_retention_ms="1000")
     _clean_among_others(node)
     truncate_to(node.log, 4)
     _delete_a_key(node)
@@ -464,7 +381,7 @@ def test_records_appended_in_place_of_a_clean_part_are_dirty() -> None:
 
 
 def test_a_log_truncated_while_the_cleaning_is_synced_does_not_count_as_clean() -> None:
-    node = Node()
+    node = CompactedNode()
     cleaning = _a_cleaning(node)
     while (job := cleaning.next_job()) is not None:
         job.run()
@@ -474,18 +391,3 @@ def test_a_log_truncated_while_the_cleaning_is_synced_does_not_count_as_clean() 
                 node.put(("key", "x" * 60))
         job.finish()
     assert not cleaning.done
-
-
-def test_the_offset_map_keeps_the_last_offset_of_a_key() -> None:
-    offsets = OffsetMap(24 * 1000)
-    rng = random.Random(1)
-    expected: dict[bytes, int] = {}
-    offset = 0
-    while not offsets.is_full:
-        key = b"%d" % rng.randrange(2000)
-        offsets.put(key, offset)
-        expected[key] = offset
-        offset += 1
-    assert offsets.size == len(expected) == 900
-    assert all(offsets.get(key) == at for key, at in expected.items())
-    assert offsets.get(b"unknown") == -1

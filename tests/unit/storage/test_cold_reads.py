@@ -13,7 +13,7 @@ from kalda.base.ids import TopicPartition
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.cleaner import LogCleaner
+from kalda.storage.cleaner import CleanerConfig, LogCleaner
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
@@ -55,7 +55,7 @@ def compacting() -> tuple[Log, Callable[[], object]]:
     log.update_high_watermark(log.log_end_offset)
     log.roll(NOW_MS)
     log.flush()
-    return log, lambda: LogCleaner(logs).clean(NOW_MS)
+    return log, lambda: LogCleaner(logs, CleanerConfig(), lambda: bytes(16)).clean(NOW_MS)
 
 
 def read(log: Log, offset: int, jobs: Jobs, max_bytes: int = 1) -> FetchInfo | ApiError:

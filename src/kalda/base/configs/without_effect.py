@@ -22,7 +22,7 @@ _METRICS = "this release reports no metrics"
 _TELEMETRY = "this release collects no metrics of clients"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
 _PURGATORY = "a request that no longer waits is removed at once"
-_CLEANER = "one log is compacted at a time, with all of log.cleaner.dedupe.buffer.size and buffers of fixed size"
+_CLEANER = "compaction reads and writes with buffers of fixed size, and fills its map of keys up to nine tenths"
 _LINGER = "writes that arrive during a flush are flushed together by the next one, and no flush is delayed for more"
 _PREALLOCATE = "files of segments grow as they are written"
 _CONNECTION = "every attempt to connect has the same timeout, socket.connection.setup.timeout.ms"
@@ -83,7 +83,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "fetch.purgatory.purge.interval.requests",
         "producer.purgatory.purge.interval.requests",
     ),
-    _CLEANER: ("log.cleaner.io.buffer.", "log.cleaner.threads"),
+    _CLEANER: ("log.cleaner.io.buffer.",),
     _LINGER: (
         "controller.quorum.append.linger.ms",
         "group.coordinator.append.linger.ms",

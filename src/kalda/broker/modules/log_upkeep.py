@@ -12,12 +12,12 @@ class LogUpkeepModule(Module):
     """Rests on no other module."""
 
     def __init__(self, context: BrokerContext) -> None:
-        self._cleaner = make_cleaner(context.config, context.logs)
+        self._cleaner = make_cleaner(context.config, context.host, context.logs)
         self._keeper = LogKeeper(context.logs.upkeep, self._cleaner, context.host.clock, context.timers, context.jobs)
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
-        """Set the limits of the cleaner, which hold from its next step on."""
-        self._cleaner.config = cleaner_config(current)
+        """Set the limits of the cleaner, which hold at once."""
+        self._keeper.configure(cleaner_config(current))
 
     def start(self) -> None:
         """Begin with the recovered logs."""
