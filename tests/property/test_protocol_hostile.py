@@ -168,7 +168,7 @@ def test_elements_are_bounded_over_the_whole_message(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(decoder, "MAX_ELEMENTS", 1000)
     decode = decoder.compile_decoder(AlterClientQuotasRequest, 1)
     assert len(decode(nested_quotas(9, 110), 0)[0].entries) == 9
-    with pytest.raises(InvalidRequest, match="ops of 110 "):
+    with pytest.raises(InvalidRequest, match="ops has too many elements: 110"):
         decode(nested_quotas(10, 110), 0)
 
 
