@@ -1,9 +1,11 @@
-"""The power fails before, during or after the job that truncates a log: what is left is a prefix of the log as it was
+"""The power fails before, during or after the jobs that truncate a log: what is left is a prefix of the log as it was
 before the truncation, or after it, and the latest epoch is that of the last record."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,13 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
-from kalda.storage.truncating import cut_job, truncate_fully_and_start_at, truncate_to
+from kalda.storage.truncating import (
+    begin_anew_at,
+    begin_truncation,
+    start_truncations,
+    truncate_fully_and_start_at,
+    truncate_to,
+)
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
 TP = TopicPartition("t", 0)
@@ -47,8 +55,34 @@ def content(log: Log) -> bytes:
     return found
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_a_log_that_is_truncated(seed: int) -> None:
+def below(batches: bytes, offset: int) -> bytes:
+    """Those that end below an offset."""
+    return batches[: sum(header.size_bytes for _, header in iter_batches(batches) if header.last_offset < offset)]
+
+
+class Halves:
+    """Jobs whose halves run one by one."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
+        def first() -> None:
+            job()
+            self.waiting.append(lambda: finish(None, None))
+
+        self.waiting.append(first)
+
+    def step(self, count: int) -> None:
+        while self.waiting and count:
+            self.waiting.pop(0)()
+            count -= 1
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+@pytest.mark.parametrize("seed", range(120))
+def test_a_log_that_is_truncated(seed: int, is_emptied: bool) -> None:
+    """It may be appended to at any time: that completes the truncation first."""
     rng = random.Random(seed)
     disk, log = new_log(rng)
     append(log, rng, 0, rng.randrange(2, 12))
@@ -56,30 +90,35 @@ def test_a_log_that_is_truncated(seed: int) -> None:
     log.flush(rng.randrange(1, log.log_end_offset + 1))
     old, end = content(log), log.log_end_offset
     target = rng.randrange(1, end)
-    stage = rng.randrange(4)
-    job = cut_job(log, target)
-    assert log.log_end_offset == target
-    recovery_point = log.recovery_point
+    jobs, done = Halves(), list[bool]()
+    truncation = begin_anew_at(log, target) if is_emptied else begin_truncation(log, target)
+    assert truncation is not None
+    start_truncations(jobs, [truncation], lambda: done.append(True))
+    jobs.step(rng.randrange(8))
     new = b""
-    if stage:
-        job.run()
-    if stage > 1:
-        job.finish()
-        new = content(log)
-        assert old.startswith(new)
-    if stage > 2:
+    if rng.random() < 0.3:
         append(log, rng, 2, rng.randrange(1, 6))
+        jobs.step(rng.randrange(8))
+    assert (log.truncation is None) >= bool(done)
+    if log.truncation is None:
         new = content(log)
+        kept = b"" if is_emptied else below(old, target)
+        assert new.startswith(kept)
+        assert log.leader_epochs.latest == 2 or new == kept
+    recovery_point = log.recovery_point
     disk.crash()
     log = open_log(disk, max(1, recovery_point))
     left = content(log)
-    assert (not stage and old.startswith(left)) or new.startswith(left) or (stage == 1 and old.startswith(left))
-    assert log.log_end_offset >= recovery_point
+    if new or done:
+        assert new.startswith(left)
+        assert log.log_end_offset >= recovery_point
+    else:
+        assert old.startswith(left)
     headers = [header for _, header in iter_batches(left)]
-    if stage:
-        assert log.log_end_offset <= target or headers[target].partition_leader_epoch == 2
     if headers:
         assert log.leader_epochs.latest == headers[-1].partition_leader_epoch
+    append(log, rng, 5, 2)
+    log.close()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -245,7 +245,7 @@ def run_seeds(seeds: tuple[int, ...]) -> None:
         run_seed(seed)
 
 
-SEEDS = (0, 3, 4, 8, 20, 50, 54, 114)
+SEEDS = (0, 3, 4, 8, 20, 50, 54, 114, 196)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

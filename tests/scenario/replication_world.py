@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from by_hand import HandJobs, HandTime, HandTimer
@@ -43,6 +44,7 @@ from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
+from kalda.storage.truncating import start_truncations
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(15) + b"\x77")
@@ -72,8 +74,9 @@ class Broker:
         """It receives no metadata."""
         self.fenced = False
         self.sensors = Sensors()
+        self.jobs = HandJobs()
         self.replicas = ReplicaManager(
-            broker_id, world.time, HandJobs(), 50_000_000, lambda *_: True, self, sensors=self.sensors
+            broker_id, world.time, self.jobs, 50_000_000, lambda *_: True, self, sensors=self.sensors
         )
         self.fetchers = ReplicaFetchers(FetcherConfig(broker_id, "cluster"), lambda: self.epoch, self._started)
         self.replicas.following = self.fetchers
@@ -176,6 +179,7 @@ class Broker:
             self.world.time.call_later_ms(0, turn)
 
         fetcher.wake = wake
+        fetcher.start_truncations = partial(start_truncations, self.jobs)
 
     def answer(self, request: FetchRequest | ListOffsetsRequest) -> Any:
         """Answer as a leader."""

@@ -549,3 +549,78 @@ def test_connections_leave_descriptors_to_files() -> None:
         await server.stop()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("failing", ["sweep", "close"])
+def test_the_sweep_goes_on_when_it_fails_for_one_connection(failing: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        clock = HandClock()
+        server = Server(clock)
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(idle_ms=500))
+        first, second = await dial(listener.port), await dial(listener.port)
+        await until(lambda: len(server.connections) == 2)
+        broken = next(iter(server.connections.values()))
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("broken")
+
+        with patch.object(Connection, failing, lambda self, *args: fail() if self is broken else real(self, *args)):
+            for streams in (second, None):
+                streams = streams or await dial(listener.port)
+                assert await ask(streams, b"12345678") == b"re:12345678"
+                await until(lambda: not any(each.active for each in server.connections.values() if each is not broken))
+                clock.now += 1_000
+                assert await streams[0].read() == b""
+        first[1].close()
+        await server.stop(0)
+
+    real = getattr(Connection, failing)
+    run(scenario)
+    assert "the sweep failed for 127.0.0.1" in caplog.text
+
+
+def test_a_connection_that_cannot_be_admitted_does_not_keep_others_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        server = Server(HandClock(), NodeLimits(max_connections=1))
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        first = await dial(listener.port)
+        assert await ask(first, b"12345678") == b"re:12345678"
+        second, third = await dial(listener.port), await dial(listener.port)
+        await until(lambda: server.describe()["waiting"] == 2)
+        broken = list(server.connections.values())[1]
+        with patch.object(Connection, "admit", lambda self: 1 / 0 if self is broken else real(self)):
+            first[1].close()
+            assert await second[0].read() == b""
+            assert await ask(third, b"12345678") == b"re:12345678"
+        assert server.describe()["admitted"] == 1
+        broken_again = await dial(listener.port)
+        third[1].close()
+        assert await ask(broken_again, b"12345678") == b"re:12345678"
+        await server.stop()
+
+    real = Connection.admit
+    run(scenario)
+    assert "admission failed for 127.0.0.1" in caplog.text
+
+
+def test_a_connection_that_ends_over_budget_is_not_held() -> None:
+    async def scenario() -> None:
+        pending: list[Pending[list[Buffer]]] = []
+
+        def park(connection: Connection, frame: memoryview) -> Answer:
+            pending.append(Pending())
+            return pending[-1]
+
+        server = Server(HandClock(), NodeLimits(queued_max_request_bytes=10))
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, park)
+        streams = [await dial(listener.port) for _ in range(2)]
+        for _, writer in streams:
+            writer.write(frame(b"1234567890"))
+        await until(lambda: len(pending) == 2)
+        await until(lambda: len(server._over_budget) == 2)
+        next(iter(server.connections.values())).abort()
+        await until(lambda: len(server.connections) == 1)
+        assert set(server._over_budget) <= set(server.connections.values())
+        await server.stop(0)
+
+    run(scenario)

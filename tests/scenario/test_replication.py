@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from replication_world import LAG_MAX_MS, World
+from replication_world import LAG_MAX_MS, Broker, World
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.storage.retention import delete_segments
@@ -235,6 +235,46 @@ def test_a_follower_ahead_of_an_unclean_leader_is_truncated() -> None:
     world[2].write("x")
     world.run(1_000)
     assert world[1].values == "x"
+
+
+def truncating(world: World) -> Broker:
+    """A former leader that has begun to truncate what no replica has copied; its disk does not answer."""
+    world[1].write("abc")
+    world.run()
+    world.cut.update({(2, 1), (3, 1), (1, 2), (1, 3)})
+    world[1].write("lost")
+    world.run(10)
+    world.elect(2, (1, 2, 3))
+    world[2].write("de")
+    world[1].jobs.hold_jobs = True
+    world.cut.clear()
+    world.run(100)
+    assert world[1].log.truncation is not None
+    return world[1]
+
+
+def test_a_follower_fetches_nothing_while_its_log_is_truncated() -> None:
+    world = World()
+    broker = truncating(world)
+    world.run(1_000)
+    assert broker.values == "abc"
+    broker.jobs.hold_jobs = False
+    broker.jobs.let_jobs_run()
+    world.run(100)
+    assert [each.values for each in world.brokers.values()] == ["abcde"] * 3
+
+
+def test_a_replica_that_becomes_leader_while_its_log_is_truncated_completes_that_first() -> None:
+    world = World()
+    broker = truncating(world)
+    world.elect(1, (1, 2, 3))
+    broker.write("f")
+    assert broker.values == "abcf"
+    broker.jobs.hold_jobs = False
+    broker.jobs.let_jobs_run()
+    world.run(1_000)
+    assert [each.values for each in world.brokers.values()] == ["abcf"] * 3
+    assert len({tuple(each.log.leader_epochs.entries) for each in world.brokers.values()}) == 1
 
 
 def test_a_former_incarnation_is_refused() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from kalda.base.clock import Clock
@@ -29,6 +30,7 @@ from kalda.replication.replica_fetchers import ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.log import Log
 from kalda.storage.opening import opening_job
+from kalda.storage.truncating import start_truncations
 
 log = logging.getLogger("kalda.peers")
 
@@ -158,6 +160,7 @@ class ReplicaFetcherManager:
         self._fetchers.stop(partition)
 
     def _start(self, fetcher: ReplicaFetcher) -> None:
+        fetcher.start_truncations = partial(start_truncations, self._jobs)
         task = asyncio.get_running_loop().create_task(self._run(fetcher))
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)

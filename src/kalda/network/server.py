@@ -5,6 +5,8 @@ requests, one sweep timer. There is no timer per connection or per request: ever
 connections that were idle for too long, that have sent only part of a frame, or that do not read their last answers.
 
 The server does not depend on the protocol: frames go to the listener's handler (see `connection`).
+
+A connection whose own code fails is logged and aborted: neither the sweep nor the admission of others ends with it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -156,8 +158,8 @@ class Server:
         self._last_id = 0
         self._queued_bytes = 0
         """Size of the unanswered requests of all connections."""
-        self._over_budget: deque[Connection] = deque()
-        """Connections that read nothing until `_queued_bytes` is below `queued.max.request.bytes`."""
+        self._over_budget: OrderedDict[Connection, None] = OrderedDict()
+        """Open connections that read nothing until `_queued_bytes` is below `queued.max.request.bytes`."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._stopping = False
         self._empty = asyncio.Event()
@@ -250,7 +252,7 @@ class Server:
         self._empty.clear()
         if self._stopping:
             connection.close()
-        elif self._waiting or not self._try_admit(connection):
+        elif self._waiting or not self._admit_or_abort(connection):
             if len(self._waiting) >= self.listeners[connection.listener_name].limits.backlog:
                 self._refuse(connection, "too many connections wait for admission")
                 return
@@ -262,6 +264,7 @@ class Server:
         if self.connections.pop(connection.id, None) is None:
             return
         self._admission.leave(connection.peer_host)
+        self._over_budget.pop(connection, None)
         if connection.admitted:
             self._admission.release(connection.listener_name)
         else:
@@ -276,13 +279,33 @@ class Server:
         self.complaints(self.now_ms(), "refused connection from %s: %s", connection, reason)
         connection.abort()
 
+    def _abort_failed(self, connection: Connection, what: str) -> None:
+        """Log the exception that is being handled, and abort the connection whose code has raised it."""
+        log.exception("%s failed for %s; closing it", what, connection)
+        try:
+            connection.abort()
+        except Exception:
+            log.exception("%s cannot be closed", connection)
+
+    def _admit_or_abort(self, connection: Connection) -> bool:
+        """`_try_admit`; a connection whose code fails is aborted, and need not wait."""
+        try:
+            return self._try_admit(connection)
+        except Exception:
+            self._abort_failed(connection, "admission")
+            return True
+
     def _try_admit(self, connection: Connection) -> bool:
         decision = self._admission.admit(connection.listener_name, self.now_ms())
         if decision.verdict is Verdict.WAIT:
             if decision.wait_ms:
                 self._retry_in(decision.wait_ms)
             return False
-        connection.admit()
+        try:
+            connection.admit()
+        finally:
+            if not connection.admitted:
+                self._admission.release(connection.listener_name)
         if decision.verdict is Verdict.EVICT:
             self._evict("max.connections is reached")
         return True
@@ -318,7 +341,7 @@ class Server:
         """Admit the waiting connections that the limits allow. One whose listener is full does not block others."""
         for _ in range(len(self._waiting)):
             connection = self._waiting.popleft()
-            if not connection.closed and not self._try_admit(connection):
+            if not connection.closed and not self._admit_or_abort(connection):
                 self._waiting.append(connection)
 
     # -- the budget for unanswered requests
@@ -331,7 +354,7 @@ class Server:
         """Undo `queue` when the request was answered or abandoned."""
         self._queued_bytes -= frame_bytes
         while self._over_budget and not self.over_budget():
-            self._over_budget.popleft().budget_is_back()
+            self._over_budget.popitem(last=False)[0].budget_is_back()
 
     def over_budget(self) -> bool:
         """True where `queued.max.request.bytes` is reached."""
@@ -339,7 +362,7 @@ class Server:
 
     def wait_for_budget(self, connection: Connection) -> None:
         """Call `budget_is_back` of the connection when there is budget again."""
-        self._over_budget.append(connection)
+        self._over_budget[connection] = None
 
     # -- the sweep
 
@@ -355,15 +378,21 @@ class Server:
     def _sweep(self) -> None:
         now_ms = self.now_ms()
         for connection in list(self.connections.values()):
-            reason = connection.sweep(now_ms)
-            if reason is None:
-                continue
-            if connection.closed:
-                connection.abort()
-            else:
-                log.info("closing %s: %s", connection, reason)
-                connection.close()
+            try:
+                self._sweep_one(connection, now_ms)
+            except Exception:
+                self._abort_failed(connection, "the sweep")
         self._schedule_sweep()
+
+    def _sweep_one(self, connection: Connection, now_ms: int) -> None:
+        reason = connection.sweep(now_ms)
+        if reason is None:
+            return
+        if connection.closed:
+            connection.abort()
+        else:
+            log.info("closing %s: %s", connection, reason)
+            connection.close()
 
     def describe(self) -> dict[str, Any]:
         """Counts for metrics."""

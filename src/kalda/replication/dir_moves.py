@@ -33,7 +33,12 @@ from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 from kalda.storage.reading import start_reads
-from kalda.storage.truncating import cut_job, start_within, truncate_fully_and_start_at, truncate_to
+from kalda.storage.truncating import (
+    begin_truncation,
+    start_truncations,
+    start_within,
+    truncate_fully_and_start_at,
+)
 from kalda.storage.values import FetchInfo, UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.moves")
@@ -309,10 +314,15 @@ class DirMoves:
             truncate_fully_and_start_at(future, current.log_start_offset)
         elif end < future.log_end_offset:
             log.info("the copy of %s is cut back from %d to %d", move.partition, future.log_end_offset, end)
-            if end >= future.log_start_offset:
-                self._run(move, cut_job(future, end))
+            truncation = begin_truncation(future, end)
+            assert truncation is not None
+            if end < future.log_start_offset:
+                truncation.complete()
+            else:
+                cut = Job(f"truncate the copy of {move.partition}", _nothing, lambda _: future.check_online())
+                self._jobs_running += 1
+                start_truncations(self._jobs, [truncation], lambda: self._done(move, cut, None))
                 return False
-            truncate_to(future, end)
         self._copy_watermarks(current, future)
         if future.config != current.config:
             future.update_config(current.config)

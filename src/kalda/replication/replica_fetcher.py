@@ -7,7 +7,8 @@
 
 One request is in flight at a time. Each fetch names the epoch of the last record in the follower's log (KIP-595). Where
 the leader's log diverges, the response holds an epoch and its end offset in the leader's log; the follower truncates to
-the common end and fetches again, until the logs agree. The follower's high watermark takes no part in that: a record
+the common end and fetches again, until the logs agree. Threads wait for the device meanwhile, and the other partitions
+are fetched. The follower's high watermark takes no part in that: a record
 above it may be committed, one below it never diverges.
 
 A follower whose fetch offset is outside the leader's log looks up the leader's offsets (ListOffsets). It truncates to
@@ -20,7 +21,7 @@ metadata has its new leader epoch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
@@ -40,7 +41,7 @@ from kalda.protocol.messages.fetch import (
 from kalda.replication.fetch_session_handler import FetchSessionHandler, Key
 from kalda.replication.partition import Partition
 from kalda.storage.log import Log
-from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
+from kalda.storage.truncating import Truncation, begin_anew_at, begin_truncation
 from kalda.storage.values import UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.fetcher")
@@ -95,7 +96,12 @@ class Followed:
         self.retry_at_ms = ((now_ms + grid_ms // 2) // grid_ms + 1) * grid_ms
 
     def is_ready(self, now_ms: int) -> bool:
-        return not self.is_fenced and self.retry_at_ms <= now_ms and self.partition.may_fetch
+        return not self.is_fenced and self.retry_at_ms <= now_ms and self.may_fetch
+
+    @property
+    def may_fetch(self) -> bool:
+        """False while the log is being flushed or truncated; `wake` is called afterwards."""
+        return self.partition.may_fetch and self.partition.log.truncation is None
 
     def fetch_data(self, max_bytes: int) -> FetchRequestFetchPartition:
         """The partition's fields of a fetch: the same object while none has changed, so that a session compares no
@@ -131,6 +137,10 @@ class ReplicaFetcher:
         """Called when there may be a request before `deadline_ms`."""
         self.on_added: Callable[[], None] = _nothing
         """Called when a partition is added while a request without it is in flight."""
+        self.start_truncations: Callable[[Sequence[Truncation], Callable[[], None]], None] = _truncate_now
+        """Completes truncations, then calls its second argument."""
+        self._truncations: list[Truncation] = []
+        """Those that follow from the response that is being processed."""
         self._config = config
         self._broker_epoch = broker_epoch
         self._followed: dict[Key, Followed] = {}
@@ -191,7 +201,7 @@ class ReplicaFetcher:
         if not wanted:
             return None
         config = self._config
-        is_syncing = any(not each.is_fenced and not each.partition.may_fetch for each in self._followed.values())
+        is_syncing = any(not each.is_fenced and not each.may_fetch for each in self._followed.values())
         request = FetchRequest(
             replica_state=FetchRequestReplicaState(replica_id=config.broker_id, replica_epoch=self._broker_epoch()),
             cluster_id=config.cluster_id,
@@ -216,9 +226,7 @@ class ReplicaFetcher:
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `next_request` may return a request; None: not before a call of `wake`."""
-        times = [
-            each.retry_at_ms for each in self._followed.values() if not each.is_fenced and each.partition.may_fetch
-        ]
+        times = [each.retry_at_ms for each in self._followed.values() if not each.is_fenced and each.may_fetch]
         return max(now_ms, self._retry_at_ms, min(times)) if times else None
 
     # -- responses
@@ -271,6 +279,7 @@ class ReplicaFetcher:
                     self._session.restart()
                     continue
                 self._on_partition(followed, data, now_ms)
+        self._truncate_all()
 
     def _on_partition(self, followed: Followed, data: FetchResponsePartitionData, now_ms: int) -> None:
         partition = followed.partition
@@ -323,9 +332,9 @@ class ReplicaFetcher:
         # The offsets in this response are adopted when the logs agree. This session would not send them again, so
         # another one is begun.
         self._session.restart()
-        before = log_.log_end_offset, log_.leader_epochs.latest
+        before = len(self._truncations), log_.leader_epochs.latest
         self._truncate_to(followed, target, now_ms)
-        if (log_.log_end_offset, log_.leader_epochs.latest) == before:
+        if (len(self._truncations), log_.leader_epochs.latest) == before:
             # Nothing to truncate: the next response would be the same.
             followed.pause(now_ms, self._config.backoff_ms)
 
@@ -335,10 +344,17 @@ class ReplicaFetcher:
             level = logging.WARNING if offset < partition.log.high_watermark else logging.INFO
             log.log(level, "%s is truncated from %d to %d", partition, partition.log.log_end_offset, offset)
         try:
-            truncate_to(partition.log, offset)
+            truncation = begin_truncation(partition.log, offset)
+            if truncation is not None:
+                self._truncations.append(truncation)
         except ApiError as error:
             self._on_log_error(followed, error, now_ms)
         followed.asked = None
+
+    def _truncate_all(self) -> None:
+        if self._truncations:
+            truncations, self._truncations = self._truncations, []
+            self.start_truncations(truncations, lambda: self.wake())
 
     # -- out of range
 
@@ -356,6 +372,7 @@ class ReplicaFetcher:
                 followed.pause(now_ms, self._config.backoff_ms)
             else:
                 self._on_end(followed, answer.offset, now_ms)
+        self._truncate_all()
 
     def _on_end(self, followed: Followed, offset: int, now_ms: int) -> None:
         """The leader's log ends, or begins, at `offset`, whichever has been looked up."""
@@ -372,7 +389,7 @@ class ReplicaFetcher:
         if offset > partition.log.log_end_offset:
             log.info("%s is emptied and begins at %d, where its leader's log begins", partition, offset)
             try:
-                truncate_fully_and_start_at(partition.log, offset)
+                self._truncations.append(begin_anew_at(partition.log, offset))
             except ApiError as error:
                 self._on_log_error(followed, error, now_ms)
 
@@ -388,6 +405,15 @@ _SESSION_ERRORS = frozenset(
 
 def _key(partition: Partition) -> tuple[Uuid, int]:
     return partition.topic_id, partition.topic_partition.partition
+
+
+def _truncate_now(truncations: Sequence[Truncation], done: Callable[[], None]) -> None:
+    for truncation in truncations:
+        try:
+            truncation.complete()
+        except ApiError as error:
+            log.error("%s is not truncated: %s", truncation.log.topic_partition, error)
+    done()
 
 
 def _nothing() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.disk import Disk
+from kalda.storage.job import Job
 
 if TYPE_CHECKING:
     from kalda.storage.log import Log
@@ -26,6 +27,11 @@ class LogHooks(Protocol):
     def on_recovery_point_lowered(self, log: Log) -> None:
         """`log` is about to be cut below the recovery point that it had: checkpoints with a higher one must be replaced
         first. Raises `OSError`: then nothing is cut."""
+        ...
+
+    def lowering_jobs(self, logs: Sequence[Log]) -> Iterator[Job[None]]:
+        """Jobs to be run and finished one after another that do the same for several logs. They raise nothing: a disk
+        that fails takes the logs offline."""
         ...
 
     def on_log_start_lowered(self, log: Log) -> None:
@@ -53,6 +59,9 @@ class StandaloneHooks:
 
     def on_recovery_point_lowered(self, log: Log) -> None:
         pass
+
+    def lowering_jobs(self, logs: Sequence[Log]) -> Iterator[Job[None]]:
+        return iter(())
 
     def on_log_start_lowered(self, log: Log) -> None:
         pass

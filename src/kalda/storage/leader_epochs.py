@@ -15,6 +15,7 @@ a file for those that got no record.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 
 from kalda.base.disk import Disk
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, read_epochs, write_epochs
@@ -170,12 +171,19 @@ class LeaderEpochs:
         if write:
             self.write()
 
-    def forget(self) -> None:
+    def forget(self) -> Iterator[Callable[[], None]]:
         """Drop all entries, synced, before the records are removed: in an empty log no batch would contradict the
-        entries of former records."""
+        entries of former records. Yields what is to be waited for, on any thread, before it goes on."""
+        temporary = f"{self.path}.empty.tmp"
+        write_epochs(self._disk, temporary, (), durable=False)
+        file = self._disk.open(temporary)
+        yield file.sync
+        file.close()
+        self._disk.rename(temporary, self.path)
         self._epochs.clear()
         self._offsets.clear()
-        write_epochs(self._disk, self.path, (), durable=True)
         self._stored = []
         self.unsynced = self.unwritten = False
         self.writes += 1
+        disk, directory = self._disk, self.directory
+        yield lambda: disk.sync_dir(directory)

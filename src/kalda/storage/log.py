@@ -14,6 +14,7 @@ calls the hooks. A file that could merely not be opened, because no descriptor w
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kalda.base.disk import Buffer, Disk, NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
@@ -40,6 +41,9 @@ from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
 
+if TYPE_CHECKING:
+    from kalda.storage.truncating import Truncation
+
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
@@ -54,6 +58,7 @@ class Log(LogOffsets):
         "_latest_epoch",
         "_rules",
         "_verify",
+        "blocked",
         "cold",
         "config",
         "directory",
@@ -69,6 +74,7 @@ class Log(LogOffsets):
         "snapshots",
         "topic_id",
         "topic_partition",
+        "truncation",
         "unsynced",
     )
 
@@ -110,6 +116,10 @@ class Log(LogOffsets):
         """When a flush that was given the time ended; when the log was opened, before."""
         self.offline = False
         """Closed, or failed by its disk: every call raises KAFKA_STORAGE_ERROR, for good."""
+        self.truncation: Truncation | None = None
+        """A truncation whose files are not all synced yet: it has to be completed before the next append."""
+        self.blocked = False
+        """The log is offline, or is being truncated; see `unblock`."""
         self.cold = False
         """The files of the active segment have not been opened yet: `opening_job` opens them, before an append."""
         self._verify = verify_transactions
@@ -251,8 +261,8 @@ class Log(LogOffsets):
         `InspectionUnfinished` where a client's batch has too many records to check them at once; nothing has been
         appended then. `inspection` is the finished one of that batch.
         """
-        if self.offline:
-            self.check_online()
+        if self.blocked:
+            self.unblock()
         first_offset = self.log_end_offset
         if origin is _RAFT_LEADER:
             return self._append_many(records, stamped_batches(records, first_offset, leader_epoch), now_ms)
@@ -303,8 +313,8 @@ class Log(LogOffsets):
         Batches of a later epoch than `leader_epoch` are left out too: they were fetched in an older leader's epoch.
         Raises `UnexpectedAppendOffset` where the first batch does not follow the log, `CorruptRecord` for bad bytes.
         """
-        if self.offline:
-            self.check_online()
+        if self.blocked:
+            self.unblock()
         batches = replicated_batches(records, self.log_end_offset, leader_epoch, self.topic_partition)
         return self._append_many(records, batches, now_ms)
 
@@ -464,7 +474,8 @@ class Log(LogOffsets):
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
         """Epoch `epoch` begins at `start_offset`: called in a new leader before its first append."""
-        self.check_online()
+        if self.blocked:
+            self.unblock()
         self.leader_epochs.assign(epoch, start_offset)
         self.refresh()
 
@@ -479,13 +490,17 @@ class Log(LogOffsets):
 
     def roll(self, now_ms: int) -> None:
         """Begin a new segment at the log's end."""
-        self.check_online()
+        self.unblock()
         try:
             self._roll(now_ms, self.log_end_offset)
         except OSError as error:
             raise self.refused(error) from error
 
     def _roll(self, now_ms: int, first_offset: int) -> Segment:
+        """Nothing is synced here, and the snapshot of many producers is left to a job. The names of the new files stay:
+        the batch that is appended next has to be in a file that every start finds by that name, or the end of the
+        process would lose it. They are named by the log's end, so they cannot be made before. The last index entries
+        go to the page cache, as batches do."""
         # At the log's end even where the first batch leaves a gap: a segment that begins where the one before it ends
         # shows recovery that nothing is missing between them.
         base = self.log_end_offset if first_offset - self.log_end_offset <= MAX_GAP else first_offset
@@ -540,6 +555,8 @@ class Log(LogOffsets):
         committed. Where a file cannot be opened for it, that is a failure of the disk; any other flush comes again."""
         self.check_online()
         upto = self.log_end_offset if upto is None else min(upto, self.log_end_offset)
+        if self.truncation is not None:
+            upto = min(upto, self.truncation.offset)
         try:
             return self.unsynced.job(self, upto, now_ms, indexes)
         except OSError as error:
@@ -547,7 +564,7 @@ class Log(LogOffsets):
 
     def close_job(self) -> Job[None]:
         """A job that leaves the files as a clean stop does: complete indexes, a producer snapshot, all of it synced."""
-        self.check_online()
+        self.unblock()
         try:
             snapshot = self.snapshots.take_at_close(self.producer_states)
             self.unsynced.seal(self.segments.active)
@@ -575,7 +592,8 @@ class Log(LogOffsets):
         for segment in self.segments:
             segment.close()
         self.reads.forget()
-        self.offline = True
+        self.offline = self.blocked = True
+        self.truncation = None
 
     def rename_dir(self, directory: str) -> None:
         """Rename the log's directory; open files stay open. Raises KAFKA_STORAGE_ERROR."""
@@ -602,6 +620,12 @@ class Log(LogOffsets):
                 ErrorCode.KAFKA_STORAGE_ERROR, f"the log {self.topic_partition} is closed or its disk failed"
             )
 
+    def unblock(self) -> None:
+        """To be called before an append. Complete a truncation that is under way. Raises KAFKA_STORAGE_ERROR."""
+        self.check_online()
+        if self.truncation is not None:
+            self.truncation.complete()
+
     def on_io_error(self, error: BaseException) -> None:
         """A job raised this, which has changed nothing: as `refused`."""
         if isinstance(error, OSError):
@@ -617,7 +641,7 @@ class Log(LogOffsets):
     def failed(self, error: OSError) -> ApiError:
         """The disk failed: the log is offline from now on, and the hooks are called, once. Returns what to raise."""
         if not self.offline:
-            self.offline = True
+            self.offline = self.blocked = True
             self.hooks.on_io_error(self, error)
         return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}")
 

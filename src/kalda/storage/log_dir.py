@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -36,6 +36,8 @@ from kalda.storage.log import Log
 
 log_ = logging.getLogger("kalda.logs")
 
+_ATTEMPTS = 5
+"""How often a checkpoint is written by jobs while other jobs write it too; after that, here and now."""
 _MAX_FORMER = 10_000
 """So many names of logs that were removed are kept apart; with more, any name may be one of them."""
 
@@ -238,6 +240,28 @@ class LogDir:
         if self.logs.get(topic_partition) is log and self.cleaner_offsets.get(topic_partition, 0) > offset:
             self.cleaner_offsets[topic_partition] = offset
             self._checkpoints[CLEANER_OFFSET_FILE].replace_durably(dict(self.cleaner_offsets))
+
+    def lowering_jobs(self, logs: Sequence[Log]) -> Iterator[Job[None]]:
+        """`lower`, of several logs, as jobs to be run and finished one after another. They raise `OSError`."""
+        lowered = [log for log in logs if self.logs.get(log.topic_partition) is log]
+        cleaned = {
+            log.topic_partition: log.recovery_point
+            for log in lowered
+            if self.cleaner_offsets.get(log.topic_partition, 0) > log.recovery_point
+        }
+        self.cleaner_offsets.update(cleaned)
+        contents = {RECOVERY_POINT_FILE: self._recovery_points}
+        if cleaned:
+            contents[CLEANER_OFFSET_FILE] = lambda: dict(self.cleaner_offsets)
+        for name, current in contents.items():
+            checkpoint = self._checkpoints[name]
+            for _ in range(_ATTEMPTS):
+                offsets = current()
+                yield from checkpoint.durable_jobs(offsets)
+                if checkpoint.durable is offsets or not self.online:
+                    break  # otherwise another job has written the checkpoint meanwhile
+            else:
+                checkpoint.replace_durably(current())
 
     def durable_recovery_point_jobs(self, topic_partition: TopicPartition, upto: int) -> list[Job[None]]:
         """Jobs to be done one after the other that make the checkpoint name a recovery point of this log of at least

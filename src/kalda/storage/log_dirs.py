@@ -120,6 +120,17 @@ class LogDirs:
         """A job whose `OSError` takes the directory offline, and raises nothing."""
         return Job(description, work, finish).on_failure(lambda error: self.fail(directory, error))
 
+    def whole_job(self, directory: LogDir, job: Job[None]) -> Job[None]:
+        """`job`, of that directory, whose `OSError` in either half takes the directory offline, and raises nothing."""
+
+        def finish(_: None) -> None:
+            try:
+                job.finish()
+            except OSError as error:
+                self.fail(directory, error)
+
+        return self.job(directory, job.description, job.run, finish)
+
     def checkpoint_job(self, directory: LogDir, job: Job[None]) -> Job[None]:
         """`job`, of that directory, likewise; and what its `finish` raises. Where no file can be opened, the next one
         writes the checkpoint."""

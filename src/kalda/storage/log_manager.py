@@ -446,6 +446,20 @@ class LogManager:
         if directory is not None and directory.online:
             directory.lower(log)  # raises where that cannot be written: then nothing is cut
 
+    def lowering_jobs(self, logs: Sequence[Log]) -> Iterator[Job[None]]:
+        for directory in self.dirs:
+            there = [log for log in logs if self.dirs.holder(log) is directory]
+            jobs = directory.lowering_jobs(there) if there and directory.online else iter(())
+            while directory.online:
+                try:
+                    job = next(jobs, None)
+                except OSError as error:
+                    self.dirs.fail(directory, error)
+                    break
+                if job is None:
+                    break
+                yield self.dirs.whole_job(directory, job)
+
     def on_log_start_lowered(self, log: Log) -> None:
         directory = self.dirs.holder(log)
         if directory is not None and directory.online:

@@ -215,9 +215,7 @@ class SnapshotFiles:
 
         Snapshots outside that range, and damaged ones, are removed: they are not of this log as it is now.
         """
-        for offset in list(self.offsets):
-            if offset > upto or offset <= start_offset:
-                self.remove(offset)
+        self.remove_outside(start_offset, upto)
         while self.offsets:
             offset = self.offsets[-1]
             try:
@@ -239,6 +237,12 @@ class SnapshotFiles:
         if offset in self.unsynced:
             self.unsynced.remove(offset)
         self._disk.remove(self.path(offset))
+
+    def remove_outside(self, start_offset: int, upto: int) -> None:
+        """Remove all but those in (start_offset, upto]."""
+        for offset in list(self.offsets):
+            if offset > upto or offset <= start_offset:
+                self.remove(offset)
 
     def remove_strays(self, bases: list[int]) -> None:
         """Remove all but those at a segment's base and, beyond every base, the last one: the state at the log's end."""

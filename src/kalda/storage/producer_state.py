@@ -250,6 +250,12 @@ class ProducerStates:
         self._unreplicated.clear()
         self.map_end_offset = self.snapshot_offset = offset
 
+    def adopt(self, other: ProducerStates) -> None:
+        """Replace everything by what `other` has, which is not used any more."""
+        self.clear(other.map_end_offset)
+        self._states, self._ongoing, self._unreplicated = other._states, other._ongoing, other._unreplicated
+        self.snapshot_offset = other.snapshot_offset
+
     # Snapshots
 
     @property

@@ -13,7 +13,6 @@ that are open already. What a snapshot's reader has opened, `adopt` takes into t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
@@ -420,9 +419,17 @@ class Segment:
 
     # Shrinking and closing
 
-    def shorten_to(self, offset: int) -> Callable[[], None]:
-        """Drop the batches from the one that holds `offset` on. Returns what cuts them off the file and syncs it: it
-        may run on another thread, but must end before the next append."""
+    def open_all(self) -> None:
+        """Open and read all that `shorten_to` needs."""
+        self.file()
+        self.offset_index.load()
+        self.time_index.load()
+        if self.txn_index.exists:
+            self.txn_index.prepare()
+
+    def shorten_to(self, offset: int) -> tuple[File, int | None]:
+        """Drop the batches from the one that holds `offset` on. Returns the log file and the position at which it is to
+        be cut, None for nowhere. It must be cut and synced before the next append."""
         position = self.locate(offset, read_waiting)
         file = self.file().share()
         self.offset_index.truncate_to(offset)
@@ -436,14 +443,7 @@ class Segment:
             if not position:
                 self._first_timestamp = None
         self._max_timestamp = self._find_largest_timestamp()
-
-        def cut_off() -> None:
-            with contextlib.closing(file):
-                if position is not None:
-                    file.truncate(position)
-                file.sync()
-
-        return cut_off
+        return file, position
 
     def reset_state(self, size: int, max_timestamp: tuple[int, int]) -> None:
         """Called when a recovery has rewritten the indexes."""

@@ -3,54 +3,140 @@
 Everything is synced before the next append, the removal of later segments before the cut in an earlier one. So a loss
 of power leaves a prefix of the log before the truncation, or of the one after it. Otherwise it could leave a piece of
 the one beside a piece of the other, which no CRC would detect.
+
+A `Truncation` goes in steps. What changes the log or names and lengths of files is done on the thread that owns the
+log. Between two steps it waits for the device: a sync, or reading the producers anew. `start_truncations` has threads
+wait, for many logs at a time. While `Log.truncation` is set, nothing is fetched for the log; whatever else is to append
+to it (a replica that becomes leader) does the remaining steps at once (`Log.unblock`). That is safe even while a thread
+waits for the same step, as threads only sync and read.
+
+1. checkpoints with a recovery point or a log start offset above the new end are replaced durably
+2. in memory the log ends; later segments are renamed, the last one first; the directory is synced
+3. the file of the last segment is cut, and synced
+4. later leader epochs are dropped, and the producers are those as of the new end
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kalda.base.disk import Buffer
+from kalda.base.disk import Buffer, Disk
+from kalda.base.errors import ApiError
+from kalda.base.scheduling import Jobs
 from kalda.records.batch import read_header
 from kalda.storage.config import MAX_INT64
 from kalda.storage.job import Job
 from kalda.storage.loading import replay_producers
+from kalda.storage.naming import DELETED_SUFFIX
+from kalda.storage.producer_snapshot import SnapshotFiles
+from kalda.storage.producer_state import ProducerStates
 from kalda.storage.segment import Segment
+from kalda.storage.segments import Segments
 from kalda.storage.values import AppendInfo, UnexpectedAppendOffset
 
 if TYPE_CHECKING:
     from kalda.storage.log import Log
 
+log_ = logging.getLogger("kalda.logs")
+
+_LOGS_AT_ONCE = 32
+"""So many logs take a step in one callback, and wait for their device in one job."""
+
+Wait = Callable[[], None]
+"""Waits for the device, on any thread; may be called twice, even at the same time."""
+
+
+class Truncation:
+    """One truncation of one log; set as its `Log.truncation` until it is complete."""
+
+    __slots__ = ("_steps", "_waits_for", "has_lower_checkpoint", "log", "lowers_recovery_point", "offset")
+
+    def __init__(self, log: Log, offset: int, steps: Iterator[Wait]) -> None:
+        self.log = log
+        self.offset = offset
+        """What is below it stays, and may be flushed meanwhile."""
+        self._steps = steps
+        self._waits_for: Wait | None = None
+        """What the step that was taken last has to wait for; None: no step was taken yet."""
+        self.lowers_recovery_point = offset < log.recovery_point
+        """A checkpoint may have a recovery point above `offset`."""
+        self.has_lower_checkpoint = not self.lowers_recovery_point
+        """That is not, or no more, so."""
+        log.truncation = self
+        log.blocked = True
+
+    def advance(self) -> Wait | None:
+        """Take the next step; what it waits for, None where the truncation is complete, also because the log was closed
+        or something else has completed it. Raises KAFKA_STORAGE_ERROR."""
+        log = self.log
+        if log.truncation is not self or log.offline:
+            return None
+        try:
+            self._waits_for = next(self._steps, None)
+        except OSError as error:
+            raise log.failed(error) from error
+        if self._waits_for is None:
+            log.truncation = None
+            log.blocked = log.offline
+        return self._waits_for
+
+    def complete(self) -> None:
+        """Do here and now what is left. Raises KAFKA_STORAGE_ERROR."""
+        wait = self._waits_for or self.advance()
+        while wait is not None:
+            try:
+                wait()
+            except OSError as error:
+                raise self.log.failed(error) from error
+            wait = self.advance()
+
+
+# Beginning
+
 
 def truncate_to(log: Log, offset: int) -> bool:
     """Drop everything from `offset` on; False where the log ends there or before. For followers."""
-    assert offset >= 0, f"truncating {log.topic_partition} to {offset}"
-    if offset >= log.log_end_offset:
-        # A former leader that appended nothing in its epoch has an entry for that epoch all the same.
-        log.check_online()
-        try:
-            log.leader_epochs.truncate_from_end(log.log_end_offset)
-        except OSError as error:
-            raise log.failed(error) from error
-        log.refresh()
+    truncation = begin_truncation(log, offset)
+    if truncation is None:
         return False
-    _change(log, lambda: _cut(log, offset))
+    truncation.complete()
     return True
 
 
 def truncate_fully_and_start_at(log: Log, offset: int, log_start_offset: int | None = None) -> None:
     """Empty the log: the next record gets `offset`. The log start offset is `log_start_offset`, which is at most that,
     or `offset`."""
-    _change(log, lambda: _empty(log, offset, offset if log_start_offset is None else log_start_offset))
+    begin_anew_at(log, offset, log_start_offset).complete()
 
 
-def cut_job(log: Log, offset: int) -> Job[None]:
-    """A job that drops everything from `offset` on, for a log that is not appended to or read until the job is
-    finished. The log ends at `offset` at once; its epochs and producers are cut when the files have been."""
-    assert log.segments.first.base_offset <= offset < log.log_end_offset, f"{log.topic_partition} has no {offset}"
-    works: list[Callable[[], None]] = []
-    _change(log, lambda: works.append(_shorten(log, offset)))
-    return Job(f"truncate {log.topic_partition}", works[0], lambda _: _change(log, lambda: _settle(log, offset)))
+def begin_truncation(log: Log, offset: int) -> Truncation | None:
+    """A truncation to `offset`, still to be done; None where the log ends there or before."""
+    assert offset >= 0, f"truncating {log.topic_partition} to {offset}"
+    log.unblock()
+    if offset >= log.log_end_offset:
+        # A former leader that appended nothing in its epoch has an entry for that epoch all the same.
+        try:
+            log.leader_epochs.truncate_from_end(log.log_end_offset)
+        except OSError as error:
+            raise log.refused(error) from error
+        log.refresh()
+        return None
+    if log.segments.first.base_offset > offset:
+        return begin_anew_at(log, offset)
+    try:
+        log.segments.from_floor(offset)[0].open_all()
+    except OSError as error:
+        raise log.refused(error) from error
+    return Truncation(log, offset, _steps_to_cut(log, offset))
+
+
+def begin_anew_at(log: Log, offset: int, log_start_offset: int | None = None) -> Truncation:
+    """As `truncate_fully_and_start_at`, still to be done."""
+    log.unblock()
+    start = offset if log_start_offset is None else log_start_offset
+    return Truncation(log, offset, _steps_to_empty(log, offset, start))
 
 
 def start_within(log: Log, records: Buffer, leader_epoch: int, first: UnexpectedAppendOffset) -> AppendInfo:
@@ -64,85 +150,195 @@ def start_within(log: Log, records: Buffer, leader_epoch: int, first: Unexpected
     return info._replace(log_start_offset=start)
 
 
-def _change(log: Log, work: Callable[[], None]) -> None:
-    """Do `work`, which cuts or removes segments, between what has to be done before it and after it."""
-    log.check_online()
+# Many at a time
+
+
+def start_truncations(jobs: Jobs, truncations: Sequence[Truncation], done: Callable[[], None]) -> None:
+    """Complete them, with threads that wait for the device; then `done` is called on the logs' thread. A disk that
+    fails under one of them takes its log directory offline."""
+    _run(jobs, _jobs(truncations), truncations, done)
+
+
+def _run(jobs: Jobs, steps: Iterator[Job[None]], truncations: Sequence[Truncation], done: Callable[[], None]) -> None:
     try:
-        log.on_segments_changed()
-        work()
-    except OSError as error:
-        raise log.failed(error) from error
+        job = next(steps, None)
+    except Exception:
+        log_.exception("truncations failed, and are completed one by one")
+        for truncation in truncations:
+            _complete(truncation)
+        job = None
+    if job is None:
+        done()
+        return
+
+    def finish(_: None, error: BaseException | None) -> None:
+        try:
+            job.finish()
+        except (ApiError, OSError) as failure:
+            log_.error("%s failed: %s", job.description, failure)
+        _run(jobs, steps, truncations, done)
+
+    jobs.run(job.run, finish)
+
+
+def _jobs(truncations: Sequence[Truncation]) -> Iterator[Job[None]]:
+    """Jobs to be run and finished one after another."""
+    lowering = [each for each in truncations if each.lowers_recovery_point]
+    for each in lowering:
+        # Flush jobs that are under way must not raise it again, nor checkpoints name a higher one.
+        each.log.unsynced.truncations += 1
+        each.log.recovery_point = min(each.log.recovery_point, each.offset)
+    for hooks in dict.fromkeys(each.log.hooks for each in lowering):
+        yield from hooks.lowering_jobs([each.log for each in lowering if each.log.hooks is hooks])
+    for each in lowering:
+        each.has_lower_checkpoint = True
+    for at in range(0, len(truncations), _LOGS_AT_ONCE):
+        waits = _advance_all(truncations[at : at + _LOGS_AT_ONCE])
+        while waits:
+            failed: list[Truncation] = []
+            yield _waiting_job(waits, failed)
+            for each in failed:
+                _complete(each)
+            waits = _advance_all([each for each, _ in waits])
+
+
+def _advance_all(truncations: Sequence[Truncation]) -> list[tuple[Truncation, Wait]]:
+    waits: list[tuple[Truncation, Wait]] = []
+    for each in truncations:
+        try:
+            wait = each.advance()
+        except ApiError as error:
+            log_.error("%s is not truncated: %s", each.log.topic_partition, error)
+            continue
+        if wait is not None:
+            waits.append((each, wait))
+    return waits
+
+
+def _waiting_job(waits: list[tuple[Truncation, Wait]], failed: list[Truncation]) -> Job[None]:
+    def work() -> None:
+        for each, wait in waits:
+            try:
+                wait()
+            except OSError:
+                # Its directory may have been renamed. If the disk has failed, it fails again where that is reported.
+                failed.append(each)
+
+    return Job(f"truncate {len(waits)} logs", work, lambda _: None)
+
+
+def _complete(truncation: Truncation) -> None:
+    try:
+        if truncation.log.truncation is truncation and not truncation.log.offline:
+            truncation.complete()
+    except ApiError as error:
+        log_.error("%s is not truncated: %s", truncation.log.topic_partition, error)
+
+
+# Steps
+
+
+def lower_recovery_point(log: Log, offset: int, checkpoint: bool) -> None:
+    """Lower the log start offset and the recovery point to `offset`, where they are above it, before anything is cut
+    there. The hooks replace checkpoints with higher ones, that of the recovery point where `checkpoint` is true, and
+    raise `OSError`."""
+    if offset < log.log_start_offset:
+        log.log_start_offset = offset
+        log.hooks.on_log_start_lowered(log)
+    log.recovery_point = min(log.recovery_point, offset)
+    if checkpoint:
+        log.hooks.on_recovery_point_lowered(log)
+
+
+def _lower(log: Log, offset: int) -> None:
+    truncation = log.truncation
+    assert truncation is not None
+    lower_recovery_point(log, offset, not truncation.has_lower_checkpoint)
+    truncation.has_lower_checkpoint = True
+
+
+def _steps_to_cut(log: Log, offset: int) -> Iterator[Wait]:
+    had_producers = len(log.producer_states) > 0
+    _lower(log, offset)
+    log.on_segments_changed()
+    removals = _rename_away(log, log.segments.above(offset))
+    file, position = log.segments.active.shorten_to(offset)
+    log.end_at(offset)
+    log.producer_states.clear(offset)
+    _refresh(log)
+    if removals:
+        yield _removal(log, removals)
+    if position is not None:
+        file.truncate(position)
+    yield file.sync
+    # The files end at `offset`. Only now are later epochs dropped: other replicas find by them what the files hold.
+    log.leader_epochs.truncate_from_end(offset)
+    log.snapshots.remove_outside(log.log_start_offset, offset)
+    if had_producers:
+        reading = _ReadProducers(log, offset)
+        yield reading
+        log.snapshots.offsets = reading.snapshots.offsets
+        log.producer_states.adopt(reading.states)
+    _refresh(log)
+
+
+def _steps_to_empty(log: Log, offset: int, log_start_offset: int) -> Iterator[Wait]:
+    _lower(log, offset)
+    yield from log.leader_epochs.forget()
+    log.on_segments_changed()
+    removals = _rename_away(log, list(log.segments))
+    log.segments.add(Segment.create(log.disk, log.directory, offset, log.config, 0))
+    log.snapshots.remove_outside(offset, offset)
+    log.producer_states.clear(offset)
+    log.begin_anew_at(offset, log_start_offset)
+    _refresh(log)
+    yield _removal(log, removals)
+
+
+def _rename_away(log: Log, segments: Sequence[Segment]) -> list[Callable[[Disk], None]]:
+    """Take these segments out of the log, the last one first; functions that remove their files."""
+    removals: list[Callable[[Disk], None]] = []
+    for segment in reversed(segments):
+        log.segments.remove(segment)
+        segment.close()
+        segment.change_suffix(DELETED_SUFFIX)
+        removals.append(segment.files())
+    return removals
+
+
+def _removal(log: Log, removals: list[Callable[[Disk], None]]) -> Wait:
+    disk, directory = log.disk, log.directory
+
+    def wait() -> None:
+        for remove in removals:
+            remove(disk)
+        disk.sync_dir(directory)
+
+    return wait
+
+
+def _refresh(log: Log) -> None:
     log.producer_states.on_high_watermark(log.high_watermark)
     log.refresh()
 
 
-def lower_recovery_point(log: Log, offset: int) -> None:
-    """Lower the log start offset and the recovery point to `offset`, where they are above it, before anything is cut
-    there. The hooks replace checkpoints with higher ones, and raise `OSError`."""
-    if offset < log.log_start_offset:
-        log.log_start_offset = offset
-        log.hooks.on_log_start_lowered(log)
-    if offset < log.recovery_point:
-        log.recovery_point = offset
-        log.hooks.on_recovery_point_lowered(log)
+class _ReadProducers:
+    """Reads the producers as of `offset`: the last snapshot below it, and the batches after that. None is expired by
+    this. Works on copies."""
 
+    def __init__(self, log: Log, offset: int) -> None:
+        self._name = str(log.topic_partition)
+        self._disk = log.disk
+        self._start = log.log_start_offset
+        self._offset = offset
+        files = log.snapshots
+        self.snapshots = SnapshotFiles(log.disk, log.directory, files.offsets)
+        """The files that are left: damaged ones are removed."""
+        self._segments = Segments([segment.snapshot() for segment in log.segments.from_floor(files.latest or 0)])
+        self.states = ProducerStates(self._name)
 
-def _cut(log: Log, offset: int) -> None:
-    """Drop everything from `offset` on."""
-    if log.segments.first.base_offset > offset:
-        _empty(log, offset, offset)
-        return
-    _shorten(log, offset)()
-    _settle(log, offset)
-
-
-def _shorten(log: Log, offset: int) -> Callable[[], None]:
-    """The log ends at `offset` from now on. Returns what cuts its files and syncs that: for any thread, before the next
-    append."""
-    lower_recovery_point(log, offset)
-    later = log.segments.above(offset)
-    for segment in later:
-        log.segments.remove(segment)
-        segment.close()
-    removers = [segment.files() for segment in reversed(later)]
-    cut_off = log.segments.active.shorten_to(offset)
-    log.end_at(offset)
-    log.producer_states.clear(offset)
-    disk, directory = log.disk, log.directory
-
-    def work() -> None:
-        for remove in removers:
-            remove(disk)
-        if removers:
-            disk.sync_dir(directory)
-        cut_off()
-
-    return work
-
-
-def _settle(log: Log, offset: int) -> None:
-    """The files end at `offset`. Only now are later epochs dropped: other replicas find by them what the files hold."""
-    log.leader_epochs.truncate_from_end(offset)
-    # The producers as of `offset`: the last snapshot below it, and the batches after that. None is expired by this.
-    log.snapshots.load_latest(log.producer_states, log.log_start_offset, offset, 0, MAX_INT64)
-    replay_producers(log.producer_states, log.segments, offset)
-
-
-def _empty(log: Log, offset: int, log_start_offset: int) -> None:
-    """Drop everything; the next record gets `offset`."""
-    lower_recovery_point(log, offset)
-    log.leader_epochs.forget()
-    for segment in reversed(list(log.segments)):
-        _remove(log, segment)
-    log.disk.sync_dir(log.directory)
-    log.segments.add(Segment.create(log.disk, log.directory, offset, log.config, 0))
-    for taken in list(log.snapshots.offsets):
-        log.snapshots.remove(taken)
-    log.producer_states.clear(offset)
-    log.begin_anew_at(offset, log_start_offset)
-
-
-def _remove(log: Log, segment: Segment) -> None:
-    log.segments.remove(segment)
-    segment.close()
-    segment.files()(log.disk)
+    def __call__(self) -> None:
+        states = ProducerStates(self._name)
+        self.snapshots.load_latest(states, self._start, self._offset, 0, MAX_INT64)
+        replay_producers(states, self._segments, self._offset)
+        self.states = states

@@ -245,17 +245,20 @@ def cut_back(world: World) -> Log:
     return future
 
 
-def test_a_copy_is_truncated_by_a_job(world: World) -> None:
+def test_a_copy_is_truncated_by_jobs(world: World) -> None:
     syncs: list[str] = []
     future = cut_back(world)
     sync, sync_dir = SimFile.sync, SimDisk.sync_dir
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimFile, "sync", lambda file: (syncs.append("file"), sync(file)))
+        patch.setattr(SimFile, "sync", lambda file: (syncs.append(file.path), sync(file)))
         patch.setattr(SimDisk, "sync_dir", lambda disk, path: (syncs.append(path), sync_dir(disk, path)))
-        assert future.log_end_offset == 6
-        assert future.leader_epochs.entries == [(0, 0)]
-        world.waiting.pop(0)()
-        assert syncs == [future.directory, "file"], "names first, and all of it by the job"
+        for _ in range(4):
+            world.waiting.pop(0)()
+    assert syncs[0].startswith("/d1/recovery-point-offset-checkpoint")
+    directory, segment = (syncs.index(f"{future.directory}{each}") for each in ("", "/00000000000000000000.log"))
+    assert 0 < directory < segment, "names first"
+    assert future.log_end_offset == 6
+    assert future.leader_epochs.entries == [(0, 0)]
     world.hold_jobs = False
     world.let_jobs_run()
     world.advance(100)

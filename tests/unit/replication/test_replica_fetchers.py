@@ -54,7 +54,7 @@ def test_a_fetch_does_not_wait_long_without_a_partition_that_is_being_flushed() 
     for each in (synced, syncing):
         each.may_fetch = True
         each.log = SimpleNamespace(
-            cold=False, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
+            cold=False, truncation=None, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
         )
         fetchers.follow(each)
     waits = []
@@ -74,7 +74,7 @@ def test_an_unknown_error_code_is_followed_by_a_pause() -> None:
     followed = partition(0)
     followed.may_fetch = True
     followed.log = SimpleNamespace(
-        cold=False, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
+        cold=False, truncation=None, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
     )
     fetchers.follow(followed)
     assert started[0].next_request(0) is not None
