@@ -17,7 +17,7 @@ can use it even after the first handle was closed, or the file was renamed or re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -79,6 +79,11 @@ class Disk(Protocol):
     def without_reserve(self) -> Disk:
         """The same files, for what is kept open and may be very many: it never gets the descriptors that are kept in
         reserve for all else."""
+        ...
+
+    def when_many_are_open(self, call: Callable[[], None] | None) -> None:
+        """`call` is called, on any thread, each time a file is opened while few descriptors are left, or cannot be
+        opened because none is left. None ends that."""
         ...
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> File:

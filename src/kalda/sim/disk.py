@@ -206,6 +206,7 @@ class SimDisk:
         self.now_ms = now_ms
         self.capacity_bytes = capacity_bytes
         self.handles_left: int | None = None
+        self._on_many_open: Callable[[], None] | None = None
         """So many files can be opened, and none after them, small files that are replaced excepted; None: no limit."""
         self.cold = False
         """`read_nowait` finds nothing in the page cache."""
@@ -292,6 +293,8 @@ class SimDisk:
 
     def _check_handles(self, path: str) -> None:
         if self.handles_left == 0:
+            if self._on_many_open is not None:
+                self._on_many_open()
             raise NoHandleLeft(errno.EMFILE, "no simulated descriptor left", path)
 
     def room(self) -> int:
@@ -304,6 +307,9 @@ class SimDisk:
     @property
     def without_reserve(self) -> SimDisk:
         return self
+
+    def when_many_are_open(self, call: Callable[[], None] | None) -> None:
+        self._on_many_open = call
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> SimFile:
         self.check(path, "write" if create else "read")

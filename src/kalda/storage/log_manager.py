@@ -35,6 +35,7 @@ from kalda.storage.naming import (
     marked_dir_name,
     parse_dir_name,
 )
+from kalda.storage.open_files import OpenFiles
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.upkeep import Upkeep
 
@@ -85,6 +86,7 @@ class LogManager:
         self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._count_producer_ids)
         self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs, corrupt_bytes=self.config.corrupt_bytes)
         self.upkeep = Upkeep(self.dirs, self._logs, self.config, now_ms)
+        self.open_files = OpenFiles(self._logs)
         self.futures = FutureLogs(self, unique, now_ms)
         """Replicas on their way to another directory."""
 
