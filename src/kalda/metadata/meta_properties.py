@@ -204,12 +204,17 @@ def write(disk: Disk, log_dir: str, properties: MetaProperties, now_ms: int) -> 
 
 
 def make_dirs_durably(disk: Disk, path: str) -> None:
-    """Make the directory and its missing parents. Their names are on the device when this returns."""
-    made = []
-    parent = path.rstrip("/")
-    while parent and disk.stat(parent) is None:
+    """Make the directory and its missing parents. Their names are on the device when this returns, also those that
+    another call had made and not synced, because its process was killed."""
+    parent, parents = path.rstrip("/"), []
+    while parent:
+        is_missing = disk.stat(parent) is None
         parent = parent.rpartition("/")[0]
-        made.append(parent or "/")
+        parents.append((parent or "/", is_missing))
     disk.make_dirs(path)
-    for directory in made:
-        disk.sync_dir(directory)
+    for directory, is_made in parents:
+        try:
+            disk.sync_dir(directory)
+        except OSError:
+            if is_made:
+                raise  # one that was there before may be another user's, or on a device that is read-only

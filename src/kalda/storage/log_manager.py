@@ -100,12 +100,12 @@ class LogManager:
         for directory in self.dirs:
             try:
                 found = self._found(directory, directory.prepare(), now)
+                directory.expect(tp for tp, _ in found)
             except BlockingIOError:
                 raise
             except (OSError, ValueError) as error:
                 self.dirs.fail(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
                 continue
-            directory.expect(tp for tp, _ in found)
             if directory.had_clean_shutdown:
                 jobs.append(self._load_job(directory, found))
             else:
@@ -179,6 +179,7 @@ class LogManager:
             recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
             corrupt_files=directory.corrupt_files,
+            distrusts_cache=directory.distrusts_cache,
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
