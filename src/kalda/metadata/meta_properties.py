@@ -206,15 +206,16 @@ def write(disk: Disk, log_dir: str, properties: MetaProperties, now_ms: int) -> 
 def make_dirs_durably(disk: Disk, path: str) -> None:
     """Make the directory and its missing parents. Their names are on the device when this returns, also those that
     another call had made and not synced, because its process was killed."""
-    parent, parents = path.rstrip("/"), []
-    while parent:
-        is_missing = disk.stat(parent) is None
-        parent = parent.rpartition("/")[0]
-        parents.append((parent or "/", is_missing))
+    top = "/" if path.startswith("/") else "."
+    child, parents = path.rstrip("/"), []
+    while child:
+        is_made = disk.stat(child) is None
+        child = child.rpartition("/")[0]
+        parents.append((child or top, is_made))
     disk.make_dirs(path)
-    for directory, is_made in parents:
+    for parent, is_made in parents:
         try:
-            disk.sync_dir(directory)
+            disk.sync_dir(parent)
         except OSError:
             if is_made:
-                raise  # one that was there before may be another user's, or on a device that is read-only
+                raise  # a parent of what was there before may be another user's, or on a device that is read-only

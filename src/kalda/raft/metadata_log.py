@@ -36,7 +36,7 @@ from kalda.raft.snapshots import (
 from kalda.raft.values import OffsetAndEpoch
 from kalda.raft.voters import VoterHistory, VoterSet
 from kalda.records.control import read_control_batch
-from kalda.storage.checkpoints import DISK_FAILED_FILE, replace_file
+from kalda.storage.checkpoints import DISK_FAILED_FILE, mark_failed, replace_file
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
@@ -96,20 +96,25 @@ class MetadataLog:
                 snapshots.append(parsed[0])
             else:
                 disk.remove(f"{directory}/{name}")
-        log = Log.open(
-            disk,
-            directory,
-            config.log_config(),
-            topic_partition=METADATA_PARTITION,
-            topic_id=METADATA_TOPIC_ID,
-            now_ms=now_ms,
-            clean=False,
-            distrusts_cache=has_failed,
-        )
-        # After an unclean stop the end of the log may be in the page cache only, and the next vote or fetch claims that
-        # all of it is durable.
-        log.flush()
+        try:
+            log = Log.open(
+                disk,
+                directory,
+                config.log_config(),
+                topic_partition=METADATA_PARTITION,
+                topic_id=METADATA_TOPIC_ID,
+                now_ms=now_ms,
+                clean=False,
+                distrusts_cache=has_failed,
+            )
+            # After an unclean stop the end of the log may be in the page cache only, and the next vote or fetch claims
+            # that all of it is durable.
+            log.flush()
+        except OSError:
+            mark_failed(disk, directory)
+            raise
         if has_failed:
+            _write_anew(disk, f"{directory}/{FILE_NAME}")
             disk.remove(f"{directory}/{DISK_FAILED_FILE}")
         metadata_log = cls(disk, directory, config, log)
         metadata_log.snapshots = sorted(snapshots)
@@ -370,6 +375,12 @@ class MetadataLog:
 
     def close(self) -> None:
         self.log.close(True)
+
+
+def _write_anew(disk: Disk, path: str) -> None:
+    """Sync what the file holds, of which the device may have another version."""
+    if disk.stat(path) is not None:
+        replace_file(disk, path, disk.read_file(path, MAX_FILE_BYTES))
 
 
 def apply_control(history: VoterHistory, offset: int, record: object) -> None:

@@ -360,6 +360,6 @@ def test_what_was_fetched_of_a_snapshot_is_removed_when_it_is_given_up(tmp_path:
     replica.start()
     replica.driver.log.save_chunk(OffsetAndEpoch(9, 1), 0, b"abc")
     assert list((tmp_path / "m").glob("*.part"))
-    replica.driver.append(1, [topic("a")])
+    append(replica.driver, 1, [topic("a")])
     world.run()
     assert not list((tmp_path / "m").glob("*.part"))

@@ -13,9 +13,11 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.broker.disk import RealDisk
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
+from kalda.raft.quorum_state import ElectionState
+from kalda.raft.values import ReplicaKey
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.checkpoints import DISK_FAILED_FILE
+from kalda.storage.checkpoints import DISK_FAILED_FILE, mark_failed
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
@@ -128,3 +130,56 @@ def test_the_cache_of_a_real_file_is_dropped_and_it_is_whole(tmp_path: Path) -> 
     file.write(0, b"abc")
     file.drop_cache()
     assert file.read(0, 10) == b"abc"
+
+
+def test_a_metadata_log_that_cannot_be_synced_at_its_opening_is_read_from_the_device_next_time() -> None:
+    disk = new_disk()
+    log = MetadataLog.open(disk, "/d/m", MetadataLogConfig(), now_ms=1)
+    disk.sync_dir("/d")
+    log.append(build_batch([(NOW, None, bytes(600), ())], leader_epoch=1), 1)
+    disk.let_go()  # killed: the record is in the page cache only
+    disk.fail("/d/m", errno.EIO, SYNCS)
+    with pytest.raises(OSError, match="EIO"):
+        MetadataLog.open(disk, "/d/m", MetadataLogConfig(), now_ms=1)
+    disk.mend("/d/m")
+    disk.let_go()
+    assert MetadataLog.open(disk, "/d/m", MetadataLogConfig(), now_ms=1).log.log_end_offset == 0
+
+
+def test_the_election_state_that_is_found_after_a_failed_sync_outlives_a_loss_of_power() -> None:
+    disk = new_disk()
+    log = MetadataLog.open(disk, "/d/m", MetadataLogConfig(), now_ms=1)
+    disk.sync_dir("/d")
+    log.write_election(ElectionState(4), (), 1)
+    disk.fail("/d/m", errno.EIO, SYNCS)
+    with pytest.raises(OSError, match="EIO"):
+        log.write_election(ElectionState(5, None, ReplicaKey(2)), (), 1)
+    # It was renamed all the same by an operator, or by a file system that synced nothing.
+    disk.rename("/d/m/quorum-state.tmp", "/d/m/quorum-state")
+    mark_failed(disk, "/d/m")
+    disk.mend("/d/m")
+    disk.let_go()
+    voted = MetadataLog.open(disk, "/d/m", MetadataLogConfig(), now_ms=1).read_election()
+    assert voted == ElectionState(5, None, ReplicaKey(2))
+    disk.crash()
+    assert MetadataLog.open(disk, "/d/m", MetadataLogConfig(), now_ms=1).read_election() == voted
+
+
+def test_producers_that_only_the_page_cache_has_are_read_from_batches() -> None:
+    disk = new_disk()
+    _, log = start(disk)
+    log.append_as_leader(build_batch([(NOW, None, b"v", ())], producer_id=7, producer_epoch=0, base_sequence=0), 0, NOW)
+    log.flush()
+    log.roll(NOW)
+    disk.fail("/d/t-0/00000000000000000001.snapshot", errno.EIO, SYNCS)
+    with pytest.raises(OSError, match="EIO"):
+        log.flush()
+    log.failed(OSError(errno.EIO, "a sync failed"))
+    disk.mend("/d/t-0/00000000000000000001.snapshot")
+    disk.let_go()
+    logs, log = start(disk)
+    assert [state.producer_id for state in log.producer_states] == [7]
+    logs.close()
+    disk.crash()
+    _, log = start(disk)
+    assert [state.producer_id for state in log.producer_states] == [7]
