@@ -34,8 +34,8 @@ def test_no_client_can_forge_a_line() -> None:
         r"member of group\n[2026-01-31 12:00:00,123] ERROR the disk has failed (kalda.logs)\r\x1b[2K left" in lines[0]
     )
     assert lines[1].endswith("ERROR failed (kalda.test)")
-    assert lines[2] == "  Traceback (most recent call last):"
-    assert all(line.startswith("  ") and line.isprintable() for line in lines[2:])
+    assert lines[2] == "Traceback (most recent call last):"
+    assert all(line.startswith("  ") and line.isprintable() for line in lines[3:])
     assert sum(line.startswith("[") for line in lines) == 2
 
 

@@ -113,6 +113,9 @@ def test_records_that_a_closed_pipe_did_not_take_are_not_counted(monkeypatch: py
         def flush(self) -> None:
             pass
 
+        def isatty(self) -> bool:
+            return False
+
     pipe = Pipe()
     pipe.buffer = pipe
     monkeypatch.setattr("sys.stdout", pipe)
