@@ -6,6 +6,8 @@ on what POSIX promises and no more:
 - A write is visible to every later read. It survives a crash only after `File.sync`.
 - A created, renamed or removed name survives a crash only after `Disk.sync_dir` of its directory. A synced file
   whose name was not synced may be missing after a crash.
+- After a sync that failed, reads may return bytes that are not on the device, and later syncs may succeed without
+  writing them. Only `File.drop_cache` shows what the device has.
 - A write either happens whole or raises. After an error the bytes from `position` on are undefined: the caller
   writes them again or truncates the file.
 
@@ -61,6 +63,10 @@ class File(Protocol):
 
     def sync(self) -> None:
         """All earlier writes are on the device when this returns."""
+        ...
+
+    def drop_cache(self) -> None:
+        """Reads come from the device from now on, as far as earlier writes are synced, or count as synced."""
         ...
 
     def share(self) -> File:

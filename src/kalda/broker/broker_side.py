@@ -34,6 +34,7 @@ from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.network.server import Server
+from kalda.storage.future_logs import Placed
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
 
@@ -138,26 +139,29 @@ class BrokerSide:
                 each.cancel()
             await asyncio.gather(*loading, return_exceptions=True)
         log.info("opened %d logs", len(logs))
-        logs.futures.settle(partial(assigned_directory, quorum.loader.image, self._config.node_id))
+        assigned = partial(assigned_directory, quorum.loader.image, self._config.node_id)
+        logs.futures.settle(assigned)
         tracker = BrokerRegistrationTracker(self._config.node_id, lifecycle.resend_registration)
         quorum.loader.install_publishers([*services.publishers(), tracker])
-        self._set_stray_logs_aside()
+        self._set_stray_logs_aside(assigned)
         services.start()
         lifecycle.set_ready_to_unfence()
         await wait_settled(lifecycle.milestones.unfenced)
 
-    def _set_stray_logs_aside(self) -> None:
+    def _set_stray_logs_aside(self, assigned: Placed) -> None:
         """Set the logs aside that belong to no replica of this broker by the metadata. They are not deleted.
 
-        A log whose directory failed after it was opened has no replica either, and stays where it is.
+        A log whose directory failed after it was opened has no replica either, and stays where it is. So does the log
+        of a replica that could not be opened: the next start would make an empty one in its place.
         """
         for stray in self.logs:
-            if stray.offline:
-                continue
             topic_partition = stray.topic_partition
-            if self.services.replicas.find(*topic_partition) is None:
-                log.warning("%s: the cluster has no such replica on this broker, the log is set aside", topic_partition)
-                self.logs.set_aside(topic_partition)
+            if stray.offline or self.services.replicas.find(*topic_partition) is not None:
+                continue
+            if assigned(topic_partition, stray.topic_id) is not None:
+                log.error("%s is not served: its replica could not be opened, and the log stays", topic_partition)
+            else:
+                self.logs.set_aside(topic_partition, "belongs to no replica that the cluster has on this broker")
 
     async def _run_job(self, job: Job[T]) -> T:
         """Run a job on a thread, and finish it on the loop."""

@@ -122,6 +122,10 @@ class RealFile:
     def sync(self) -> None:
         os.fsync(self._fd)
 
+    def drop_cache(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def share(self) -> RealFile:
         if self._descriptor is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))

@@ -44,7 +44,7 @@ from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
 from kalda.raft.machine import RaftMachine
 from kalda.raft.metadata_log import MetadataLog
-from kalda.raft.roles import Resigned
+from kalda.raft.roles import Follower, Resigned
 from kalda.raft.values import Destination, OffsetAndEpoch
 from kalda.raft.voters import VoterSet
 from kalda.records.control import control_batch, read_control_batch
@@ -332,8 +332,18 @@ class RaftDriver:
         except Exception as error:
             self._fail(error)
         if not self._is_failed:
+            self._drop_partial_snapshot()
             self.listeners.deliver()
             self._set_timer()
+
+    def _drop_partial_snapshot(self) -> None:
+        """Remove what was fetched of a snapshot that is not fetched any more."""
+        if self.log.partial is not None:
+            role = self.machine.role
+            try:
+                self.log.drop_partial(role.snapshot if isinstance(role, Follower) else None)
+            except OSError as error:
+                self._fail(error)
 
     def _log_transition(self) -> None:
         role, before = self.machine.role, self._logged_role
