@@ -13,6 +13,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `context.py`: what a handler receives and may return
 - `steps.py`: long work in steps, one in each turn of the loop
 - `large_requests.py`: requests that name very many things: decoded, handled and encoded in steps
+- `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
 - `watchdog.py`: how late the event loop is, and after which request
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain

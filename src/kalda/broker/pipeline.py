@@ -25,7 +25,7 @@ from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
 from kalda.broker.context import Encoded, Known, Reply, RequestContext, Steps
-from kalda.broker.large_requests import SMALL_ELEMENTS, LargeRequests
+from kalda.broker.large_requests import LargeRequests, small_elements
 from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle
 from kalda.broker.steps import NextTurn, StepRunner
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection
@@ -61,9 +61,10 @@ class Served:
         """The class of the replies that are encoded at once. On a charged route no reply is of it."""
 
 
-Route = tuple[Handler, Callable[..., tuple[Any, int]], type[Response], Callable[..., list[Buffer]], Served]
-"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, and
-`at_once` and `encode` of `Served`. A plain tuple: a subclass of it is unpacked more slowly."""
+Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type[Response], Callable[..., list[Buffer]], Served]
+"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, the
+elements of a request that is not large, and `at_once` and `encode` of `Served`. A plain tuple: a subclass of it is
+unpacked more slowly."""
 
 
 class _Charged(Response):
@@ -116,9 +117,9 @@ class RequestPipeline:
             if made is None:
                 return encode_response(header.correlation_id, unsupported_api_versions(), 0)
             route = made
-        handler, decode, at_once, encode, served = route
+        handler, decode, max_elements, at_once, encode, served = route
         try:
-            request, _ = decode(frame, header.body_at, SMALL_ELEMENTS, 1)
+            request, _ = decode(frame, header.body_at, max_elements, 1)
         except TooManyElements:
             return self._in_parts(served, handler, context)
         try:
@@ -158,7 +159,8 @@ class RequestPipeline:
         is_charged = self._throttle is not None and row.quota is not QuotaClass.EXEMPT
         found = Served(row, version, is_charged)
         decode = decoder(request_class(row.key), version)
-        route = self._routes[header[:2]] = (self._handler_of(row), decode, found.at_once, found.encode, found)
+        limit = small_elements(row.key)
+        route = self._routes[header[:2]] = (self._handler_of(row), decode, limit, found.at_once, found.encode, found)
         return route
 
     def _handler_of(self, row: Row) -> Handler:
@@ -226,6 +228,8 @@ class RequestPipeline:
         try:
             next(steps)
         except StopIteration as finished:
+            if isinstance(finished.value, Pending):
+                return self._later(served, context, request, finished.value)
             return self._known(served, context, request, finished.value)
         except ApiError as error:
             return self._known(served, context, request, self._failed(served, context, request, error))

@@ -33,6 +33,14 @@ def run_to_end(steps: Steps[T]) -> T:
             return result
 
 
+def _settle(pending: Pending[Any], value: object) -> None:
+    if isinstance(value, Pending):
+        pending.on_abandoned = value.abandon
+        value.then(pending.settle)
+    else:
+        pending.complete(value)
+
+
 class _Work(Generic[T]):
     """A generator, and the pending answer that settles with what it returns."""
 
@@ -55,7 +63,8 @@ class StepRunner:
         self._is_scheduled = False
 
     def run(self, steps: Steps[T]) -> Pending[T]:
-        """Settles with what `steps` returns or raises. Where the pending answer is abandoned, `steps` is closed."""
+        """Settles with what `steps` returns or raises; where it returns a `Pending`, with the result of that. Where the
+        pending answer is abandoned, `steps` is closed."""
         work = _Work(steps)
         work.pending.on_abandoned = lambda: self._abandon(work)
         self._unfinished.append(work)
@@ -82,7 +91,7 @@ class StepRunner:
         except StopIteration as finished:
             self._unfinished.popleft()
             self._schedule()
-            work.pending.complete(finished.value)
+            _settle(work.pending, finished.value)
         except ApiError as error:
             self._fail(work, error)
         except Exception as fault:
