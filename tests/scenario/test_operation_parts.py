@@ -47,7 +47,6 @@ from kalda.protocol.messages.topics import (
     CreateTopicsRequest,
     DeleteTopicsRequest,
     DeleteTopicState,
-    ElectionType,
     ElectLeadersRequest,
     ElectLeadersRequestTopicPartitions,
     ReassignablePartition,
