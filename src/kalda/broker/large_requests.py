@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any, NamedTuple, Protocol
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.broker.context import Encoded, RequestContext, Steps
 from kalda.broker.rows import Row
@@ -361,8 +361,8 @@ def _handled(
                 reply = yield from reply
         except InvalidRequest:
             raise
-        except ApiError as error:
-            reply = stages.failed(row, context, part, error)
+        except Exception as error:
+            reply = stages.failed(row, context, part, as_api_error(error))
         replies.append(_Reply(part, joins, reply))
     return cut, replies
 

@@ -7,16 +7,13 @@ many such requests there are, and everything else is served between two steps.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, as_api_error
 from kalda.base.pending import Pending
 from kalda.broker.context import Steps
-
-log = logging.getLogger("kalda.requests")
 
 T = TypeVar("T")
 NextTurn = Callable[[Callable[[], None]], object]
@@ -92,11 +89,8 @@ class StepRunner:
             self._unfinished.popleft()
             self._schedule()
             _settle(work.pending, finished.value)
-        except ApiError as error:
-            self._fail(work, error)
-        except Exception as fault:
-            log.exception("a request that is answered in steps failed")
-            self._fail(work, ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
+        except Exception as error:
+            self._fail(work, as_api_error(error))
         else:
             if self._takes_turns:
                 self._unfinished.rotate(-1)
