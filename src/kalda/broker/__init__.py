@@ -3,6 +3,7 @@
 It owns the clock, threads, sockets and files. It decides nothing that a floor below can decide.
 
 - `node.py`: one process: start, stop, listeners, identity
+- `gate.py`: requests that arrive before the node can answer them
 - `quorum_side.py`: the metadata log, its loader, and with the controller role a controller
 - `broker_side.py`: with the broker role: the logs, the order of the start and of the stop
 - `services.py`: what a broker serves clients with: the list of its modules
@@ -13,6 +14,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `context.py`: what a handler receives and may return
 - `steps.py`: long work in steps, one in each turn of the loop
 - `large_requests.py`: requests that name very many things: decoded, handled and encoded in steps
+- `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
+- `request_faults.py`: log lines about unforeseen exceptions of handlers
 - `watchdog.py`: how late the event loop is, and after which request
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain

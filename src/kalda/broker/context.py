@@ -1,7 +1,8 @@
 """What a request handler receives besides the request, and what it may return.
 
 A handler is `(context, request) -> reply`. The reply is a response; or one that is encoded already; or a `Pending` of
-either, where the answer has to wait; or `Steps`, where making it takes long; or None where the request has no answer.
+either, where the answer has to wait; or `Steps`, where making it takes long, which may return a `Pending` too; or None
+where the request has no answer.
 """
 
 from __future__ import annotations
@@ -59,4 +60,6 @@ Steps: TypeAlias = Generator[None, None, R]
 """Work in bounded pieces: each `next` does one, and the generator returns the reply. See `kalda.broker.steps`."""
 Known: TypeAlias = A | Encoded | None
 """A reply that waits for nothing. None: the request has no answer."""
-Reply: TypeAlias = A | Encoded | Pending[A] | Pending[Encoded] | Pending[A | Encoded] | Steps[A | Encoded] | None
+Reply: TypeAlias = (
+    A | Encoded | Pending[A] | Pending[Encoded] | Pending[A | Encoded] | Steps[A | Encoded] | Steps[Pending[A]] | None
+)

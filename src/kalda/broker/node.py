@@ -18,19 +18,19 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kalda.base.configs.listeners import Endpoint
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
 from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dir_locks import DirLocks
+from kalda.broker.gate import Gate
 from kalda.broker.lifecycle import BrokerIdentity
 from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
@@ -41,7 +41,7 @@ from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.client import RpcClient
-from kalda.network.connection import Answer, Connection
+from kalda.network.connection import Connection
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Server
 from kalda.protocol.messages.brokers import (
@@ -77,39 +77,6 @@ _LAST_STEP_TIMEOUT_S = 5
 
 class StartError(Exception):
     """The node cannot start. The message says why, and what to do."""
-
-
-class Gate:
-    """The frame handler of a listener, which has none of its own yet: requests wait, and are answered in order when
-    the gate opens. Bounded by the network, which limits the unanswered requests of a connection."""
-
-    def __init__(self) -> None:
-        self._handler: Callable[[Connection, memoryview], Answer] | None = None
-        """None until the gate opens."""
-        self._waiting: list[tuple[Connection, memoryview, Pending[Any]]] = []
-        """Requests that came before that, in order of arrival."""
-
-    def __call__(self, connection: Connection, frame: memoryview) -> Answer:
-        if self._handler is not None:
-            return self._handler(connection, frame)
-        pending: Pending[Any] = Pending()
-        self._waiting.append((connection, frame, pending))
-        return pending
-
-    def open(self, handler: Callable[[Connection, memoryview], Answer]) -> None:
-        """Answer the requests that wait; from now on `handler` is called with each request at once."""
-        self._handler = handler
-        waiting, self._waiting = self._waiting, []
-        for connection, frame, pending in waiting:
-            try:
-                answer = handler(connection, frame)
-            except ApiError as error:
-                pending.fail(error)
-                continue
-            if isinstance(answer, Pending):
-                answer.then(pending.settle)
-            else:
-                pending.complete(answer)
 
 
 class Node:

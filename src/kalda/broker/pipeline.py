@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable
 from types import GeneratorType
 from typing import Any, cast
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
 from kalda.broker.context import Encoded, Known, Reply, RequestContext, Steps
-from kalda.broker.large_requests import SMALL_ELEMENTS, LargeRequests
+from kalda.broker.large_requests import LargeRequests, small_elements
+from kalda.broker.request_faults import RequestFaults
 from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle
 from kalda.broker.steps import NextTurn, StepRunner
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection
@@ -61,9 +62,10 @@ class Served:
         """The class of the replies that are encoded at once. On a charged route no reply is of it."""
 
 
-Route = tuple[Handler, Callable[..., tuple[Any, int]], type[Response], Callable[..., list[Buffer]], Served]
-"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, and
-`at_once` and `encode` of `Served`. A plain tuple: a subclass of it is unpacked more slowly."""
+Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type[Response], Callable[..., list[Buffer]], Served]
+"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, the
+elements of a request that is not large, and `at_once` and `encode` of `Served`. A plain tuple: a subclass of it is
+unpacked more slowly."""
 
 
 class _Charged(Response):
@@ -86,6 +88,7 @@ class RequestPipeline:
         """Without an authorizer every caller may do everything; without a throttle nothing is charged."""
         self.handling: RequestContext | None = None
         """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
+        self._faults = RequestFaults()
         self._steps = StepRunner(next_turn)
         self._large_requests = LargeRequests(next_turn)
         self._authorizer = authorizer
@@ -116,21 +119,19 @@ class RequestPipeline:
             if made is None:
                 return encode_response(header.correlation_id, unsupported_api_versions(), 0)
             route = made
-        handler, decode, at_once, encode, served = route
+        handler, decode, max_elements, at_once, encode, served = route
         try:
-            request, _ = decode(frame, header.body_at, SMALL_ELEMENTS, 1)
+            request, _ = decode(frame, header.body_at, max_elements, 1)
         except TooManyElements:
             return self._in_parts(served, handler, context)
         try:
             reply = handler(context, request)
-        except ApiError as error:
-            reply = self._failed(served, context, request, error)
-        if type(reply) is at_once:
-            return encode(header.correlation_id, reply)
+            if type(reply) is at_once:
+                return encode(header.correlation_id, reply)
+        except Exception as error:
+            return self._known(served, context, request, self._failed(served, context, request, as_api_error(error)))
         if reply is None and not served.is_charged:
             return None
-        if isinstance(reply, Encoded) and not served.is_charged:
-            return reply.buffers
         if isinstance(reply, Pending):
             return self._later(served, context, request, reply)
         if isinstance(reply, GeneratorType):
@@ -158,7 +159,8 @@ class RequestPipeline:
         is_charged = self._throttle is not None and row.quota is not QuotaClass.EXEMPT
         found = Served(row, version, is_charged)
         decode = decoder(request_class(row.key), version)
-        route = self._routes[header[:2]] = (self._handler_of(row), decode, found.at_once, found.encode, found)
+        limit = small_elements(row.key)
+        route = self._routes[header[:2]] = (self._handler_of(row), decode, limit, found.at_once, found.encode, found)
         return route
 
     def _handler_of(self, row: Row) -> Handler:
@@ -181,15 +183,20 @@ class RequestPipeline:
     ) -> list[Buffer] | AtTurn | None:
         """The answer of a reply that waits for nothing."""
         if isinstance(reply, Encoded):
+            if isinstance(reply.buffers, AtTurn):
+                return self._at_turn(served, context, request, reply, reply.buffers)
             if not served.is_charged:
                 return reply.buffers
-            if isinstance(reply.buffers, AtTurn):
-                return self._charged_at_turn(served, context, request, reply, reply.buffers)
         if served.is_charged:
             self._charge(served, context, request, reply)
         if reply is None:
             return None
-        return reply.buffers if isinstance(reply, Encoded) else served.encode(context.header.correlation_id, reply)
+        if isinstance(reply, Encoded):
+            return reply.buffers
+        try:
+            return served.encode(context.header.correlation_id, reply)
+        except Exception as error:
+            return self._after_fault(served, context, request, error)
 
     def _later(
         self, served: Served, context: RequestContext, request: Request, reply: Pending[Any]
@@ -211,9 +218,11 @@ class RequestPipeline:
                 answer.fail(failure)
                 return
             except Exception as fault:  # this runs on the stack that settled the reply, which must not be harmed
-                log.exception("the answer to %s of %s cannot be written", served.name, context.connection)
-                answer.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
-                return
+                try:
+                    buffers = self._after_fault(served, context, request, fault)
+                except Exception as second:
+                    answer.fail(as_api_error(second))
+                    return
             answer.complete(buffers)
 
         reply.then(settle)
@@ -226,9 +235,11 @@ class RequestPipeline:
         try:
             next(steps)
         except StopIteration as finished:
+            if isinstance(finished.value, Pending):
+                return self._later(served, context, request, finished.value)
             return self._known(served, context, request, finished.value)
-        except ApiError as error:
-            return self._known(served, context, request, self._failed(served, context, request, error))
+        except Exception as error:
+            return self._known(served, context, request, self._failed(served, context, request, as_api_error(error)))
         if context.forwarded_by is None:
             # The answer may be large: a peer that reads nothing must not have many of them made.
             context.connection.answer_alone()
@@ -248,11 +259,19 @@ class RequestPipeline:
         if error.code is ErrorCode.NOT_CONTROLLER and context.forwarded_by is not None:
             # For the broker that sent the envelope, which tries another controller; its client could do nothing.
             raise error
-        log.debug("%s of %s failed: %s", served.name, context.connection, error)
+        if error.code is ErrorCode.UNKNOWN_SERVER_ERROR and error.__cause__ is not None:
+            self._faults.report(served.name, context.connection, error)
+        else:
+            log.debug("%s of %s failed: %s", served.name, context.connection, error)
         response = served.row.failed(request, context.api_version, error)
         if response is None:
             context.connection.close()
         return response
+
+    def _after_fault(self, served: Served, context: RequestContext, request: Request, fault: Exception) -> list[Buffer]:
+        """The answer to a request whose response could not be made or encoded."""
+        response = self._failed(served, context, request, as_api_error(fault))
+        return [] if response is None else served.encode(context.header.correlation_id, response)
 
     # -- quotas
 
@@ -268,14 +287,18 @@ class RequestPipeline:
                 cast(Any, reply).throttle_time_ms = throttle_ms
             context.connection.mute(throttle_ms)
 
-    def _charged_at_turn(
+    def _at_turn(
         self, served: Served, context: RequestContext, request: Request, reply: Encoded, at_turn: AtTurn
     ) -> AtTurn:
         """The answer is known when its turn comes, and is charged then."""
 
         def make() -> list[Buffer]:
-            buffers = at_turn.make()
-            self._charge(served, context, request, reply)
+            try:
+                buffers = at_turn.make()
+            except Exception as error:
+                return self._after_fault(served, context, request, error)
+            if served.is_charged:
+                self._charge(served, context, request, reply)
             return buffers
 
         return AtTurn(make)

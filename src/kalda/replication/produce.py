@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -262,6 +263,16 @@ class Produce:
         _fill_error(result, error, partition)
         answer.partition_responses.append(result)
 
+    def refuse_internal(self, topic: str, answer: TopicProduceResponse, index: int) -> None:
+        """Add to `answer` the refusal of records for a topic of coordinators. As in Kafka, a partition that does not
+        exist is reported as such."""
+        code = ErrorCode.INVALID_TOPIC_EXCEPTION
+        if (topic, index) not in self._manager.partitions:
+            missing_code = self._manager.missing_code(topic, None, index)
+            if missing_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                code = missing_code
+        self.refuse(answer, index, ApiError(code))
+
     def _final_response(self) -> ProduceResponse:
         response = self.response
         if self.failed:
@@ -282,11 +293,13 @@ def run(
     *,
     zstd: bool = True,
     by_id: bool = False,
+    refuses_internal_topics: bool = False,
     tell_leaders: Callable[[ProduceResponse], None] | None = None,
 ) -> Produce:
     """Append the records of a request. `names` are the topics' names, in order; empty where an id is unknown.
 
     `zstd`: whether the request's version allows that codec (KIP-110). `by_id`: whether it names topics by id.
+    `refuses_internal_topics`: whether records for the topics of coordinators get INVALID_TOPIC_EXCEPTION.
     `tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the request's
     version has no field for them. Of a partition that is named twice, the last records count.
     """
@@ -298,11 +311,14 @@ def run(
         partitions = topic.partition_data
         if len(partitions) > 1:
             partitions = list({data.index: data for data in partitions}.values())
+        is_refused = refuses_internal_topics and name in INTERNAL_TOPICS
         for data in partitions:
-            if name:
-                produce.append(name, answer, data)
-            else:
+            if not name:
                 produce.refuse(answer, data.index, ApiError(unnamed))
+            elif is_refused:
+                produce.refuse_internal(name, answer, data.index)
+            else:
+                produce.append(name, answer, data)
     return produce
 
 

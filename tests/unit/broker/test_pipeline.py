@@ -454,6 +454,70 @@ def test_a_fault_in_a_later_step_fails_the_request(caplog: pytest.LogCaptureFixt
     assert "broken step" in caplog.text
 
 
+# -- faults of the program: the client gets UNKNOWN_SERVER_ERROR, as from Apache Kafka, and the connection stays open
+
+
+class _Unencodable:
+    """A value that no encoder takes."""
+
+
+def _raising(context: RequestContext, request: ListGroupsRequest) -> Any:
+    raise RuntimeError("broken handler")
+
+
+def _raising_in_first_step(context: RequestContext, request: ListGroupsRequest) -> Generator[None, None, Any]:
+    raise RuntimeError("broken handler")
+    yield
+
+
+def _without_encoding(context: RequestContext, request: ListGroupsRequest) -> Any:
+    return ListGroupsResponse(error_code=_Unencodable())  # type: ignore[arg-type]
+
+
+def _late_without_encoding(context: RequestContext, request: ListGroupsRequest) -> Any:
+    late: Pending[ListGroupsResponse] = Pending()
+    late.complete(_without_encoding(context, request))
+    return late
+
+
+def _raising_at_its_turn(context: RequestContext, request: ListGroupsRequest) -> Any:
+    return Encoded(AtTurn(lambda: [bytes(1 // (request is None))]))
+
+
+@pytest.mark.parametrize("is_charged", [False, True])
+@pytest.mark.parametrize(
+    "handler",
+    [_raising, _raising_in_first_step, _without_encoding, _late_without_encoding, _raising_at_its_turn],
+)
+def test_a_fault_is_answered_with_the_error_of_the_api(
+    handler: Handler, is_charged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(lists(handler), throttle=Throttle(0) if is_charged else None)
+    assert bench.ask(LIST, 5).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert not bench.connection.is_closed
+    [line] = caplog.records
+    assert "LIST_GROUPS of" in line.message or "ListGroups of" in line.message
+    assert line.exc_info is not None, "the cause is logged"
+
+
+def test_a_fault_where_no_answer_is_expected_closes_the_connection() -> None:
+    bench = Bench(Row(ApiKey.PRODUCE, _raising, produce_failed, ANYONE))
+    assert not bench.send(ProduceRequest(acks=0), 9)
+    assert bench.connection.is_closed
+
+
+def test_the_same_fault_again_and_again_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(lists(_raising))
+    now_s = 100.0
+    bench.pipeline._faults._now_s = lambda: now_s
+    for _ in range(1_000):
+        assert bench.ask(LIST, 5).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert len(caplog.records) == 1
+    now_s += 2
+    bench.ask(LIST, 5)
+    assert "999 more requests" in caplog.records[-1].message
+
+
 # -- over sockets
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.handlers.shared import fetch_failed
@@ -33,6 +34,9 @@ from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 
+_ADMIN_CLIENT_ID = "__admin_client"
+"""Of Kafka's tools that write to the topics of coordinators: `AdminUtils.ADMIN_CLIENT_ID`. Every other client's records
+could be ones that a coordinator cannot read."""
 _FIRST_PRODUCE_WITH_ZSTD = 7
 _FIRST_PRODUCE_WITH_IDS = 13
 _FIRST_PRODUCE_WITH_LEADERS = 10
@@ -104,6 +108,7 @@ class DataHandlers:
             self._clock.wall_ms(),
             zstd=version >= _FIRST_PRODUCE_WITH_ZSTD,
             by_id=by_id,
+            refuses_internal_topics=not INTERNAL_TOPICS.isdisjoint(names) and context.client_id != _ADMIN_CLIENT_ID,
             tell_leaders=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
         )
         if done.is_deferred:
