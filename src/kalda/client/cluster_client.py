@@ -179,6 +179,7 @@ class ClusterClient:
         read: Callable[[Any], Iterator[tuple[TopicPartition, int, R]]],
         *,
         what: str = "partition",
+        max_version: int | None = None,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, R]:
         """One answer for each partition, from its leader.
@@ -197,7 +198,7 @@ class ClusterClient:
             failure: ApiError | None = None
             for node_id, group in by_node.items():
                 try:
-                    response = self._request(node_id, build(group), None, None, left)
+                    response = self._request(node_id, build(group), None, max_version, left)
                 except ApiError as error:
                     self._forget_leaders(error, [partition for partition, _ in group])
                     failure = error
