@@ -30,7 +30,7 @@ from kalda.client.core.transaction_errors import (
     FatalTransactionError,
     fatal,
 )
-from kalda.protocol.messages.groups import FindCoordinatorRequest
+from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -86,13 +86,6 @@ _NEXT_STATES = {
 """Every state may be followed by FATAL_ERROR too."""
 
 
-class CoordinatorKind(Enum):
-    """The key type of FindCoordinator."""
-
-    GROUP = 0
-    TRANSACTION = 1
-
-
 class Outgoing(NamedTuple):
     """A request to send to `node_id`; None: to any broker."""
 
@@ -144,7 +137,7 @@ class TransactionManager:
         self._version = 0
         """The transaction.version of the next transaction; taken over when a transaction begins to end."""
         self._features_epoch = -1
-        self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
+        self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
         """Node ids, by kind and key."""
         self._in_flight: Outgoing | None = None
         self._retries = 0
@@ -348,14 +341,14 @@ class TransactionManager:
         self,
         request: Request,
         max_version: int | None,
-        kind: CoordinatorKind = CoordinatorKind.TRANSACTION,
+        kind: CoordinatorType = CoordinatorType.TRANSACTION,
         key: str | None = None,
     ) -> Outgoing:
         """The request, or a lookup of its coordinator."""
         key = self.transactional_id if key is None else key
         node_id = self._coordinators.get((kind, key))
         if node_id is None:
-            return Outgoing(None, FindCoordinatorRequest(key=key, key_type=kind.value), _MAX_FIND_COORDINATOR)
+            return Outgoing(None, FindCoordinatorRequest(key=key, key_type=kind), _MAX_FIND_COORDINATOR)
         return Outgoing(node_id, request, max_version)
 
     def _init_request(self) -> InitProducerIdRequest:
@@ -403,12 +396,12 @@ class TransactionManager:
             topics=list(topics.values()),
         )
         max_version = None if self.is_v2 else _MAX_OFFSET_COMMIT_BEFORE_V2
-        return self._to_coordinator(commit, max_version, CoordinatorKind.GROUP, one.group_id)
+        return self._to_coordinator(commit, max_version, CoordinatorType.GROUP, one.group_id)
 
     # -- responses
 
     def _on_coordinator(self, request: FindCoordinatorRequest, response: Any, now_ms: int) -> None:
-        code, kind = ErrorCode(response.error_code), CoordinatorKind(request.key_type)
+        code, kind = ErrorCode(response.error_code), CoordinatorType(request.key_type)
         if code is ErrorCode.NONE:
             self._retries = 0
             self._coordinators[kind, request.key] = response.node_id
@@ -476,7 +469,7 @@ class TransactionManager:
         elif final:
             self._fail_request(final[0], f"group {request.group_id!r}: the offset of {codes[final[0]]} is refused")
         else:
-            self._retried(next(iter(codes)), now_ms, (CoordinatorKind.GROUP, request.group_id))
+            self._retried(next(iter(codes)), now_ms, (CoordinatorType.GROUP, request.group_id))
 
     def _on_ended(self, response: Any, now_ms: int) -> None:
         code = ErrorCode(response.error_code)
@@ -517,13 +510,13 @@ class TransactionManager:
         self._new_partitions.clear()
         self._offsets.clear()
 
-    def _retried(self, code: ErrorCode, now_ms: int, coordinator: tuple[CoordinatorKind, str] | None = None) -> bool:
+    def _retried(self, code: ErrorCode, now_ms: int, coordinator: tuple[CoordinatorType, str] | None = None) -> bool:
         """Whether the error is retriable; then the request will be repeated, at another coordinator where the error
         says that this one is not."""
         if not code.retriable:
             return False
         if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
-            self._coordinators.pop(coordinator or (CoordinatorKind.TRANSACTION, self.transactional_id), None)
+            self._coordinators.pop(coordinator or (CoordinatorType.TRANSACTION, self.transactional_id), None)
         self._retry(now_ms, _CONCURRENT_RETRY_MS if code is ErrorCode.CONCURRENT_TRANSACTIONS else None)
         return True
 
