@@ -69,7 +69,8 @@ def failure(row: Row, version: int, error: ApiError = ERROR) -> Response:
 
 def comparable(response: Any, version: int) -> Any:
     """Without what may differ from Kafka: Kafka leaves some messages out and gives others in general words, it shuffles
-    the partitions of a Produce and of WriteTxnMarkers, and it leaves out the names of users whose credentials are described."""
+    the partitions of a Produce and of WriteTxnMarkers, and it leaves out the names of users whose credentials are
+    described."""
     for struct, has_message in structs_with_errors(response, version):
         if has_message:
             struct.error_message = None
