@@ -20,6 +20,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `controller_failures.py`: how the APIs of controllers alone report that the whole request failed
 - `forwarding.py`: envelopes to and from the active controller
 - `prober.py`: probes of brokers that may be dead
+- `broker_channels.py`: requests to other brokers
 - `controller_channel.py`: requests to the active controller, on whichever node it is
 - `controller_registration.py`: registers this node's controller with the active one
 - `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network

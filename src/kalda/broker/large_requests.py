@@ -72,7 +72,9 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _partitions(),
     ApiKey.DELETE_RECORDS: _partitions(),
     ApiKey.DESCRIBE_PRODUCERS: (Cut(("topics", "partition_indexes"), ("topics", "partitions")),),
+    ApiKey.WRITE_TXN_MARKERS: (Cut(("markers", "topics", "partition_indexes"), ("markers", "topics", "partitions")),),
     ApiKey.OFFSET_COMMIT: _partitions(),
+    ApiKey.TXN_OFFSET_COMMIT: _partitions(),
     ApiKey.OFFSET_DELETE: _partitions(),
     ApiKey.OFFSET_FETCH: (
         Cut(("groups", "topics", "partition_indexes"), ("groups", "topics", "partitions")),

@@ -18,6 +18,7 @@ from kalda.broker.modules.forwarding import ForwardingModule
 from kalda.broker.modules.groups import GroupsModule
 from kalda.broker.modules.log_dirs import LogDirsModule
 from kalda.broker.modules.log_upkeep import LogUpkeepModule
+from kalda.broker.modules.markers import MarkersModule
 from kalda.broker.modules.metadata import MetadataModule
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.modules.partitions import PartitionsModule
@@ -42,12 +43,14 @@ class Services:
         shared = CoordinatorsModule(context, replicas)
         coordinators = shared.coordinators
         forwarding = ForwardingModule(context)
+        self.markers = MarkersModule(context, replicas, coordinators)
         self._partitions = PartitionsModule(context, replicas, coordinators, log_dirs.assignments)
         self.modules: tuple[Module, ...] = (
             ConnectionsModule(context),
             replication,
             log_dirs,
             shared,
+            self.markers,
             GroupsModule(context, coordinators),
             MetadataModule(context, replicas, coordinators),
             forwarding,

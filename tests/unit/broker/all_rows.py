@@ -12,6 +12,7 @@ from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.forwarded import forwarded_rows
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.handlers.log_dirs import LogDirHandlers
+from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.handlers.producers import ProducerHandlers
@@ -29,7 +30,8 @@ def rows_of_brokers() -> list[Row]:
         MetadataHandlers(Mock(), "cluster", Mock(), Mock(), 100).rows(),
         GroupHandlers(Mock(), Mock(), Mock()).rows(),
         ConfigHandlers(1, Mock(), MagicMock()).rows(forwarding),
-        DescribeHandlers(Mock(), Mock()).rows(),
+        DescribeHandlers(Mock()).rows(),
+        MarkerHandlers(Mock(), Mock()).rows(),
         LogDirHandlers(Mock(), Mock(), Mock()).rows(),
         ProducerHandlers(Mock()).rows(),
         forwarded_rows(forwarding),

@@ -118,8 +118,6 @@ _ONLY_AT_START = (
     "listener.security.protocol.map",
     "listeners",
     "num.recovery.threads.per.data.dir",
-    "producer.id.expiration.ms",
-    "transaction.partition.verification.enable",
 )
 """Keys whose dynamic changes take effect in Kafka at once, and in this node after a restart with a changed file."""
 

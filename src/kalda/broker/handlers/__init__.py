@@ -10,7 +10,8 @@ functions that make the response to a request which failed as a whole.
 - `groups`: the group APIs, passed to the coordinator
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
 - `config_descriptions`: the answer to DescribeConfigs, made in steps
-- `describe`: DescribeProducers, client quotas, SCRAM credentials
+- `markers`: WriteTxnMarkers, DescribeProducers
+- `describe`: client quotas, SCRAM credentials
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
 - `producers`: InitProducerId
 - `forwarded`: what the active controller answers

@@ -8,6 +8,7 @@ metadata, dynamic configs and the end of the node.
 - `replication`: the replicas of this broker: Produce, Fetch, offsets; fetchers, proposed ISRs
 - `log_dirs`: where replicas are: directory assignments, moves, cordoned directories
 - `coordinators`: the table of coordinators, which the modules of their kinds add to
+- `markers`: markers and producers of transactions, in the partitions of this broker
 - `groups`: the group coordinator
 - `metadata`: reads of the cluster's metadata: Metadata, FindCoordinator, quotas, SCRAM users
 - `forwarding`: what the active controller answers
