@@ -212,7 +212,8 @@ def test_version_2_hands_out_a_new_id_when_epochs_are_exhausted() -> None:
     assert world.commit((1000, MAX_EPOCH - 1)) == (1001, 0)
     assert world.commit((1000, MAX_EPOCH - 1)) == "CONCURRENT_TRANSACTIONS"
     waiting = world.add_later((1001, 0))
-    assert isinstance(waiting, Pending) and not waiting.done, "the new id is current when the markers are written"
+    assert isinstance(waiting, Pending)
+    assert not waiting.done, "the new id is current when the markers are written"
     world.settle()
     assert waiting.value is ErrorCode.NONE
     assert world.written == [Marker("orders", 0, 1000, MAX_EPOCH, True, 1, 2)]
@@ -271,7 +272,8 @@ def test_markers_are_sent_when_the_outcome_is_committed() -> None:
     world.log.replicated = False
     ending = world.end_later((1000, 0), committed=True)
     world.settle(1_000)
-    assert not world.written and not ending.done
+    assert not world.written
+    assert not ending.done
     world.replicate()
     assert ending.value.producer_epoch == 1
     world.settle()
@@ -383,7 +385,8 @@ def test_verification_of_partitions() -> None:
     world.begin((1000, 0), 1)
     found = verify("t", 1000, 0)
     assert not isinstance(found, ErrorCode)
-    assert found.holds("orders", 1) and not found.holds("orders", 0)
+    assert found.holds("orders", 1)
+    assert not found.holds("orders", 0)
     assert verify("t", 1000, 1) is ErrorCode.PRODUCER_FENCED
     assert verify("t", 1001, 0) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     world.commit((1000, 0))
