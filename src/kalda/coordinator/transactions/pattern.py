@@ -121,11 +121,28 @@ def _is_at_edge(edge: int, text: str, at: int) -> bool:
     return is_word_edge == (edge == _WORD_EDGE)
 
 
+def _unquoted(text: str) -> str:
+    """The pattern with each character between `\\Q` and `\\E` escaped instead."""
+    parts: list[str] = []
+    at = 0
+    while at < len(text):
+        if text.startswith("\\Q", at):
+            close = text.find("\\E", at + 2)
+            end = len(text) if close < 0 else close
+            parts += [each if each in _WORDS else "\\" + each for each in text[at + 2 : end]]
+            at = end + 2
+        else:
+            size = 2 if text[at] == "\\" else 1
+            parts.append(text[at : at + size])
+            at += size
+    return "".join(parts)
+
+
 class _Parser:
     """Recursive descent over one pattern."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._text = _unquoted(text)
         self._at = 0
         self._depth = 0
         self._nodes = 0
@@ -316,18 +333,6 @@ class _Parser:
 
     def _escape(self) -> Fragment | None:
         character = self._take()
-        if character == "Q":
-            close = self._text.find("\\E", self._at)
-            literal = self._text[self._at : close if close >= 0 else len(self._text)]
-            self._at = len(self._text) if close < 0 else close + 2
-            first = self.node()
-            ends = [first]
-            for each in literal:
-                piece = self._literal(each)
-                for end in ends:
-                    end.next.append(piece[0])
-                ends = piece[1]
-            return first, ends
         edges = {"A": _START, "z": _END, "b": _WORD_EDGE, "B": _WORD_INSIDE}
         if character in edges:
             return self._edge(edges[character])

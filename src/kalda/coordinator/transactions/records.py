@@ -3,9 +3,8 @@
 A value has version 0, or the flexible version 1 where transaction.version is 1 or more when it is written; both are
 read at any level. A record without a value is a tombstone: the id has expired.
 
-Two producer ids are written that Apache Kafka 4.3 reads but does not write: the previous one after a rotation, and the
-next one that a client of version 2 got when its epochs were exhausted. Without them a coordinator that takes over
-could not tell that this client's new id belongs to the transactional id, and would fence the client.
+From version 1 on a value has the previous and the next producer id. By them a coordinator that takes over recognizes a
+client of version 2 that got a new producer id when the epochs of its former one were exhausted.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import NamedTuple, cast
 from kalda.base.errors import InvalidRequest
 from kalda.coordinator.transactions.metadata import (
     NO_PARTITIONS,
-    NO_PRODUCER_ID,
     VERSION_1,
     Partitions,
     TransactionMetadata,
@@ -57,8 +55,7 @@ def encode_record(record: TransactionRecord, transaction_version: int) -> tuple[
     )
     if transaction_version < VERSION_1:
         return encode_coordinator_record(key, value, 0)
-    if metadata.previous_producer_id != metadata.producer_id:
-        value.previous_producer_id = metadata.previous_producer_id
+    value.previous_producer_id = metadata.previous_producer_id
     value.next_producer_id = metadata.next_producer_id
     value.client_transaction_version = metadata.client_version
     return encode_coordinator_record(key, value, 1)
@@ -82,7 +79,6 @@ def decode_record(key: Buffer, value: Buffer | None) -> TransactionRecord:
         held: Partitions = _from_schema(partitions)
     else:
         held = NO_PARTITIONS
-    previous = stored.previous_producer_id
     return TransactionRecord(
         transactional_id,
         TransactionMetadata(
@@ -93,7 +89,7 @@ def decode_record(key: Buffer, value: Buffer | None) -> TransactionRecord:
             partitions=held,
             start_ms=stored.transaction_start_timestamp_ms,
             last_update_ms=stored.transaction_last_update_timestamp_ms,
-            previous_producer_id=stored.producer_id if previous == NO_PRODUCER_ID else previous,
+            previous_producer_id=stored.previous_producer_id,
             next_producer_id=stored.next_producer_id,
             client_version=stored.client_transaction_version,
         ),
