@@ -51,7 +51,7 @@ class Services:
             log_dirs,
             shared,
             self.markers,
-            GroupsModule(context, coordinators),
+            GroupsModule(context, coordinators, replicas, replication.verifier),
             MetadataModule(context, replicas, coordinators),
             forwarding,
             ConfigsModule(context, forwarding.forwarding),

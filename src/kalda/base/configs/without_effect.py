@@ -62,7 +62,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "share.fetch.",
     ),
     _TRANSACTIONS: (
-        "add.partitions.to.txn.retry.backoff.",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         "transaction.max.timeout.ms",
         "transaction.remove.expired.transaction.cleanup.interval.ms",
