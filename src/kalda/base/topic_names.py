@@ -15,7 +15,7 @@ OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
 """The transaction coordinator's."""
 INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "__share_group_state"))
-"""Topics of coordinators. They are listed as internal, and clients cannot delete their records."""
+"""Topics of coordinators. They are listed as internal, and clients cannot append to them or delete their records."""
 MAX_LENGTH = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 

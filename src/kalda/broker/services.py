@@ -46,6 +46,8 @@ class Services:
         forwarding = ForwardingModule(context)
         self.markers = MarkersModule(context, replicas, coordinators)
         producers = ProducersModule(context)
+        transactions = TransactionsModule(context, coordinators, producers.ids, self.markers.writer)
+        replication.verifier.local = transactions.handlers.add_partitions_of_broker
         self._partitions = PartitionsModule(context, replicas, coordinators, log_dirs.assignments)
         self.modules: tuple[Module, ...] = (
             ConnectionsModule(context),
@@ -53,12 +55,12 @@ class Services:
             log_dirs,
             shared,
             self.markers,
-            GroupsModule(context, coordinators),
+            GroupsModule(context, coordinators, replicas, replication.verifier),
             MetadataModule(context, replicas, coordinators),
             forwarding,
             ConfigsModule(context, forwarding.forwarding),
             producers,
-            TransactionsModule(context, coordinators, producers.ids, self.markers.writer),
+            transactions,
             self._partitions,
             LogUpkeepModule(context),
         )

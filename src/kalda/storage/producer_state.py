@@ -290,7 +290,7 @@ class ProducerStates:
             if (
                 epoch == state.epoch
                 and sequence == state.batches[-1].last_sequence + 1
-                and not self._verifications
+                and (not self._verifications or header.producer_id not in self._verifications)
                 and header.is_transactional == (state.txn_first_offset >= 0)
             ):
                 return None  # the usual case: the next batch of a producer, in no transaction or in the open one

@@ -25,7 +25,7 @@ def rows_of_brokers() -> list[Row]:
     forwarding = Forwarding(Mock())
     return joined(
         Listener.BROKER,
-        DataHandlers(Mock(), Mock(), Mock(), Mock()).rows(),
+        DataHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
         OffsetHandlers(Mock()).rows(),
         MetadataHandlers(Mock(), "cluster", Mock(), Mock(), 100).rows(),
         GroupHandlers(Mock(), Mock(), Mock()).rows(),

@@ -17,7 +17,6 @@ _TIERING = "this release has no tiered storage, all records stay in the log dire
 _QUOTAS = "quotas are stored but not enforced"
 _SECURITY = "this release serves PLAINTEXT only, and authenticates no client"
 _GROUPS = "this release coordinates classic groups only"
-_TRANSACTIONS = "this release coordinates no transactions"
 _METRICS = "this release reports no metrics"
 _TELEMETRY = "this release collects no metrics of clients"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
@@ -61,7 +60,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "share.coordinator.",
         "share.fetch.",
     ),
-    _TRANSACTIONS: ("add.partitions.to.txn.retry.backoff.",),
     _METRICS: ("kafka.metrics.", "metric.reporters", "metrics."),
     _TELEMETRY: ("telemetry.max.bytes",),
     _ONE_THREAD: (
