@@ -57,7 +57,6 @@ class Log(LogOffsets):
         "_jitter",
         "_latest_epoch",
         "_rules",
-        "_verify",
         "blocked",
         "cold",
         "config",
@@ -76,6 +75,7 @@ class Log(LogOffsets):
         "topic_partition",
         "truncation",
         "unsynced",
+        "verify_transactions",
     )
 
     def __init__(
@@ -122,8 +122,9 @@ class Log(LogOffsets):
         """The log is offline, or is being truncated; see `unblock`."""
         self.cold = False
         """The files of the active segment have not been opened yet: `opening_job` opens them, before an append."""
-        self._verify = verify_transactions
-        """The first batch of a transaction needs the guard that `start_verification` gave."""
+        self.verify_transactions = verify_transactions
+        """Whether the first batch of a transaction needs the guard that `start_verification` gave:
+        `transaction.partition.verification.enable`, which may change while the log is open."""
         self._jitter = jitter
         """A random number below its argument: how much earlier than `segment.ms` a new segment is rolled."""
         self._latest_epoch = -1
@@ -292,8 +293,10 @@ class Log(LogOffsets):
                 if marker is not None:
                     states.check_marker(header, marker, origin, transaction_version)
             elif origin is not _CLIENT:
+                if header.is_transactional:
+                    states.check_transactional(header, verification, self.verify_transactions)
                 states.check_data(header, origin)
-            elif (duplicate := states.admit(header, verification, self._verify)) is not None:
+            elif (duplicate := states.admit(header, verification, self.verify_transactions)) is not None:
                 first, last, timestamp = duplicate.first_offset, duplicate.last_offset, duplicate.timestamp
                 return AppendInfo(first, last, timestamp, timestamp, self.log_start_offset, size, duplicate=True)
         try:
@@ -371,9 +374,7 @@ class Log(LogOffsets):
         self, producer_id: int, sequence: int, epoch: int, now_ms: int, *, supports_epoch_bump: bool = False
     ) -> Verification | None:
         """The guard for a transactional append that must first be verified with the coordinator; None where it need
-        not (KIP-890)."""
-        if not self._verify:
-            return None
+        not, as the transaction is open here (KIP-890). Raises INVALID_PRODUCER_EPOCH."""
         return self.producer_states.verify(producer_id, sequence, epoch, now_ms, supports_epoch_bump)
 
     # Reading

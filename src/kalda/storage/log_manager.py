@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -198,6 +199,15 @@ class LogManager:
         )
 
     # Logs
+
+    def configure_producers(self, *, expiration_ms: int, verify_transactions: bool) -> None:
+        """`producer.id.expiration.ms` and `transaction.partition.verification.enable` from now on, for every log."""
+        config = replace(self.config, producer_expiration_ms=expiration_ms, verify_transactions=verify_transactions)
+        if config == self.config:
+            return
+        self.config = self.upkeep.config = config
+        for log in (*self, *self.futures):
+            log.verify_transactions = verify_transactions
 
     def __iter__(self) -> Iterator[Log]:
         return iter(list(self._logs.values()))
