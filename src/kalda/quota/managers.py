@@ -31,15 +31,15 @@ class Windows:
     def __init__(self, number_of: Callable[[str], int]) -> None:
         """`number_of` is called with keys of the configuration."""
 
-        def config(prefix: str) -> MetricConfig:
-            return MetricConfig(
-                number_of(f"{prefix}quota.window.size.seconds") * 1000, number_of(f"{prefix}quota.window.num")
-            )
+        def config(samples: str, seconds: str) -> MetricConfig:
+            return MetricConfig(number_of(seconds) * 1000, number_of(samples))
 
-        self.client = config("")
-        self.controller = config("controller.")
-        self.replication = config("replication.")
-        self.alter_log_dirs = config("alter.log.dirs.replication.")
+        self.client = config("quota.window.num", "quota.window.size.seconds")
+        self.controller = config("controller.quota.window.num", "controller.quota.window.size.seconds")
+        self.replication = config("replication.quota.window.num", "replication.quota.window.size.seconds")
+        self.alter_log_dirs = config(
+            "alter.log.dirs.replication.quota.window.num", "alter.log.dirs.replication.quota.window.size.seconds"
+        )
 
 
 class ReplicationQuotas:
