@@ -10,6 +10,9 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `modules/`: one file for each area that a broker serves, and the manual for a new one
 - `dynamic_configs.py`: the effective configuration, handed to all modules when it changes
 - `pipeline.py`: from a frame to an answer, through the stages of the API's row
+- `charging.py`: the stage of the pipeline that charges answers to quotas
+- `throttling.py`: which quotas a request counts against, by how much
+- `quotas.py`: a node's client quotas, fed by the metadata
 - `rows.py`: a row an API: handler, authorization, quota, failure
 - `context.py`: what a handler receives and may return
 - `steps.py`: long work in steps, one in each turn of the loop

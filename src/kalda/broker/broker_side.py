@@ -30,6 +30,7 @@ from kalda.broker.modules.module import BrokerContext
 from kalda.broker.opening import OpeningPartitions
 from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.quorum_side import QuorumSide
+from kalda.broker.quotas import NodeQuotas
 from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
@@ -59,6 +60,7 @@ class BrokerSide:
         channel: ControllerChannel,
         heartbeats: ControllerChannel,
         sensors: Sensors,
+        quotas: NodeQuotas,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
@@ -106,6 +108,7 @@ class BrokerSide:
             logs=self.logs,
             dynamic_configs=configs,
             sensors=sensors,
+            quotas=quotas,
             opening=OpeningPartitions(timers),
             faults=PublishingFaults(),
             on_fatal=on_fatal,

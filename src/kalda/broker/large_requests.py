@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
@@ -34,6 +34,7 @@ from kalda.protocol.messages.fetch import FetchRequest
 from kalda.protocol.notation import Request, Response, Struct, shallow_copy
 from kalda.replication.fetch_session import FINAL_EPOCH, INITIAL_EPOCH
 
+T = TypeVar("T")
 SMALL_ELEMENTS = 4_000
 """Structs, strings and numbers in the lists of a request that is answered at once: some 20 ms where each is a partition
 with an answer of its own."""
@@ -270,6 +271,10 @@ class Stages(Protocol):
         """Charge the answer to the quotas of the client."""
         ...
 
+    def timed(self, context: RequestContext, steps: Steps[T]) -> Steps[T]:
+        """Measure for how long the steps hold the event loop, where the client is charged for that."""
+        ...
+
 
 class _Reply:
     """A part of a request, and what its handler replied."""
@@ -324,11 +329,11 @@ class LargeRequests:
                 each.then(on_reply)
 
         def encode(cut: Cut | None, replies: list[_Reply]) -> None:
-            encoded = self._encoding.run(_encoded(row, context, cut, replies, stages))
+            encoded = self._encoding.run(stages.timed(context, _encoded(row, context, cut, replies, stages)))
             current[:] = [encoded]
             encoded.then(answer.settle)
 
-        handled = self._handling.run(_handled(row, handler, context, stages))
+        handled = self._handling.run(stages.timed(context, _handled(row, handler, context, stages)))
         current.append(handled)
         answer.on_abandoned = abandon
         handled.then(on_handled)

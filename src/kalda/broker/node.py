@@ -34,6 +34,7 @@ from kalda.broker.gate import Gate
 from kalda.broker.lifecycle import BrokerIdentity
 from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
+from kalda.broker.quotas import NodeQuotas
 from kalda.broker.raft_channel import RaftChannel
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.broker.watchdog import Watchdog
@@ -107,6 +108,7 @@ class Node:
         self._jobs: JobPool | None = None
         self._watchdog: Watchdog | None = None
         self._server: Server | None = None
+        self._quotas: NodeQuotas | None = None
         self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
@@ -184,6 +186,7 @@ class Node:
         cluster_id = ensemble.cluster_id
         assert cluster_id is not None
         _warn_of_properties(config)
+        self._quotas = NodeQuotas(config, self._host, self.sensors, timers, self._jobs)
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
         assert directory_id is not None
@@ -210,6 +213,8 @@ class Node:
             self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
         self._quorum.start()
+        self._quorum.loader.install_publishers([self._quotas])
+        self._quotas.start()
         if config.is_controller:
             self._open_controller(cluster_id)
         self._watchdog.start()
@@ -312,6 +317,7 @@ class Node:
         quorum = self._quorum
         assert quorum is not None
         assert quorum.controller is not None
+        assert self._quotas is not None
         configs = ConfigHandlers(self.config.node_id, self.config, quorum.loader)
         handlers = self._controller_handlers = ControllerHandlers(
             quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, configs, quorum.arm
@@ -320,7 +326,9 @@ class Node:
             self._features,
             asyncio.get_running_loop().call_soon,
             unstable_versions=self.config["unstable.api.versions.enable"],
+            throttle=self._quotas.throttle,
         )
+        self._quotas.add_pipeline(pipeline)
         assert self._watchdog is not None, "made before any listener is opened"
         self._watchdog.watch(pipeline)
         for name in self.config.controller_listener_names:
@@ -379,6 +387,7 @@ class Node:
         assert heartbeats is not None
         assert jobs is not None
         assert server is not None
+        assert self._quotas is not None
         identity = partial(self._broker_identity, cluster_id)
         return BrokerSide(
             config,
@@ -390,6 +399,7 @@ class Node:
             channel,
             heartbeats,
             self.sensors,
+            self._quotas,
             identity,
             self._features,
             self._fatal,
@@ -452,6 +462,8 @@ class Node:
         self._stopping = True
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._quotas is not None:
+            self._quotas.close()
         if self._quorum is not None:
             self._quorum.stop_probing()
         if self._broker is not None:

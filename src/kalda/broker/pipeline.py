@@ -8,10 +8,8 @@ same stack.
 A listener serves the APIs that have a row, and ApiVersions announces exactly these. An unsupported version of any API
 but ApiVersions closes the connection, as in Kafka: the client has ignored what ApiVersions announced.
 
-A response is charged when it is known and before it is encoded, so that it can carry the throttle time. The connection
-is muted at the same moment: the answer still leaves at once, and the client's next request waits (KIP-219). A response
-that is `Encoded` already has no throttle time, but its connection is muted all the same. A request out of an envelope
-is not charged here: the broker that holds the client's connection charges it.
+The charge stage is described in `kalda.broker.charging`. A request out of an envelope is not charged here: the broker
+that holds the client's connection charges it. Only the partitions that it creates or deletes are.
 """
 
 from __future__ import annotations
@@ -19,15 +17,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from types import GeneratorType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
+from kalda.broker.charging import Charge
 from kalda.broker.context import Encoded, Known, Reply, RequestContext, Steps
 from kalda.broker.large_requests import LargeRequests, small_elements
 from kalda.broker.request_faults import RequestFaults
-from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle
+from kalda.broker.rows import Authorization, Row, Throttle
 from kalda.broker.steps import NextTurn, StepRunner
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
@@ -36,9 +35,9 @@ from kalda.protocol.codec import decoder
 from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.framing import decode_request_header, encode_response, response_encoder
 from kalda.protocol.notation import Request, Response
-from kalda.protocol.schema import is_flexible, wire_struct
 
 log = logging.getLogger("kalda.requests")
+T = TypeVar("T")
 
 Handler = Callable[[RequestContext, Any], Reply[Any]]
 Check = Callable[[Caller, Any], ApiError | None]
@@ -47,18 +46,18 @@ Check = Callable[[Caller, Any], ApiError | None]
 class Served:
     """What answers of one version of one API need besides the call of the handler."""
 
-    __slots__ = ("at_once", "encode", "has_throttle_time", "is_charged", "name", "row")
+    __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "row")
 
-    def __init__(self, row: Row, version: int, is_charged: bool) -> None:
+    def __init__(self, row: Row, version: int, throttle: Throttle | None) -> None:
         response = response_class(row.key)
         self.row = row
         self.name = API[row.key].name
         self.encode = response_encoder(response, version)
         """A response's frame, given its correlation id."""
-        self.is_charged = is_charged
-        self.has_throttle_time = is_charged and _has_throttle_time(response, version)
-        """Whether the response has `throttle_time_ms` in this version; False where the route is not charged."""
-        self.at_once: type[Response] = _Charged if is_charged else response
+        self.charge = None if throttle is None else Charge(throttle, row, version, self.encode)
+        """The charge stage; None where the route has none."""
+        self.is_charged = self.charge is not None
+        self.at_once: type[Response] = _Charged if self.is_charged else response
         """The class of the replies that are encoded at once. On a charged route no reply is of it."""
 
 
@@ -138,6 +137,10 @@ class RequestPipeline:
             return self._in_steps(served, context, request, reply)
         return self._known(served, context, request, cast(Known[Response], reply))
 
+    def renew_routes(self) -> None:
+        """Decide anew which routes are charged, with the next request of each: other quotas are in use."""
+        self._routes = {}
+
     def answer(self, context: RequestContext) -> Answer:
         """Answer a request out of an envelope."""
         return self.on_frame(context.connection, context.frame, context)
@@ -156,18 +159,18 @@ class RequestPipeline:
             if row.key is ApiKey.API_VERSIONS:
                 return None
             raise InvalidRequest(f"{api.name} has versions {served.start} to {served.stop - 1} here, not {version}")
-        is_charged = self._throttle is not None and row.quota is not QuotaClass.EXEMPT
-        found = Served(row, version, is_charged)
+        throttle = self._throttle
+        found = Served(row, version, throttle if throttle is not None and throttle.applies_to(row.quota) else None)
         decode = decoder(request_class(row.key), version)
-        limit = small_elements(row.key)
-        route = self._routes[header[:2]] = (self._handler_of(row), decode, limit, found.at_once, found.encode, found)
+        if found.charge is not None and found.charge.is_timed:
+            decode = found.charge.timed_decode(decode, lambda: self.handling)
+        handler, limit = self._handler_of(row, found.charge), small_elements(row.key)
+        route = self._routes[header[:2]] = (handler, decode, limit, found.at_once, found.encode, found)
         return route
 
-    def _handler_of(self, row: Row) -> Handler:
+    def _handler_of(self, row: Row, charge: Charge | None) -> Handler:
         """The row's handler, behind the stages that come before it."""
-        handler = row.handler
-        if self._throttle is not None and row.quota is QuotaClass.CONTROLLER_MUTATION:
-            handler = _charging_partitions(self._throttle, handler)
+        handler = row.handler if charge is None else charge.handler(row.handler)
         if self._authorizer is None:
             return handler
         if row.authorize is Authorization.UNCHECKED:
@@ -182,30 +185,42 @@ class RequestPipeline:
         self, served: Served, context: RequestContext, request: Request, reply: Known[Response]
     ) -> list[Buffer] | AtTurn | None:
         """The answer of a reply that waits for nothing."""
-        if isinstance(reply, Encoded):
-            if isinstance(reply.buffers, AtTurn):
-                return self._at_turn(served, context, request, reply, reply.buffers)
-            if not served.is_charged:
-                return reply.buffers
-        if served.is_charged:
-            self._charge(served, context, request, reply)
-        if reply is None:
-            return None
-        if isinstance(reply, Encoded):
-            return reply.buffers
         try:
-            return served.encode(context.header.correlation_id, reply)
+            if served.charge is not None:
+                answer = served.charge.answer(context, request, reply)
+            elif reply is None:
+                return None
+            elif isinstance(reply, Encoded):
+                answer = reply.buffers
+            else:
+                return served.encode(context.header.correlation_id, reply)
         except Exception as error:
             return self._after_fault(served, context, request, error)
+        return self._at_turn(served, context, request, answer) if isinstance(answer, AtTurn) else answer
+
+    def _at_turn(self, served: Served, context: RequestContext, request: Request, at_turn: AtTurn) -> AtTurn:
+        """An answer that is made when its turn comes. If that fails, the failure is answered."""
+
+        def make() -> list[Buffer]:
+            try:
+                return at_turn.make()
+            except Exception as error:
+                return self._after_fault(served, context, request, error)
+
+        return AtTurn(make)
 
     def _later(
         self, served: Served, context: RequestContext, request: Request, reply: Pending[Any]
     ) -> Pending[list[Buffer]]:
         answer: Pending[list[Buffer]] = Pending()
         answer.on_abandoned = reply.abandon
+        if served.charge is not None:
+            served.charge.pause_time(context)
 
         def settle(response: Known[Response], error: ApiError | None) -> None:
             try:
+                if served.charge is not None:
+                    served.charge.resume_time(context)
                 if error is not None:
                     response = self._failed(served, context, request, error)
                 if type(response) is served.at_once:
@@ -232,6 +247,8 @@ class RequestPipeline:
         self, served: Served, context: RequestContext, request: Request, steps: Steps[Response | Encoded]
     ) -> Answer:
         """The first step is done here, so that a small request is answered without another turn of the loop."""
+        if served.charge is not None:
+            steps = served.charge.timed_steps(context, steps)
         try:
             next(steps)
         except StopIteration as finished:
@@ -249,6 +266,8 @@ class RequestPipeline:
         """Answer a request that names very many things; see `kalda.broker.large_requests`."""
         if context.forwarded_by is None:
             context.connection.answer_alone()
+        if served.charge is not None:
+            served.charge.pause_time(context)
         return self._large_requests.answer(served.row, handler, context, _Stages(self, served))
 
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
@@ -273,36 +292,6 @@ class RequestPipeline:
         response = self._failed(served, context, request, as_api_error(fault))
         return [] if response is None else served.encode(context.header.correlation_id, response)
 
-    # -- quotas
-
-    def _charge(
-        self, served: Served, context: RequestContext, request: Request, reply: Response | Encoded | None
-    ) -> None:
-        if context.forwarded_by is not None:
-            return
-        assert self._throttle is not None, "a route is charged where there is a throttle"
-        throttle_ms = self._throttle.charge(context, served.row.quota, request, reply)
-        if throttle_ms > 0:
-            if served.has_throttle_time and isinstance(reply, Response):
-                cast(Any, reply).throttle_time_ms = throttle_ms
-            context.connection.mute(throttle_ms)
-
-    def _at_turn(
-        self, served: Served, context: RequestContext, request: Request, reply: Encoded, at_turn: AtTurn
-    ) -> AtTurn:
-        """The answer is known when its turn comes, and is charged then."""
-
-        def make() -> list[Buffer]:
-            try:
-                buffers = at_turn.make()
-            except Exception as error:
-                return self._after_fault(served, context, request, error)
-            if served.is_charged:
-                self._charge(served, context, request, reply)
-            return buffers
-
-        return AtTurn(make)
-
 
 def _unauthorized(context: RequestContext, request: Any) -> Reply[Any]:
     """The handler of rows whose items nothing checks, where there is an authorizer."""
@@ -322,8 +311,12 @@ class _Stages:
 
     def charge(self, context: RequestContext, request: Request, response: Response | Encoded | None) -> None:
         """Charge the answer to the quotas of the client."""
-        if self._served.is_charged:
-            self._pipeline._charge(self._served, context, request, response)
+        if self._served.charge is not None:
+            self._served.charge.charge_part(context, request, response)
+
+    def timed(self, context: RequestContext, steps: Steps[T]) -> Steps[T]:
+        """Measure for how long the steps hold the event loop, where the client is charged for that."""
+        return steps if self._served.charge is None else self._served.charge.timed_steps(context, steps)
 
 
 def _authorized(check: Check, handler: Handler) -> Handler:
@@ -334,16 +327,3 @@ def _authorized(check: Check, handler: Handler) -> Handler:
         return handler(context, request)
 
     return authorize_then_handle
-
-
-def _charging_partitions(throttle: Throttle, handler: Handler) -> Handler:
-    def handle(context: RequestContext, request: Request) -> Reply[Any]:
-        context.charge = throttle.charge_partitions
-        return handler(context, request)
-
-    return handle
-
-
-def _has_throttle_time(response: type[Response], version: int) -> bool:
-    layout = wire_struct(response, version, is_flexible(response, version))
-    return any(field.name == "throttle_time_ms" for field in layout.fields + layout.tagged)

@@ -76,7 +76,14 @@ class DataHandlers:
         """Both APIs."""
         return [
             Row(ApiKey.PRODUCE, self.produce, produce_failed, Authorization.UNCHECKED, QuotaClass.PRODUCE),
-            Row(ApiKey.FETCH, self.fetch, fetch_failed, Authorization.UNCHECKED, QuotaClass.FETCH),
+            Row(
+                ApiKey.FETCH,
+                self.fetch,
+                fetch_failed,
+                Authorization.UNCHECKED,
+                QuotaClass.FETCH,
+                throttled=self.throttled_fetch,
+            ),
         ]
 
     def produce(
@@ -187,6 +194,16 @@ class DataHandlers:
             # The answer may be large: a peer that reads nothing must not have many of them waiting.
             context.connection.answer_alone()
         return answer
+
+    def throttled_fetch(self, request: FetchRequest, response: FetchResponse) -> FetchResponse:
+        """What a consumer gets that has to pause: no records, as if the fetch had found nothing."""
+        for topic in response.responses:
+            name = topic.topic or self._metadata.topic_name(topic.topic_id) or ""
+            for answer in topic.partitions:
+                partition = self._replicas.find(name, answer.partition_index) if answer.records else None
+                if partition is not None:
+                    partition.topic_counters.bytes_out.value -= len(answer.records or ())
+        return FetchResponse(session_id=self._sessions.retract(request, response))
 
 
 def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encoded]:
