@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kalda.base.sensors import Counter, Gauge, MetricConfig, Rate, Sensors, Tags
+from kalda.base.sensors import Counter, Gauge, Sensors, Tags
+from kalda.base.stats import MetricConfig, Rate
 from kalda.client.core.producer_batch import ProducerBatch
 from kalda.protocol.messages.produce import ProduceResponse
 
