@@ -29,6 +29,7 @@ from kalda.protocol.record_framing import (
 
 _MODULE = "transaction_records"
 _NEVER_STORED = (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE)
+_STORED = {int(state): state for state in TransactionState if state not in _NEVER_STORED}
 
 
 class TransactionRecord(NamedTuple):
@@ -68,12 +69,9 @@ def decode_record(key: Buffer, value: Buffer | None) -> TransactionRecord:
     if value is None:
         return TransactionRecord(transactional_id, None)
     stored = cast(TransactionLogValue, decode_coordinator_value(_MODULE, 0, value).record)
-    try:
-        state = TransactionState(stored.transaction_status)
-    except ValueError:
-        raise InvalidRequest(f"a transaction has the unknown state {stored.transaction_status}") from None
-    if state in _NEVER_STORED:
-        raise InvalidRequest(f"a transaction has the state {state.label}, which is never stored")
+    state = _STORED.get(stored.transaction_status)
+    if state is None:
+        raise InvalidRequest(f"a transaction has the state {stored.transaction_status}, which is never stored")
     partitions = stored.transaction_partitions
     if partitions and state is not TransactionState.EMPTY:
         held: Partitions = _from_schema(partitions)
