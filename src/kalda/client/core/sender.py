@@ -14,12 +14,15 @@ The answer to a batch, in this order:
 An error that says the metadata is stale requests an update; a leader that an answer names is used at once (KIP-951). A
 batch that is `delivery_timeout_ms` old fails, wherever it is. Its memory stays its own until its request has ended.
 
-`finished` has the batches that are done, in that order, for the shell, which calls the callbacks.
+`finished` has the batches that are done, for the shell, which calls the callbacks. Those of a partition are in the
+order of their records: a batch that is done before an earlier one waits for it, and not beyond its own timeout, since
+the earlier one expires no later.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -79,6 +82,8 @@ class Sender:
         self._in_flight: dict[ProducerBatch, None] = {}
         """Batches in requests, those that have expired there included."""
         self.finished: list[ProducerBatch] = []
+        self._unreported: dict[TopicPartition, deque[ProducerBatch]] = {}
+        """Batches that were sent and are not in `finished` yet, in the order of their records."""
         self.on_failure: Callable[[ProducerBatch, ApiError], None] = _nothing
         """Called with each batch that has failed: a transaction can only be aborted then."""
         self._next_check_ms: int | None = None
@@ -142,6 +147,9 @@ class Sender:
             data.partition_data.append(PartitionProduceData(index=index, records=batch.sealed))
             sent[name, index] = sent[data.topic_id, index] = batch
             batch.is_in_flight = True
+            if not batch.is_tracked:
+                batch.is_tracked = True
+                self._unreported.setdefault(batch.topic_partition, deque()).append(batch)
             self._in_flight[batch] = None
             if config.keeps_order_by_muting:
                 self._accumulator.mute(batch.topic_partition, True)
@@ -251,7 +259,7 @@ class Sender:
         if self._idempotence is not None and batch.final_state is None:
             self._idempotence.on_acked(batch, base_offset)
         if batch.finish(FinalState.SUCCEEDED, base_offset=base_offset, log_append_time_ms=log_append_time_ms):
-            self.finished.append(batch)
+            self._report(batch)
         self._accumulator.release(batch)
 
     def _split(self, batch: ProducerBatch) -> None:
@@ -260,7 +268,12 @@ class Sender:
         if self._idempotence is not None:
             self._idempotence.on_split(batch, parts)
         batch.finish(FinalState.SPLIT)
-        self.finished.append(batch)
+        unreported = self._unreported[batch.topic_partition]
+        at = unreported.index(batch)
+        for part in reversed(parts):
+            part.is_tracked = True
+            unreported.insert(at + 1, part)
+        self._report(batch)
         self._metrics.on_split(batch)
         self._accumulator.release(batch)
 
@@ -271,9 +284,18 @@ class Sender:
             self._idempotence.on_failed(batch, error.code, was_surely_refused)
         if batch.finish(state, error=error):
             self.on_failure(batch, error)
-            self.finished.append(batch)
+            self._report(batch)
             self._metrics.on_error(batch)
         self._accumulator.release(batch)
+
+    def _report(self, batch: ProducerBatch) -> None:
+        """The batch has a final state: it goes to `finished` behind those before it, with those that waited for it."""
+        unreported = self._unreported.setdefault(batch.topic_partition, deque())
+        if not batch.is_tracked:  # never sent: it is behind all that were
+            batch.is_tracked = True
+            unreported.append(batch)
+        while unreported and unreported[0].final_state is not None:
+            self.finished.append(unreported.popleft())
 
     # -- time and the end
 
