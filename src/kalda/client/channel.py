@@ -74,14 +74,14 @@ class Channel:
         return bool(self._out)
 
     def write(self, buffers: list[Buffer]) -> None:
-        """Write, behind what waits already. The buffers are read until they are written, or the channel is closed."""
-        self._out.extend(memoryview(buffer) for buffer in buffers if len(buffer))
-        self._flush()
+        """Write at the next `flush`, behind what waits already. The buffers are read until they are written, or the
+        channel is closed."""
+        self._out.extend([memoryview(buffer) for buffer in buffers if len(buffer)])
 
     def on_writable(self) -> None:
         """Go on connecting, or writing."""
         if self.is_open:
-            self._flush()
+            self.flush()
         else:
             self._go_on_connecting()
 
@@ -140,7 +140,8 @@ class Channel:
                 return
         self.is_open = True
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what the socket takes now."""
         out = self._out
         while out:
             try:

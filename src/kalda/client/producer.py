@@ -1,7 +1,7 @@
 """The blocking producer: thread-safe, with one I/O thread.
 
-`send` encodes the record into its partition's open batch and returns; it never touches a socket. It waits at two places,
-for no more than `max.block.ms` in all: until the topic's partitions are known, and until there is room in
+`send` encodes the record into its partition's open batch and returns; it never touches a socket. It waits at two
+places, for no more than `max.block.ms` in all: until the topic's partitions are known, and until there is room in
 `buffer.memory`. A record that cannot be sent for a reason that the cluster or the limits give gets a future that has
 failed; a record that is malformed (not serializable, a closed producer) raises.
 
@@ -29,8 +29,9 @@ from typing import Any
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError
-from kalda.base.properties import parse_properties
 from kalda.client.channel import tls_context
+from kalda.client.channels import monotonic_ms
+from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
@@ -38,7 +39,7 @@ from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.client.core.producing import ProducerCore
 from kalda.client.delivery import DeliveryFuture, callback_for, deliver, rejected, wait_until_done
-from kalda.client.io_thread import IoThread, monotonic_ms
+from kalda.client.io_thread import IoThread
 from kalda.client.metadata import Partition
 from kalda.records import appending
 
@@ -133,7 +134,7 @@ class Producer:
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`."""
-        settings = producer_config(_read(config), keywords)
+        settings = producer_config(read_config(config), keywords)
         self._config = settings
         self._outgoing = Outgoing(settings)
         client_id = settings.client_id or f"producer-{next(_numbers)}"
@@ -216,7 +217,7 @@ class Producer:
         buffer: bytearray | None = None
         while True:
             now_ms = monotonic_ms()
-            key, value, tail, size = prepared
+            key, value, tail, _ = prepared
             appended, buffer = accumulator.append(
                 topic, partition, timestamp_ms, key, value, tail, future, now_ms, buffer
             )
@@ -365,13 +366,6 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _read(config: Mapping[str, object] | str | os.PathLike[str] | None) -> Mapping[str, object] | None:
-    if isinstance(config, str | os.PathLike):
-        with open(config, encoding="utf-8") as file:
-            return dict(parse_properties(file.read()))
-    return config
 
 
 def _no_topic(topic: str, partition: int | None, count: int, max_block_ms: int) -> str:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 GROUP = "producer-metrics"
 TOPIC_GROUP = "producer-topic-metrics"
-NODE_GROUP = "producer-node-metrics"
+_SAMPLE_MS = 100
+"""Rates and averages are fed that often: from the totals, and from one request and one response."""
 
 
 class _Average:
@@ -45,15 +46,13 @@ class _Average:
 
 
 class _TopicMetrics:
-    """One topic's."""
+    """One topic's totals."""
 
-    def __init__(self, sensors: Sensors, tags: Tags, config: MetricConfig) -> None:
-        self.sends = sensors.counter(TOPIC_GROUP, "record-send-total", tags)
-        self.send_rate = sensors.rate(TOPIC_GROUP, "record-send-rate", tags, config)
-        self.bytes = sensors.counter(TOPIC_GROUP, "byte-total", tags)
-        self.byte_rate = sensors.rate(TOPIC_GROUP, "byte-rate", tags, config)
-        self.retries = sensors.counter(TOPIC_GROUP, "record-retry-total", tags)
-        self.errors = sensors.counter(TOPIC_GROUP, "record-error-total", tags)
+    def __init__(self, with_rate: Callable[[str, str, str, Tags], Counter], tags: Tags) -> None:
+        self.sends = with_rate("record-send-total", "record-send-rate", TOPIC_GROUP, tags)
+        self.bytes = with_rate("byte-total", "byte-rate", TOPIC_GROUP, tags)
+        self.retries = with_rate("record-retry-total", "record-retry-rate", TOPIC_GROUP, tags)
+        self.errors = with_rate("record-error-total", "record-error-rate", TOPIC_GROUP, tags)
 
 
 class ProducerMetrics:
@@ -65,15 +64,19 @@ class ProducerMetrics:
         self._tags: Tags = (("client-id", client_id),)
         self._now_ms: Callable[[], int] = lambda: 0
         self._topics: dict[str, _TopicMetrics] = {}
-        counter, rate = self._counter, self._rate
-        self._sends, self._send_rate = counter("record-send-total"), rate("record-send-rate")
-        self._retries, self._retry_rate = counter("record-retry-total"), rate("record-retry-rate")
-        self._errors, self._error_rate = counter("record-error-total"), rate("record-error-rate")
-        self._splits, self._split_rate = counter("batch-split-total"), rate("batch-split-rate")
-        self._bytes, self._byte_rate = counter("outgoing-byte-total"), rate("outgoing-byte-rate")
-        self._requests, self._request_rate = counter("request-total"), rate("request-rate")
-        self._responses, self._response_rate = counter("response-total"), rate("response-rate")
-        self._averages: dict[str, _Average] = {}
+        self._rates: list[tuple[Counter, Rate]] = []
+        """Totals, and the rates at which they grow."""
+        self._reported: dict[Counter, int] = {}
+        """How much of each total its rate has got."""
+        self._sampled_ms = self._responded_ms = -_SAMPLE_MS
+        counter, with_rate = self._counter, self._with_rate
+        self._sends = with_rate("record-send-total", "record-send-rate")
+        self._retries = with_rate("record-retry-total", "record-retry-rate")
+        self._errors = with_rate("record-error-total", "record-error-rate")
+        self._splits = with_rate("batch-split-total", "batch-split-rate")
+        self._bytes = with_rate("outgoing-byte-total", "outgoing-byte-rate")
+        self._requests = with_rate("request-total", "request-rate")
+        self._responses = with_rate("response-total", "response-rate")
         self._batch_size = self._average("batch-size-avg", "batch-size-max")
         self._queue_time = self._average("record-queue-time-avg", "record-queue-time-max")
         self._latency = self._average("request-latency-avg", "request-latency-max")
@@ -82,8 +85,7 @@ class ProducerMetrics:
         self._record_size = self._average("record-size-avg", "record-size-max")
         self._throttle = self._average("produce-throttle-time-avg", "produce-throttle-time-max")
         self.in_flight = self._gauge("requests-in-flight")
-        self.exhausted = counter("buffer-exhausted-total")
-        self.exhausted_rate = rate("buffer-exhausted-rate")
+        self.exhausted = with_rate("buffer-exhausted-total", "buffer-exhausted-rate")
         self.wait_time_ns = counter("bufferpool-wait-time-ns-total")
         self.flush_time_ns = counter("flush-time-ns-total")
         self.metadata_wait_ns = counter("metadata-wait-time-ns-total")
@@ -91,8 +93,11 @@ class ProducerMetrics:
     def _counter(self, name: str) -> Counter:
         return self.sensors.counter(GROUP, name, self._tags)
 
-    def _rate(self, name: str) -> Rate:
-        return self.sensors.rate(GROUP, name, self._tags, self._config)
+    def _with_rate(self, total: str, rate: str, group: str = GROUP, tags: Tags | None = None) -> Counter:
+        tags = self._tags if tags is None else tags
+        counter = self.sensors.counter(group, total, tags)
+        self._rates.append((counter, self.sensors.rate(group, rate, tags, self._config)))
+        return counter
 
     def _gauge(self, name: str, read: Callable[[], float] | None = None) -> Gauge:
         return self.sensors.gauge(GROUP, name, self._tags, read)
@@ -113,6 +118,7 @@ class ProducerMetrics:
 
     def snapshot(self, now_ms: int) -> dict[str, float]:
         """Every metric's value; a topic's behind the topic's name."""
+        self._sample(now_ms)
         found = {}
         for name, sensor in self.sensors:
             tags = dict(name.tags)
@@ -126,57 +132,62 @@ class ProducerMetrics:
         """A request with these batches is sent."""
         records = size = 0
         for batch in batches:
-            records += batch.count
-            sealed = batch.size_bytes
+            count, sealed = batch.count, batch.size_bytes
+            records += count
             size += sealed
             topic = self._topic(batch.topic_partition.topic)
-            topic.sends.value += batch.count
+            topic.sends.value += count
             topic.bytes.value += sealed
-            topic.send_rate.record(batch.count, now_ms)
-            topic.byte_rate.record(sealed, now_ms)
-        # The averages are of the last batch of each request: the others are much like it.
+        self._sends.value += records
+        self._bytes.value += size
+        self._requests.value += 1
+        self.in_flight.value += 1
+        if now_ms - self._sampled_ms < _SAMPLE_MS:
+            return
+        self._sample(now_ms)
+        batch = batches[-1]
         self._batch_size.record(batch.size_bytes, now_ms)
         self._queue_time.record(batch.drained_ms - batch.created_ms, now_ms)
         self._compression.record(batch.size_bytes / max(1, batch.position), now_ms)
         self._record_size.record(batch.position / max(1, batch.count), now_ms)
         self._records_per_request.record(records, now_ms)
-        self._sends.value += records
-        self._send_rate.record(records, now_ms)
-        self._bytes.value += size
-        self._byte_rate.record(size, now_ms)
-        self._requests.value += 1
-        self._request_rate.record(1, now_ms)
-        self.in_flight.value += 1
+
+    def _sample(self, now_ms: int) -> None:
+        """Report to the rates what the totals have grown by."""
+        self._sampled_ms = now_ms
+        for total, rate in self._rates:
+            grown = total.value - self._reported.get(total, 0)
+            if grown:
+                self._reported[total] = total.value
+                rate.record(grown, now_ms)
 
     def on_response(self, node_id: int, latency_ms: int, response: ProduceResponse | None, now_ms: int) -> None:
         """A request has ended."""
         self.in_flight.value -= 1
         self._responses.value += 1
-        self._response_rate.record(1, now_ms)
-        self._latency.record(latency_ms, now_ms)
-        if response is not None:
-            self._throttle.record(response.throttle_time_ms, now_ms)
+        if now_ms - self._responded_ms >= _SAMPLE_MS:
+            self._responded_ms = now_ms
+            self._latency.record(latency_ms, now_ms)
+            if response is not None:
+                self._throttle.record(response.throttle_time_ms, now_ms)
 
     def on_retry(self, batch: ProducerBatch) -> None:
         """A batch is sent again."""
         self._retries.value += batch.count
-        self._retry_rate.record(batch.count, self._now_ms())
         self._topic(batch.topic_partition.topic).retries.value += batch.count
 
     def on_error(self, batch: ProducerBatch) -> None:
         """A batch has failed."""
         self._errors.value += batch.count
-        self._error_rate.record(batch.count, self._now_ms())
         self._topic(batch.topic_partition.topic).errors.value += batch.count
 
     def on_split(self, batch: ProducerBatch) -> None:
         """A batch was split."""
         self._splits.value += 1
-        self._split_rate.record(1, self._now_ms())
 
     def _topic(self, topic: str) -> _TopicMetrics:
         found = self._topics.get(topic)
         if found is None:
             tags = (*self._tags, ("topic", topic))
-            found = self._topics[topic] = _TopicMetrics(self.sensors, tags, self._config)
+            found = self._topics[topic] = _TopicMetrics(self._with_rate, tags)
         return found

@@ -1,8 +1,8 @@
 """Keys and values to bytes: what `key.serializer` and `value.serializer` may be.
 
-A name (`bytes`, `str`, `int`, `float`, `uuid`, `json`), or an object with `serialize(topic, value)`, or a function of the
-value. Numbers are as Kafka's LongSerializer and DoubleSerializer write them: eight bytes, big-endian. None stays None,
-which is a record without a key, or a tombstone.
+A name (`bytes`, `str`, `int`, `float`, `uuid`, `json`), an object with `serialize(topic, value)`, or a function of the
+value. Numbers are as Kafka's LongSerializer and DoubleSerializer write them: eight bytes, big-endian. None stays None:
+a record without a key, or a tombstone.
 """
 
 from __future__ import annotations
