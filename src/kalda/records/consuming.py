@@ -422,9 +422,12 @@ class RecordIterator:
         """The record that was returned last; None before the first."""
         return self._records[self._index - 1] if self._index > 0 else None
 
+    @property
     def rest(self) -> list:
-        """The records that were supplied but not returned; they are removed."""
-        rest = self._records[self._index :]
-        self._records = []
-        self._index = 0
-        return rest
+        """The records that were supplied but not returned."""
+        return self._records[self._index :]
+
+    def replace_rest(self, records: list) -> None:
+        """From now on return these before more are requested."""
+        self._records = self._records[self._index - 1 : self._index] + records if self._index > 0 else records
+        self._index = 1 if self._index > 0 else 0

@@ -553,7 +553,9 @@ class ClassicMembership:
         self.counters.failed_rebalances += 1
         self._joined = None
         self._failures += 1
-        self._retry_at_ms = self._requests.now_ms + min(1_000, self._config.retry_backoff_ms * 2 ** min(self._failures - 1, 4))
+        self._retry_at_ms = self._requests.now_ms + min(
+            1_000, self._config.retry_backoff_ms * 2 ** min(self._failures - 1, 4)
+        )
         self._rejoin_reason = self._rejoin_reason or f"{what} has failed"
         if self.phase is not Phase.JOINING:
             self.phase = Phase.JOINING

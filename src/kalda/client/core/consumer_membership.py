@@ -17,7 +17,7 @@ member that does not poll for `max.poll.interval.ms` leaves (epoch -1), and join
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -68,9 +68,9 @@ class ConsumerMembership:
         subscription: Subscription,
         requests: Requests,
         commit: CommitBeforeRebalance,
-        find_topic_ids: Callable[[], None],
+        find_topic_ids: Callable[[Sequence[Uuid]], None],
     ) -> None:
-        """`find_topic_ids` requests the metadata of all topics, since some topic id of the assignment is unknown."""
+        """`find_topic_ids` requests the names of topics of which an assignment has the ids only."""
         self._config = config
         self._subscription = subscription
         self._requests = requests
@@ -179,19 +179,21 @@ class ConsumerMembership:
 
     def _resolve(self) -> None:
         assert self._target is not None
-        names: dict[Uuid, str] = {}
-        for topic_id in self._target:
-            name = self._requests.metadata.topic_names.get(topic_id) or self.names_by_id.get(topic_id)
-            if name is None:
-                if self.phase is not Phase.RESOLVING:
-                    self.phase = Phase.RESOLVING
-                self._find_topic_ids()
-                return
-            names[topic_id] = name
+        known = self._requests.metadata.topic_names
+        names = {topic_id: known.get(topic_id) or self.names_by_id.get(topic_id) for topic_id in self._target}
+        unknown = [topic_id for topic_id, name in names.items() if name is None]
+        if unknown:
+            self.phase = Phase.RESOLVING
+            self._find_topic_ids(unknown)
+            return
         self._assignment = tuple(
-            TopicPartition(names[topic_id], index) for topic_id, indexes in self._target.items() for index in indexes
+            TopicPartition(name, index)
+            for topic_id, name in names.items()
+            if name is not None
+            for index in self._target[topic_id]
         )
         self._target = None
+        self.phase = Phase.STABLE
         wanted = frozenset(self._assignment)
         self.counters.rebalance_started_ms = self._requests.now_ms
         self._to_release = tuple(p for p in self._subscription.partitions if p not in wanted)
@@ -291,9 +293,7 @@ class ConsumerMembership:
             if name in ids
         ]
 
-    def _on_heartbeat(
-        self, epoch: int, answer: ConsumerGroupHeartbeatResponse | None, error: ApiError | None
-    ) -> None:
+    def _on_heartbeat(self, epoch: int, answer: ConsumerGroupHeartbeatResponse | None, error: ApiError | None) -> None:
         self._is_in_flight = False
         if epoch != self.epoch:
             return

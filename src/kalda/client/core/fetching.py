@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition
@@ -38,7 +38,10 @@ from kalda.protocol.messages.fetch import (
 from kalda.records.batch import TIMESTAMP_TYPE_BIT, BatchHeader, Buffer, check_crc, iter_batches
 from kalda.records.builder import records_section
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
-from kalda.records.consuming import Read, Record, Section, SectionReader
+from kalda.records.consuming import Record, Section, SectionReader
+
+if TYPE_CHECKING:
+    from kalda.records.consuming import Read
 
 log = logging.getLogger(__name__)
 _MAX_FETCH_BY_NAME = 12
@@ -140,6 +143,8 @@ class Fetcher:
         """Of all chunks, stale ones included until they are met."""
         self._failures: deque[tuple[PartitionState, int, Exception]] = deque()
         """(partition, its `seeks`, error) to raise."""
+        self.has_room = True
+        """A chunk was used up since `run`: a Fetch may be sent that could not be sent before."""
         self.bytes_fetched = 0
         self.records_taken = 0
         self.bytes_taken = 0
@@ -153,6 +158,7 @@ class Fetcher:
 
     def run(self) -> None:
         """Send what can be sent."""
+        self.has_room = False
         self._drop_stale()
         if self.buffered_bytes >= self._config.max_bytes:
             return
@@ -356,8 +362,8 @@ class Fetcher:
             return
         if not batches:
             if len(records) >= self._config.partition_max_bytes:
-                error = CorruptRecord(f"no whole batch in {len(records)} bytes")
-                self._failures.append((state, state.seeks, UndecodableRecord(state.partition, entry.offset, error)))
+                cut_off = CorruptRecord(f"no whole batch in {len(records)} bytes")
+                self._failures.append((state, state.seeks, UndecodableRecord(state.partition, entry.offset, cut_off)))
                 state.retry_at_ms = self._requests.now_ms + self._config.retry_backoff_ms
             return
         chunk.size = len(records)
@@ -384,8 +390,8 @@ class Fetcher:
                 break
             try:
                 self._take_from(chunk, out, limit)
-            except Exception as error:
-                self._on_undecodable(chunk, error)
+            except Exception as failure:
+                self._on_undecodable(chunk, failure)
                 break
         if not out:
             self._raise_failure()
@@ -505,6 +511,7 @@ class Fetcher:
     def _release_if_empty(self, chunk: Chunk) -> None:
         if not chunk.batches and self._chunks and self._chunks[0] is chunk:
             self._chunks.popleft()
+            self.has_room = True
             self.buffered_bytes -= chunk.size
             chunk.state.buffered_bytes = max(0, chunk.state.buffered_bytes - chunk.size)
 

@@ -120,7 +120,7 @@ class Positions:
     def _fetch_committed(self) -> None:
         if self._group_id is None or self._fetches_committed or self._requests.now_ms < self._retry_committed_at_ms:
             return
-        wanted = [s for s in self._subscription.partitions.values() if s.status is Status.UNPOSITIONED]
+        wanted = [s for s in self._subscription.partitions.values() if s.status is Status.UNPOSITIONED and not s.is_new]
         if not wanted:
             return
         node_id = self._requests.coordinator()
@@ -129,9 +129,7 @@ class Positions:
                 self._fail_once(self._requests.coordinator_error)
             return
         self._fetches_committed = True
-        request = committed_request(
-            self._group_id, [s.partition for s in wanted], require_stable=self._read_committed
-        )
+        request = committed_request(self._group_id, [s.partition for s in wanted], require_stable=self._read_committed)
         seeks = [(state, state.seeks) for state in wanted]
         self._requests.send(
             node_id,
@@ -140,9 +138,7 @@ class Positions:
             max_version=MAX_OFFSET_FETCH,
         )
 
-    def _on_committed(
-        self, wanted: list[tuple[PartitionState, int]], answer: Any, error: ApiError | None
-    ) -> None:
+    def _on_committed(self, wanted: list[tuple[PartitionState, int]], answer: Any, error: ApiError | None) -> None:
         self._fetches_committed = False
         if answer is not None and answer.error_code:
             error = refused(answer.error_code, f"group {self._group_id!r}")
@@ -176,7 +172,7 @@ class Positions:
     def _start_resets(self) -> None:
         if self._group_id is not None:
             return
-        wanted = [s for s in self._subscription.partitions.values() if s.status is Status.UNPOSITIONED]
+        wanted = [s for s in self._subscription.partitions.values() if s.status is Status.UNPOSITIONED and not s.is_new]
         if wanted and self._reset is None:
             self._fail_once(NoOffset([state.partition for state in wanted]))
             return

@@ -94,9 +94,7 @@ class Requests:
         timeout_ms: int | None = None,
     ) -> None:
         """Send to a node that `is_ready`."""
-        self.connections.send(
-            node_id, request, self.now_ms, on_done, max_version=max_version, timeout_ms=timeout_ms
-        )
+        self.connections.send(node_id, request, self.now_ms, on_done, max_version=max_version, timeout_ms=timeout_ms)
 
     # -- the coordinator
 

@@ -15,7 +15,7 @@ that have its `seeks`. A seek changes `seeks`, which makes the chunks and the re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -169,11 +169,17 @@ class Subscription:
         self.topics = frozenset(topics)
         self.version += 1
 
-    def subscribe_pattern(self, pattern: re.Pattern[str], *, on_server: bool) -> None:
-        """Topics whose whole name matches."""
+    def subscribe_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Topics whose whole name matches, of those that `match` is called with."""
         self._change(Kind.PATTERN)
-        self.pattern = None if on_server else pattern
-        self.server_pattern = pattern.pattern if on_server else None
+        self.pattern, self.server_pattern = pattern, None
+        self.topics = frozenset()
+        self.version += 1
+
+    def subscribe_server_pattern(self, pattern: str) -> None:
+        """Topics that the coordinator finds to match."""
+        self._change(Kind.PATTERN)
+        self.pattern, self.server_pattern = None, pattern
         self.topics = frozenset()
         self.version += 1
 
@@ -231,7 +237,3 @@ class Subscription:
                 f"partitions exclude each other; call unsubscribe first"
             )
         self.kind = kind
-
-
-Listener = Callable[[list[TopicPartition]], None]
-Assignment = Mapping[str, Iterable[TopicPartition]]
