@@ -18,7 +18,16 @@ from collections.abc import Generator, Iterator, Sequence
 
 from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord
-from kalda.records.batch import ATTRIBUTES_POSITION, HEADER_SIZE, BatchHeader, check_crc, read_header
+from kalda.records.batch import (
+    ATTRIBUTES_POSITION,
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    HEADER_SIZE,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    check_crc,
+    read_header,
+)
 from kalda.records.checksum import crc32c
 from kalda.records.compacting import KeyScan
 from kalda.records.compacting_runs import RunFilter, map_run
@@ -39,6 +48,8 @@ from kalda.storage.segment import MAX_RELATIVE_OFFSET, Placed, Segment
 _WRITE_BYTES = 1024 * 1024
 _READ_BYTES = 1024 * 1024
 _LEAST_READ_BYTES = 64 * 1024
+_LOW_ATTRIBUTES_POSITION = ATTRIBUTES_POSITION + 1
+_NOT_PLAIN = COMPRESSION_MASK | TRANSACTIONAL_BIT | CONTROL_BIT
 _LARGE_BYTES = 8 * 1024 * 1024
 """A larger batch is read twice, first piece by piece for its CRC: a damaged length must not occupy that much memory."""
 _SPARE_BYTES = 64 * 1024 * 1024
@@ -86,6 +97,10 @@ class BatchReader:
         if len(self.chunk) < size:
             where = self._segment.path(LOG_SUFFIX)
             raise CorruptRecord(f"{where} ends at {position + len(self.chunk)}, not at {self._segment.size}")
+
+    def may_be_plain(self) -> bool:
+        """Whether the batch that `find` found may begin a run (`compacting_runs`)."""
+        return not self.chunk[self.at + _LOW_ATTRIBUTES_POSITION] & _NOT_PLAIN
 
     def take(self) -> tuple[BatchHeader, memoryview]:
         """(header, whole bytes) of the batch that `find` found."""
@@ -215,7 +230,8 @@ class KeyMapping(Pass):
             if position is not None:
                 for reader in self._reader(segment, position):
                     at = reader.at
-                    reader.at = map_run(offsets, reader.chunk, at, self._stop(reader), start)
+                    if reader.may_be_plain():
+                        reader.at = map_run(offsets, reader.chunk, at, self._stop(reader), start)
                     if reader.at == at:
                         header, data = reader.take()
                         if not self._map(header, data):
@@ -314,17 +330,17 @@ class Rewriting(Pass):
         )
         for segment in segments:
             for reader in self._reader(segment, 0):
-                at = reader.at
-                reader.at = runs.run(reader.chunk, at, self._stop(reader))
-                if reader.at == at and not runs.is_full:
+                at, is_full = reader.at, False
+                if reader.may_be_plain():
+                    reader.at = runs.run(reader.chunk, at, self._stop(reader))
+                    is_full = runs.is_full
                     self._take(runs)
+                if reader.at == at and not is_full:
                     self._filter(*reader.take())
-                if runs.is_full or runs.written + self._pending >= _WRITE_BYTES:
-                    self._take(runs)
+                if is_full or runs.written + self._pending >= _WRITE_BYTES:
                     self._write()
                     runs.clear()
                 yield
-        self._take(runs)
         self._write()
         cleaned.seal()
         for file in cleaned.sync_files():
