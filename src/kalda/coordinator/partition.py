@@ -19,7 +19,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.turn import Turn
 from kalda.coordinator.shard import Rec, Shard
-from kalda.statemachine.runtime import Prepared, ReplicatedRuntime, Result
+from kalda.statemachine.runtime import Prepared, ReplayFault, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
 
 R = TypeVar("R")
@@ -39,8 +39,11 @@ class CoordinatorPartition(Generic[Rec]):
         leader_epoch: int,
         append: Append,
         make_shard: Callable[[CoordinatorPartition[Rec]], Shard[Rec]],
+        on_fault: Callable[[ReplayFault], None] | None = None,
     ) -> None:
-        """`append` writes records (key, value) as one batch of the partition and returns the offset after the last."""
+        """`append` writes records (key, value) as one batch of the partition and returns the offset after the last.
+        `on_fault` is called where a record that was appended cannot be applied, and must close the partition: its log
+        has what its shard lacks. With None, the write raises the fault."""
         self.index = index
         """The partition's number in its topic."""
         self.leader_epoch = leader_epoch
@@ -54,7 +57,7 @@ class CoordinatorPartition(Generic[Rec]):
         self.registry = SnapshotRegistry()
         """Of every timeline collection of the shard."""
         self.runtime: ReplicatedRuntime[Rec] = ReplicatedRuntime(
-            self.registry, self._append, self._replay, not_leader=ErrorCode.NOT_COORDINATOR
+            self.registry, self._append, self._replay, on_fault=on_fault, not_leader=ErrorCode.NOT_COORDINATOR
         )
         self._append_to_log = append
         self._commits = Turn(self._commit)
@@ -122,7 +125,9 @@ class CoordinatorPartition(Generic[Rec]):
 
     def close(self) -> None:
         """This node no longer leads: everything that waits is answered, the shard is of no use any more."""
-        if self.is_active:
-            self.is_active = False
-            self.shard.on_unloaded()
-        self.runtime.renounce()
+        try:
+            if self.is_active:
+                self.is_active = False
+                self.shard.on_unloaded()
+        finally:
+            self.runtime.renounce()
