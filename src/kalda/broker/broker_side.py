@@ -76,6 +76,7 @@ class BrokerSide:
         self._has_replicas = False
         """Whether `services` and `lifecycle` exist. A directory may fail before, while it is read for the first time:
         no replica is in it then, and the registration will not name it."""
+        self._cache = MetadataCache(timers)
         configs = DynamicConfigs(config)
         self.logs = make_log_manager(
             config, host, lambda topic: configs.log_config(topic, quorum.loader.image), self._on_dir_failed
@@ -104,7 +105,7 @@ class BrokerSide:
             server=server,
             channel=channel,
             lifecycle=self.lifecycle,
-            cache=MetadataCache(timers),
+            cache=self._cache,
             logs=self.logs,
             dynamic_configs=configs,
             sensors=sensors,
@@ -150,6 +151,9 @@ class BrokerSide:
         services.start()
         lifecycle.set_ready_to_unfence()
         await wait_settled(lifecycle.milestones.unfenced)
+        # The controller has answered before this node has the record: Metadata responses would not list this broker,
+        # while those of others do. A client that gets fewer brokers than before drops its requests to the others.
+        await wait_settled(self._cache.unfenced(self._config.node_id))
 
     def _set_stray_logs_aside(self, assigned: Placed) -> None:
         """Set the logs aside that belong to no replica of this broker by the metadata. They are not deleted.
