@@ -24,6 +24,7 @@ from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.modules.partitions import PartitionsModule
 from kalda.broker.modules.producers import ProducersModule
 from kalda.broker.modules.replication import ReplicationModule
+from kalda.broker.modules.transactions import TransactionsModule
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import joined
 from kalda.metadata.manifest import Publisher
@@ -44,6 +45,9 @@ class Services:
         coordinators = shared.coordinators
         forwarding = ForwardingModule(context)
         self.markers = MarkersModule(context, replicas, coordinators)
+        producers = ProducersModule(context)
+        transactions = TransactionsModule(context, coordinators, producers.ids, self.markers.writer)
+        replication.verifier.local = transactions.handlers.add_partitions_of_broker
         self._partitions = PartitionsModule(context, replicas, coordinators, log_dirs.assignments)
         self.modules: tuple[Module, ...] = (
             ConnectionsModule(context),
@@ -55,7 +59,8 @@ class Services:
             MetadataModule(context, replicas, coordinators),
             forwarding,
             ConfigsModule(context, forwarding.forwarding),
-            ProducersModule(context),
+            producers,
+            transactions,
             self._partitions,
             LogUpkeepModule(context),
         )

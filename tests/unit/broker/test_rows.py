@@ -29,6 +29,14 @@ LISTENERS = [
     pytest.param(rows_of_brokers, Listener.BROKER, id="broker"),
     pytest.param(rows_of_controllers, Listener.CONTROLLER, id="controller"),
 ]
+REFUSED_BY_TRANSACTIONAL_ID = {
+    ApiKey.INIT_PRODUCER_ID,
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    ApiKey.END_TXN,
+    ApiKey.TXN_OFFSET_COMMIT,
+}
+SENT_BY_BROKERS = {(ApiKey.ADD_PARTITIONS_TO_TXN, 4), (ApiKey.ADD_PARTITIONS_TO_TXN, 5)}
 REFUSED_BY_GROUP = {
     ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP, ApiKey.OFFSET_COMMIT,
     ApiKey.OFFSET_DELETE,
@@ -138,7 +146,7 @@ def test_a_caller_without_rights_is_refused_as_a_whole(row: Row, version: int) -
     expected = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     if row.key in REFUSED_BY_GROUP:
         expected = ErrorCode.GROUP_AUTHORIZATION_FAILED
-    elif row.key in (ApiKey.INIT_PRODUCER_ID, ApiKey.TXN_OFFSET_COMMIT):
+    elif row.key in REFUSED_BY_TRANSACTIONAL_ID and (row.key, version) not in SENT_BY_BROKERS:
         expected = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert set(error_codes(response, version)) == {expected}
 
@@ -155,7 +163,7 @@ def test_which_rights_whole_requests_need() -> None:
     assert needed == {
         "READ GROUP": {"JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit"},
         "DELETE GROUP": {"OffsetDelete"},
-        "WRITE TRANSACTIONAL_ID": {"InitProducerId", "TxnOffsetCommit"},
+        "WRITE TRANSACTIONAL_ID": {"InitProducerId", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit"},
         "DESCRIBE CLUSTER": {
             "DescribeLogDirs", "DescribeUserScramCredentials", "DescribeQuorum", "ListPartitionReassignments",
         },
@@ -168,7 +176,7 @@ def test_which_rights_whole_requests_need() -> None:
         "CLUSTER_ACTION CLUSTER": {
             "Fetch", "FetchSnapshot", "Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "UpdateRaftVoter",
             "BrokerRegistration", "BrokerHeartbeat", "ControllerRegistration", "AlterPartition",
-            "AllocateProducerIds", "AssignReplicasToDirs", "WriteTxnMarkers",
+            "AllocateProducerIds", "AssignReplicasToDirs", "WriteTxnMarkers", "AddPartitionsToTxn",
         },
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ functions that make the response to a request which failed as a whole.
 - `markers`: WriteTxnMarkers, DescribeProducers
 - `describe`: client quotas, SCRAM credentials
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
-- `producers`: InitProducerId
+- `transactions`: InitProducerId, and the other APIs of the transaction coordinator
 - `forwarded`: what the active controller answers
 - `shared`: failures of APIs that both kinds of listener serve
 """

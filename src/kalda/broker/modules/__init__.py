@@ -14,6 +14,7 @@ metadata, dynamic configs and the end of the node.
 - `forwarding`: what the active controller answers
 - `configs`: described and altered configs
 - `producers`: producer ids
+- `transactions`: the transaction coordinator, and the markers that it sends
 - `partitions`: opens, leads, follows and deletes partitions, as the metadata demands
 - `log_upkeep`: retention, checkpoints, flushes, compaction
 """
