@@ -145,6 +145,7 @@ class Log(LogOffsets):
         clean: bool,
         recovery_point: int = 0,
         log_start_offset: int = 0,
+        high_watermark: int | None = None,
         compacted_upto: int | None = None,
         producer_expiration_ms: int = DAY_MS,
         verify_transactions: bool = False,
@@ -159,13 +160,12 @@ class Log(LogOffsets):
         belongs to another topic than `topic_id`, and `OSError` where the disk fails.
 
         `clean`: the process that had it open before stopped cleanly. Otherwise the log is recovered from
-        `recovery_point` on, which reads files, so it is opened on a thread. `compacted_upto`: as in
-        `LogDir.compacted_upto`. `one_of_many`: segments do not get the descriptors that the disk keeps in reserve.
-        `corrupt_files`: of the whole log directory; by default those of this log are bounded alone. `distrusts_cache`:
-        the disk failed under the log, see `DISK_FAILED_FILE`.
+        `recovery_point` on, which reads files, so it is opened on a thread. `high_watermark`: of the checkpoint; the
+        caller sets it afterwards. `compacted_upto`: as in `LogDir.compacted_upto`. `one_of_many`: segments do not get
+        the descriptors that the disk keeps in reserve. `corrupt_files`: of the whole log directory; by default those of
+        this log are bounded alone. `distrusts_cache`: the disk failed under the log, see `DISK_FAILED_FILE`.
         """
-        kept = corrupt_files or CorruptFiles()
-        segment_disk = disk.without_reserve if one_of_many else disk
+        kept, segment_disk = corrupt_files or CorruptFiles(), disk.without_reserve if one_of_many else disk
         if fresh := disk.stat(directory) is None:
             disk.make_dirs(directory)
         found = None if fresh else _checked_topic_id(disk, directory, clean, topic_id)
@@ -184,6 +184,7 @@ class Log(LogOffsets):
             jitter=jitter,
             corrupt_files=kept,
             distrusts_cache=distrusts_cache,
+            high_watermark=high_watermark,
         ).load()
         for path in kept.prune() if corrupt_files is None else ():
             disk.remove(path)

@@ -187,6 +187,7 @@ class LogManager:
             # The checkpoint's entry may be that of a former log of the partition: a future log is read whole.
             recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
+            high_watermark=None if is_future else directory.high_watermarks.get(topic_partition),
             corrupt_files=directory.corrupt_files,
             distrusts_cache=directory.distrusts_cache,
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),

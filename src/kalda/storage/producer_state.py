@@ -6,6 +6,8 @@ replicas apply what the leader has appended.
 
 Transactions: the last stable offset is not above the first offset of an open one. Nor is it above that of a completed
 one before the marker is below the high watermark ("unreplicated"), because a new leader may not have the marker.
+Snapshots do not have those. So the producers are read from a snapshot below the high watermark, and the batches after
+it, where a marker above the high watermark is in the log.
 
 Invariants: `map_end_offset` is the offset up to which batches have been applied; a snapshot file holds the state at
 exactly its offset; the keys of `_ongoing` and `_unreplicated` are first offsets, in rising order.
@@ -23,7 +25,7 @@ from typing import NamedTuple
 from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.protocol.messages.control_records import EndTxnMarker
-from kalda.records.batch import MAX_INT32, NO_PRODUCER_EPOCH, NO_SEQUENCE, BatchHeader
+from kalda.records.batch import MAX_INT32, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader
 from kalda.records.control import ControlType, read_control_batch
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.txn_index import AbortedTxn, TxnIndex
@@ -242,11 +244,14 @@ class ProducerStates:
         open_ones = [(state.txn_first_offset, state.producer_id) for state in states if state.txn_first_offset >= 0]
         self._ongoing = dict(sorted(open_ones))
 
-    def clear(self, offset: int) -> None:
-        """Drop everything: there is no producer as of `offset`."""
+    def clear(self, offset: int, undecided_from: int | None = None) -> None:
+        """Drop everything: there is no producer as of `offset`. With `undecided_from`, they are to be read again, and
+        until then the records from there on may be of open transactions."""
         self._states = {}
         self._frozen = self._to_expire = None
         self._ongoing.clear()
+        if undecided_from is not None:
+            self._ongoing[undecided_from] = NO_PRODUCER_ID
         self._unreplicated.clear()
         self.map_end_offset = self.snapshot_offset = offset
 
