@@ -33,6 +33,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `raft_listeners.py`: delivery of the metadata log to the loader and the controller, in passes
 - `controller_catch_up.py`: a controller that is far behind is made from the loader's image
 - `lifecycle.py`: registration, heartbeats, controlled shutdown, as a machine
+- `replication_throttles.py`: rates and replicas of replication throttles, from configs
 - `peers.py`: what replicas need of other nodes: fetches, decisions on ISRs
 - `assignments.py`: tells the controller in which log directories replicas are
 - `publisher.py`: metadata into partitions that are opened, led, followed, deleted

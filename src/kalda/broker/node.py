@@ -260,7 +260,10 @@ class Node:
     async def _bind(self) -> None:
         """Bind every port. Requests wait in the gate of their listener."""
         config = self.config
-        self._server = Server(self._clock, NodeLimits.of(config))
+        server = self._server = Server(self._clock, NodeLimits.of(config))
+        self.sensors.add_source(server.measured)
+        assert self._quotas is not None, "made before the server"
+        self._quotas.managers.on_ip_rate = server.set_ip_rate
         for endpoint in config.listeners:
             if endpoint.security_protocol != "PLAINTEXT":
                 raise StartError(

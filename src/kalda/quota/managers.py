@@ -16,7 +16,6 @@ from kalda.quota.callback import ClientQuotaCallback
 from kalda.quota.client_quotas import ClientQuotas, QuotaType, RequestQuotas
 from kalda.quota.entities import entity_of
 from kalda.quota.mutations import MutationQuotas
-from kalda.quota.replication_quotas import ReplicationQuota
 
 log = logging.getLogger("kalda.quotas")
 
@@ -26,7 +25,7 @@ CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 class Windows:
     """How far each kind of quota looks back."""
 
-    __slots__ = ("alter_log_dirs", "client", "controller", "replication")
+    __slots__ = ("client", "controller", "replication")
 
     def __init__(self, number_of: Callable[[str], int]) -> None:
         """`number_of` is called with keys of the configuration."""
@@ -37,20 +36,6 @@ class Windows:
         self.client = config("quota.window.num", "quota.window.size.seconds")
         self.controller = config("controller.quota.window.num", "controller.quota.window.size.seconds")
         self.replication = config("replication.quota.window.num", "replication.quota.window.size.seconds")
-        self.alter_log_dirs = config(
-            "alter.log.dirs.replication.quota.window.num", "alter.log.dirs.replication.quota.window.size.seconds"
-        )
-
-
-class ReplicationQuotas:
-    """The three quotas of replication."""
-
-    __slots__ = ("alter_log_dirs", "follower", "leader")
-
-    def __init__(self, windows: Windows) -> None:
-        self.leader = ReplicationQuota(windows.replication)
-        self.follower = ReplicationQuota(windows.replication)
-        self.alter_log_dirs = ReplicationQuota(windows.alter_log_dirs)
 
 
 class QuotaManagers:

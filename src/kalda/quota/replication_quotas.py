@@ -1,5 +1,4 @@
-"""Bytes a second of throttled replicas (KIP-73): what a leader sends, what a follower fetches, what moves between
-directories.
+"""Bytes a second of throttled replicas (KIP-73): what a leader sends, what a follower fetches.
 
 A broker config sets the rate, a topic config names the replicas. Only bytes of throttled replicas count. While the rate
 is exceeded, a leader leaves throttled partitions out of its answers and a follower out of its requests. A leader never
@@ -19,7 +18,7 @@ ALL: Final = None
 
 
 class ReplicationQuota:
-    """One of the quotas of replication: leader, follower or log directories."""
+    """The quota of a leader, or of a follower (`kalda.replication.throttle.ReplicaThrottle`)."""
 
     __slots__ = ("_bound", "_config", "_throttled", "rate")
 

@@ -13,7 +13,7 @@ from kalda.base.configs.definition import InvalidConfig, Key
 from kalda.base.configs.topic import TOPIC
 
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
-_REPLICAS = "this release does not limit the rate of replication"
+_DIR_MOVES = "moves between log directories are paced byte by byte, without windows"
 _SECURITY = "this release serves PLAINTEXT only, and authenticates no client"
 _GROUPS = "this release coordinates classic groups only"
 _METRICS = "this release reports no metrics"
@@ -33,7 +33,7 @@ _FROM_FILE = "it is read when a node starts, from its properties file"
 
 _REASONS: dict[str, tuple[str, ...]] = {
     _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "remote."),
-    _REPLICAS: ("follower.replication.throttled.rate", "leader.replication.throttled.rate"),
+    _DIR_MOVES: ("alter.log.dirs.replication.quota.window.",),
     _SECURITY: (
         "connection.failed.authentication.delay.ms",
         "connections.max.reauth.ms",
@@ -89,7 +89,6 @@ _OF_TOPICS_NEVER_CREATED = ("share.coordinator.state.topic.",)
 warning about them would be in every log and help no operator."""
 
 _TOPIC_REASONS: dict[str, tuple[str, ...]] = {
-    _REPLICAS: ("follower.replication.throttled.replicas", "leader.replication.throttled.replicas"),
     _TIERING: ("local.retention.", "remote."),
     _PREALLOCATE: ("preallocate",),
 }
