@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 
 from kalda.base.disk import Buffer, File, FileStat, NoHandleLeft
+from kalda.base.memory import unfilled
 
 log = logging.getLogger("kalda.disk")
 
@@ -67,7 +68,7 @@ class RealFile:
     def read_nowait(self, position: int, size: int) -> Buffer | None:
         if not self._nowait:
             return self.read(position, size)
-        buffer = bytearray(size)
+        buffer = unfilled(size)
         try:
             got = os.preadv(self._fd, [buffer], position, _NOWAIT or 0)
         except BlockingIOError:
