@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
@@ -34,7 +34,7 @@ from kalda.coordinator.transactions.metadata import (
     TransactionMetadata,
 )
 from kalda.coordinator.transactions.records import TransactionRecord
-from kalda.coordinator.transactions.shard import Markers, TransactionShard
+from kalda.coordinator.transactions.shard import Markers, ProducerIdSource, TransactionShard
 from kalda.coordinator.transactions.states import TransactionState
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.transactions import (
@@ -56,14 +56,6 @@ _MAX_COMPLETION_WAIT_MS = 100
 """For so long a request waits for the markers of the transaction before; then its client tries again."""
 _MAX_WAITING = 10
 """Requests that wait for the markers of one transaction."""
-
-
-class ProducerIdSource(Protocol):
-    """Gives out producer ids that nobody has had."""
-
-    def take(self) -> int | Pending[int]:
-        """A producer id, or a pending one. Raises `ApiError`, or fails with one."""
-        ...
 
 
 class TransactionCoordinator:
@@ -92,7 +84,14 @@ class TransactionCoordinator:
             partition: CoordinatorPartition[TransactionRecord], runtime: CoordinatorRuntime[TransactionShard]
         ) -> TransactionShard:
             return TransactionShard(
-                partition, config, runtime.timers, runtime, markers, transaction_version, lambda: self.rearm()
+                partition,
+                config,
+                runtime.timers,
+                runtime,
+                markers,
+                producer_ids,
+                transaction_version,
+                lambda: self.rearm(),
             )
 
         self.runtime: CoordinatorRuntime[TransactionShard] = CoordinatorRuntime(
@@ -166,9 +165,13 @@ class TransactionCoordinator:
             case ErrorCode() as code:
                 return failed(code)
             case Fence():
+                needs_id = shard.needs_next_id(metadata)
+                if needs_id and new_id is None:
+                    return self._with_producer_id(again, failed)
+                next_id = new_id if needs_id and new_id is not None else NO_PRODUCER_ID
                 log.info("%s: its open transaction is aborted, because a producer begins anew", transactional_id)
                 return answer_after(
-                    self.runtime.in_time(shard.fence(transactional_id, metadata)),
+                    self.runtime.in_time(shard.fence(transactional_id, metadata, next_id)),
                     lambda error: failed(
                         ErrorCode.CONCURRENT_TRANSACTIONS if error is None else write_error(error.code)
                     ),
