@@ -28,6 +28,7 @@ from kalda.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
+from kalda.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
 from kalda.replication import produce
@@ -35,6 +36,7 @@ from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.verification import TransactionVerifier
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
@@ -68,9 +70,22 @@ class World(HandTime, HandJobs):
             lambda name, topic_id, _: name in self.elsewhere,
             sensors=self.sensors,
         )
+        self.coordinator: int | None = 9
+        """The broker that coordinates all transactions."""
+        self.asked: list[tuple[int, AddPartitionsToTxnRequest, Pending[AddPartitionsToTxnResponse]]] = []
+        """What was sent to it, with the answers that the test gives."""
+        self.verifier = TransactionVerifier(
+            SELF, lambda _: self.coordinator, self._ask, lambda: self.now_ms, self.sensors
+        )
         self.sessions = FetchSessionCache(slots, random.Random(2).randint)
         self.elsewhere: set[str] = set()
         self.ids: dict[Uuid, str] = {}
+        self.verifies = False
+        """Whether logs that are opened from now on take only verified transactions."""
+
+    def _ask(self, broker_id: int, request: AddPartitionsToTxnRequest) -> Pending[AddPartitionsToTxnResponse]:
+        self.asked.append((broker_id, request, Pending()))
+        return self.asked[-1][2]
 
     # -- partitions
 
@@ -90,6 +105,7 @@ class World(HandTime, HandJobs):
                 topic_id=topic_id,
                 now_ms=self.now_ms,
                 clean=True,
+                verify_transactions=self.verifies,
             ),
         )
         partition = self.replicas.find(topic, index)

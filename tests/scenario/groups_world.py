@@ -15,6 +15,7 @@ from kalda.base.pending import Pending
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.groups.shard import GroupShard
+from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.groups import (
@@ -36,7 +37,14 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
+from kalda.protocol.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from kalda.records.builder import build_batch
+from kalda.records.control import transaction_marker_batch
+from kalda.storage.values import TransactionEnd
 
 LATEST = {JoinGroupRequest: 9, SyncGroupRequest: 5, HeartbeatRequest: 4, LeaveGroupRequest: 5}
 
@@ -63,18 +71,44 @@ class MemoryLog:
         self.read_failure: str | None = None
         """Why every load fails."""
         self.appends = 0
+        self.guards: list[object] = []
+        """With which transactional batches came."""
         self.on_append: Any = None
 
-    def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
+    def append(
+        self,
+        partition: int,
+        records: list[tuple[bytes, bytes | None]],
+        now_ms: int,
+        producer: TransactionalProducer | None = None,
+    ) -> int:
+        more: dict[str, Any] = {}
+        if producer is not None:
+            more = {"producer_id": producer.producer_id, "producer_epoch": producer.epoch, "is_transactional": True}
+            self.guards.append(producer.verification)
+        start = self.ends.get(partition, 0)
+        rows = [(now_ms, key, value, ()) for key, value in records]
+        return self._append(partition, bytes(build_batch(rows, base_offset=start, **more)), len(records))
+
+    def append_marker(self, partition: int, end: TransactionEnd, now_ms: int) -> int:
+        batch = transaction_marker_batch(
+            producer_id=end.producer_id,
+            producer_epoch=end.producer_epoch,
+            commit=end.is_commit,
+            coordinator_epoch=end.coordinator_epoch,
+            timestamp_ms=now_ms,
+            base_offset=self.ends.get(partition, 0),
+        )
+        return self._append(partition, bytes(batch), 1)
+
+    def _append(self, partition: int, batch: bytes, count: int) -> int:
         if self.failure is not None:
             raise ApiError(self.failure)
         self.appends += 1
-        start = self.ends.get(partition, 0)
-        batch = bytes(build_batch([(now_ms, key, value, ()) for key, value in records], base_offset=start))
         if len(batch) > _MAX_MESSAGE_BYTES:
             raise ApiError(ErrorCode.MESSAGE_TOO_LARGE)
         self.batches.setdefault(partition, []).append(batch)
-        self.ends[partition] = end = start + len(records)
+        self.ends[partition] = end = self.ends.get(partition, 0) + count
         if self.replicated:
             self.high_watermarks[partition] = end
             self.on_append(partition, end)
@@ -116,12 +150,21 @@ class World:
         self.topics = MemoryTopics()
         self.topics.add("orders")
         self.topics.add("payments")
+        self.verify: Any = lambda index, request, version: None
+        """How transactions are verified; see `VerifyTransaction`."""
         self._uuids = 0
         self.epoch = 0
         self.elect()
 
     def _fresh(self) -> GroupCoordinator:
-        return GroupCoordinator(self.config, self.log, self.topics, self._new_uuid, lambda: self.partitions)
+        return GroupCoordinator(
+            self.config,
+            self.log,
+            self.topics,
+            self._new_uuid,
+            lambda: self.partitions,
+            verify=lambda *verified: self.verify(*verified),
+        )
 
     def elect(self, partitions: range | None = None) -> None:
         """A fresh coordinator loads the log: another broker, or this one after a restart."""
@@ -214,6 +257,45 @@ class World:
             topics=list(topics.values()),
         )
         return Answer(self.coordinator.offset_commit(Context(version), request, self.now), version)
+
+    def commit_in_transaction(
+        self,
+        offsets: dict[tuple[str, int], int],
+        *,
+        producer: tuple[int, int] = (7, 0),
+        group: str = "g",
+        member: str = "",
+        generation: int = -1,
+        instance: str | None = None,
+        version: int = 4,
+        metadata: str = "",
+    ) -> Answer:
+        """TxnOffsetCommit of a producer, given by id and epoch."""
+        topics: dict[str, TxnOffsetCommitRequestTopic] = {}
+        for (name, index), offset in offsets.items():
+            topics.setdefault(name, TxnOffsetCommitRequestTopic(name=name)).partitions.append(
+                TxnOffsetCommitRequestPartition(
+                    partition_index=index, committed_offset=offset, committed_metadata=metadata
+                )
+            )
+        request = TxnOffsetCommitRequest(
+            transactional_id="t",
+            group_id=group,
+            producer_id=producer[0],
+            producer_epoch=producer[1],
+            generation_id=generation,
+            member_id=member,
+            group_instance_id=instance,
+            topics=list(topics.values()),
+        )
+        return Answer(self.coordinator.txn_offset_commit(Context(version), request, self.now), version)
+
+    def end_transaction(
+        self, producer: tuple[int, int] = (7, 0), *, commit: bool, partition: int = 0, version: int = 0
+    ) -> Pending[None]:
+        """The marker of a producer's transaction."""
+        end = TransactionEnd(*producer, commit, 1, version)
+        return self.runtime.end_transaction(partition, end, self.now)
 
     def fetch(
         self, topics: dict[str, list[int]] | None = None, *, group: str = "g", stable: bool = False, version: int = 9

@@ -55,10 +55,12 @@ class Broker:
         self.opening.add(AT)
         clock = cast(Clock, SimpleNamespace(wall_ms=lambda: self.world.now_ms, mono_ms=lambda: self.world.now_ms))
         metadata = cast(MetadataCache, SimpleNamespace(topic_name=lambda topic_id: None))
-        self.data = DataHandlers(self.world.replicas, metadata, self.world.sessions, clock, None, self.opening)
+        self.data = DataHandlers(
+            self.world.replicas, metadata, self.world.sessions, clock, self.world.verifier, None, self.opening
+        )
         self.offsets = OffsetHandlers(self.world.replicas, self.opening)
         self.connection = Connection()
-        fields = {"connection": self.connection, "api_version": 9, "listener_name": "PLAINTEXT"}
+        fields = {"connection": self.connection, "api_version": 9, "listener_name": "PLAINTEXT", "client_id": ""}
         self.context = cast(RequestContext, SimpleNamespace(**fields))
 
     def open(self) -> None:

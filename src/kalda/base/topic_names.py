@@ -12,8 +12,10 @@ from kalda.base.errors import ApiError, ErrorCode
 
 OFFSETS_TOPIC = "__consumer_offsets"
 """The group coordinator's."""
-INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state", "__share_group_state"))
-"""Topics of coordinators. They are listed as internal, and clients cannot delete their records."""
+TRANSACTIONS_TOPIC = "__transaction_state"
+"""The transaction coordinator's."""
+INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "__share_group_state"))
+"""Topics of coordinators. They are listed as internal, and clients cannot append to them or delete their records."""
 MAX_LENGTH = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 

@@ -20,6 +20,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `controller_failures.py`: how the APIs of controllers alone report that the whole request failed
 - `forwarding.py`: envelopes to and from the active controller
 - `prober.py`: probes of brokers that may be dead
+- `broker_channels.py`: requests to other brokers
 - `controller_channel.py`: requests to the active controller, on whichever node it is
 - `controller_registration.py`: registers this node's controller with the active one
 - `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network
@@ -35,6 +36,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `auto_topics.py`: topics that are created by the first request that names them
 - `coordinators.py`: the table of this broker's coordinators, by internal topic
 - `coordinator_shell.py`: a coordinator's log, timer and loads
+- `producer_ids.py`: producer ids, from blocks that the controller allocates
+- `transaction_markers.py`: sends the markers of ended transactions
 - `log_keeper.py`: the log manager from the node's configuration, and its background work
 - `dir_locks.py`: the locks on a node's directories
 - `config_providers.py`: secrets that `server.properties` refers to

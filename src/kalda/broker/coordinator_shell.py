@@ -19,15 +19,18 @@ from typing import Any
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.coordinator.loading import Load
+from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
+from kalda.replication.markers import append_marker
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.reading import start_reads
-from kalda.storage.values import AppendOrigin, FetchInfo
+from kalda.storage.values import AppendOrigin, FetchInfo, TransactionEnd
 
 log = logging.getLogger("kalda.coordinator")
 
@@ -44,12 +47,36 @@ class InternalTopicLog:
         self._replicas = replicas
         self._compression = compression
 
-    def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
+    def append(
+        self,
+        partition: int,
+        records: list[tuple[bytes, bytes | None]],
+        now_ms: int,
+        producer: TransactionalProducer | None = None,
+    ) -> int:
         """One batch, as the partition's leader."""
         rows = [(now_ms, key, value, ()) for key, value in records]
-        batch = build_batch(rows, compression=self._compression)
-        info = self._replicas.get(self._topic, partition).append(batch, _ALL, now_ms, AppendOrigin.COORDINATOR)
-        return info.last_offset + 1
+        replica = self._replicas.get(self._topic, partition)
+        if producer is None:
+            batch = build_batch(rows, compression=self._compression)
+            return replica.append(batch, _ALL, now_ms, AppendOrigin.COORDINATOR).last_offset + 1
+        batch = build_batch(
+            rows,
+            compression=self._compression,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            is_transactional=True,
+        )
+        return (
+            replica.append(
+                batch, _ALL, now_ms, AppendOrigin.COORDINATOR, verification=producer.verification
+            ).last_offset
+            + 1
+        )
+
+    def append_marker(self, partition: int, end: TransactionEnd, now_ms: int) -> int:
+        """The control batch that ends a transaction, as the partition's leader."""
+        return append_marker(self._replicas.get(self._topic, partition), end, now_ms).last_offset + 1
 
 
 class CoordinatorShell:
@@ -100,6 +127,14 @@ class CoordinatorShell:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    # -- transactions
+
+    def end_transaction(self, partition: int, end: TransactionEnd) -> Pending[None]:
+        """Append the marker of a transaction that wrote to the partition, and apply it."""
+        ended = self._runtime.end_transaction(partition, end, self._clock.mono_ms())
+        self.arm()
+        return ended
 
     # -- partitions
 

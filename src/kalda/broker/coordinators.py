@@ -13,6 +13,7 @@ from typing import Any
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timers
 from kalda.broker.auto_topics import TopicPlan
 from kalda.broker.coordinator_shell import CoordinatorShell, InternalTopicLog
@@ -22,6 +23,7 @@ from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.records.compression import Compression
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.storage.values import TransactionEnd
 
 
 class Coordinators:
@@ -78,6 +80,12 @@ class Coordinators:
         return TopicPlan(
             config[topic.partitions_key], config[topic.replication_factor_key], topic.configs(config.values)
         )
+
+    def end_transaction(self, topic: str, partition: int, end: TransactionEnd) -> Pending[None] | None:
+        """Append the marker of a transaction that wrote to a coordinator's log, and apply it; None where the topic is
+        not a coordinator's."""
+        shell = self._shells.get(topic)
+        return None if shell is None else shell.end_transaction(partition, end)
 
     # -- what the publisher reports
 

@@ -72,7 +72,9 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _partitions(),
     ApiKey.DELETE_RECORDS: _partitions(),
     ApiKey.DESCRIBE_PRODUCERS: (Cut(("topics", "partition_indexes"), ("topics", "partitions")),),
+    ApiKey.WRITE_TXN_MARKERS: (Cut(("markers", "topics", "partition_indexes"), ("markers", "topics", "partitions")),),
     ApiKey.OFFSET_COMMIT: _partitions(),
+    ApiKey.TXN_OFFSET_COMMIT: _partitions(),
     ApiKey.OFFSET_DELETE: _partitions(),
     ApiKey.OFFSET_FETCH: (
         Cut(("groups", "topics", "partition_indexes"), ("groups", "topics", "partitions")),
@@ -81,6 +83,8 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
     ApiKey.ALTER_REPLICA_LOG_DIRS: (Cut(("dirs", "topics", "partitions"), ("results", "partitions")),),
     ApiKey.DESCRIBE_GROUPS: (Cut(("groups",), ("groups",)),),
     ApiKey.DELETE_GROUPS: (Cut(("groups_names",), ("results",)),),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (Cut(("transactions",), ("results_by_transaction",)),),
+    ApiKey.DESCRIBE_TRANSACTIONS: (Cut(("transactional_ids",), ("transaction_states",)),),
     ApiKey.FIND_COORDINATOR: (Cut(("coordinator_keys",), ("coordinators",)),),
     ApiKey.CREATE_TOPICS: _operation("topics", "assignments", answered=("topics",)),
     ApiKey.DELETE_TOPICS: (

@@ -18,11 +18,13 @@ from kalda.broker.modules.forwarding import ForwardingModule
 from kalda.broker.modules.groups import GroupsModule
 from kalda.broker.modules.log_dirs import LogDirsModule
 from kalda.broker.modules.log_upkeep import LogUpkeepModule
+from kalda.broker.modules.markers import MarkersModule
 from kalda.broker.modules.metadata import MetadataModule
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.modules.partitions import PartitionsModule
 from kalda.broker.modules.producers import ProducersModule
 from kalda.broker.modules.replication import ReplicationModule
+from kalda.broker.modules.transactions import TransactionsModule
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import joined
 from kalda.metadata.manifest import Publisher
@@ -42,17 +44,23 @@ class Services:
         shared = CoordinatorsModule(context, replicas)
         coordinators = shared.coordinators
         forwarding = ForwardingModule(context)
+        self.markers = MarkersModule(context, replicas, coordinators)
+        producers = ProducersModule(context)
+        transactions = TransactionsModule(context, coordinators, producers.ids, self.markers.writer)
+        replication.verifier.local = transactions.handlers.add_partitions_of_broker
         self._partitions = PartitionsModule(context, replicas, coordinators, log_dirs.assignments)
         self.modules: tuple[Module, ...] = (
             ConnectionsModule(context),
             replication,
             log_dirs,
             shared,
-            GroupsModule(context, coordinators),
+            self.markers,
+            GroupsModule(context, coordinators, replicas, replication.verifier),
             MetadataModule(context, replicas, coordinators),
             forwarding,
             ConfigsModule(context, forwarding.forwarding),
-            ProducersModule(context),
+            producers,
+            transactions,
             self._partitions,
             LogUpkeepModule(context),
         )

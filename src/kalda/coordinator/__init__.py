@@ -14,4 +14,5 @@ the batches of a partition that is loaded, and its high watermark; it appends to
 - `answers.py`: answers that may have to wait
 - `errors.py`: the log's errors as a client of a coordinator gets them
 - `groups/`: the group coordinator, key type 0, over `__consumer_offsets`
+- `transactions/`: the transaction coordinator, key type 1, over `__transaction_state`
 """

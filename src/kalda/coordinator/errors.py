@@ -24,3 +24,20 @@ _TRANSLATED = {
 def write_error(code: ErrorCode) -> ErrorCode:
     """The client's error code for that of the log."""
     return _TRANSLATED.get(code, code)
+
+
+_LOADING_UNDERSTOOD_FROM = 2
+
+
+def txn_commit_error(code: ErrorCode, version: int) -> ErrorCode:
+    """The error of a TxnOffsetCommit, for that of the log, of the verification, or of the coordinator itself.
+
+    NETWORK_EXCEPTION is of the request to the transaction coordinator. Clients do not expect it; they retry after
+    COORDINATOR_LOAD_IN_PROGRESS, which clients before version 2 do not expect either.
+    """
+    translated = write_error(code)
+    if translated is ErrorCode.NETWORK_EXCEPTION:
+        translated = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    if translated is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < _LOADING_UNDERSTOOD_FROM:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return translated

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kalda.base.topic_names import OFFSETS_TOPIC
+from kalda.base.topic_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kalda.protocol.messages.groups import CoordinatorType
 
 
@@ -46,4 +46,20 @@ GROUPS = InternalTopic(
     topic_configs={"cleanup.policy": "compact", "compression.type": "producer"},
     topic_config_keys={"segment.bytes": "offsets.topic.segment.bytes"},
     compression_key="offsets.topic.compression.codec",
+)
+
+TRANSACTIONS = InternalTopic(
+    TRANSACTIONS_TOPIC,
+    CoordinatorType.TRANSACTION,
+    partitions_key="transaction.state.log.num.partitions",
+    replication_factor_key="transaction.state.log.replication.factor",
+    topic_configs={
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "unclean.leader.election.enable": "false",
+    },
+    topic_config_keys={
+        "min.insync.replicas": "transaction.state.log.min.isr",
+        "segment.bytes": "transaction.state.log.segment.bytes",
+    },
 )

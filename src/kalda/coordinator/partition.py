@@ -13,7 +13,7 @@ this node leads again, get a new one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
@@ -21,13 +21,36 @@ from kalda.base.turn import Turn
 from kalda.coordinator.shard import Rec, Shard
 from kalda.statemachine.runtime import Prepared, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
+from kalda.storage.producer_state import Verification
+from kalda.storage.values import TransactionEnd
 
 R = TypeVar("R")
 NO_PRODUCER = -1
 _RECORDS_A_PART = 1_000
 """As many tombstones fit into a batch of max.message.bytes, even with the longest names of topics."""
 
-Append = Callable[[list[tuple[bytes, bytes | None]]], int]
+
+class TransactionalProducer(NamedTuple):
+    """The producer of a write that belongs to its transaction."""
+
+    producer_id: int
+    epoch: int
+    verification: Verification | None = None
+    """The guard of the verification; None where the log asked for none."""
+
+
+class PartitionLog(Protocol):
+    """The log of one partition that this node leads. The high watermark may move, and be reported, before a method
+    returns."""
+
+    def append(self, records: list[tuple[bytes, bytes | None]], producer: TransactionalProducer | None) -> int:
+        """Append one batch of (key, value), transactional where it has a producer; the offset after the last. Raises
+        `ApiError`."""
+        ...
+
+    def append_marker(self, end: TransactionEnd) -> int:
+        """Append a control batch; the offset after it. Raises `ApiError`."""
+        ...
 
 
 class CoordinatorPartition(Generic[Rec]):
@@ -37,10 +60,9 @@ class CoordinatorPartition(Generic[Rec]):
         self,
         index: int,
         leader_epoch: int,
-        append: Append,
+        log: PartitionLog,
         make_shard: Callable[[CoordinatorPartition[Rec]], Shard[Rec]],
     ) -> None:
-        """`append` writes records (key, value) as one batch of the partition and returns the offset after the last."""
         self.index = index
         """The partition's number in its topic."""
         self.leader_epoch = leader_epoch
@@ -53,10 +75,12 @@ class CoordinatorPartition(Generic[Rec]):
         """The highest that was reported. During a write it may be ahead of what the runtime has committed."""
         self.registry = SnapshotRegistry()
         """Of every timeline collection of the shard."""
-        self.runtime: ReplicatedRuntime[Rec] = ReplicatedRuntime(
+        self.runtime: ReplicatedRuntime[Rec | TransactionEnd] = ReplicatedRuntime(
             self.registry, self._append, self._replay, not_leader=ErrorCode.NOT_COORDINATOR
         )
-        self._append_to_log = append
+        self._log = log
+        self._producer: TransactionalProducer | None = None
+        """Of the write under way; None where it belongs to no transaction."""
         self._commits = Turn(self._commit)
         self.shard = make_shard(self)
 
@@ -71,6 +95,20 @@ class CoordinatorPartition(Generic[Rec]):
         with self._commits.held():
             return self.runtime.write(lambda: Result(records, response))
 
+    def write_in_transaction(self, records: Sequence[Rec], response: R, producer: TransactionalProducer) -> Pending[R]:
+        """As `write_with`, as one batch of the producer's transaction."""
+        outer, self._producer = self._producer, producer
+        try:
+            with self._commits.held():
+                return self.runtime.write(lambda: Result(records, response, atomic=True))
+        finally:
+            self._producer = outer
+
+    def end_transaction(self, end: TransactionEnd) -> Pending[None]:
+        """Append the marker that ends a transaction here, and apply it; settles as `write` does."""
+        with self._commits.held():
+            return self.runtime.write(lambda: Result([end], None))
+
     def write_in_parts(self, records: Sequence[Rec]) -> Pending[None]:
         """As `write`, for tombstones in any number: batch after batch, so some may last without the others."""
         outcome = self.write(records[:_RECORDS_A_PART])
@@ -80,13 +118,20 @@ class CoordinatorPartition(Generic[Rec]):
             outcome = self.write(records[start : start + _RECORDS_A_PART])
         return outcome
 
-    def _append(self, epoch: int, records: Sequence[Rec]) -> Prepared:
-        encode = self.shard.encode
-        end = self._append_to_log([encode(record) for record in records])
+    def _append(self, epoch: int, records: Sequence[Rec | TransactionEnd]) -> Prepared:
+        if isinstance(records[0], TransactionEnd):
+            end = self._log.append_marker(records[0])
+        else:
+            encode = self.shard.encode
+            end = self._log.append([encode(cast(Rec, record)) for record in records], self._producer)
         return Prepared(end - len(records), end)
 
-    def _replay(self, record: Rec, offset: int) -> None:
-        self.shard.replay(record, offset, NO_PRODUCER)
+    def _replay(self, record: Rec | TransactionEnd, offset: int) -> None:
+        if isinstance(record, TransactionEnd):
+            self.shard.on_transaction_end(record.producer_id, committed=record.is_commit)
+        else:
+            producer = self._producer
+            self.shard.replay(record, offset, NO_PRODUCER if producer is None else producer.producer_id)
 
     # -- commits -------------------------------------------------------------------------------------------------
 

@@ -35,10 +35,11 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.coordinator.loading import Load
-from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
 from kalda.coordinator.routing import coordinator_partition
 from kalda.coordinator.shard import Shard
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
+from kalda.storage.values import TransactionEnd
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +53,39 @@ _MAX_DOUBLINGS = 6
 class CoordinatorLog(Protocol):
     """The partitions of one internal topic that this node leads."""
 
-    def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
-        """Append one batch of (key, value) as the leader; the offset after the last. Raises `ApiError`. The partition's
-        high watermark may move, and be reported, before this returns."""
+    def append(
+        self,
+        partition: int,
+        records: list[tuple[bytes, bytes | None]],
+        now_ms: int,
+        producer: TransactionalProducer | None = None,
+    ) -> int:
+        """Append one batch of (key, value) as the leader, transactional where it has a producer; the offset after the
+        last. Raises `ApiError`. The partition's high watermark may move, and be reported, before this returns."""
         ...
+
+    def append_marker(self, partition: int, end: TransactionEnd, now_ms: int) -> int:
+        """Likewise, the control batch that ends a transaction."""
+        ...
+
+
+class _PartitionLog:
+    """One partition of a `CoordinatorLog`, whose batches have the time of the runtime."""
+
+    __slots__ = ("_index", "_log", "_wall_ms")
+
+    def __init__(self, log: CoordinatorLog, index: int, wall_ms: Callable[[], int]) -> None:
+        self._log = log
+        self._index = index
+        self._wall_ms = wall_ms
+
+    def append(self, records: list[tuple[bytes, bytes | None]], producer: TransactionalProducer | None) -> int:
+        if producer is None:
+            return self._log.append(self._index, records, self._wall_ms())
+        return self._log.append(self._index, records, self._wall_ms(), producer)
+
+    def append_marker(self, end: TransactionEnd) -> int:
+        return self._log.append_marker(self._index, end, self._wall_ms())
 
 
 class PartitionState(Enum):
@@ -158,7 +188,7 @@ class CoordinatorRuntime(Generic[S]):
 
         led.state = PartitionState.LOADING
         led.partition = CoordinatorPartition(
-            index, led.leader_epoch, lambda records: self._log.append(index, records, self.wall_ms()), make_shard
+            index, led.leader_epoch, _PartitionLog(self._log, index, self.wall_ms), make_shard
         )
         led.load = Load(self.topic, led.partition, lambda _, failure, now_ms: self._end_load(led, failure, now_ms))
         self._new_loads.append(led.load)
@@ -190,12 +220,28 @@ class CoordinatorRuntime(Generic[S]):
     def shard_for(self, key: str) -> S:
         """The loaded shard of `key`. Raises COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR or
         COORDINATOR_LOAD_IN_PROGRESS."""
-        led = self._led.get(self.partition_for(key))
+        return self._serving(self.partition_for(key)).shard
+
+    def _serving(self, index: int) -> _Led[S]:
+        led = self._led.get(index)
         if led is None or led.state is PartitionState.FAILED:
             raise ApiError(ErrorCode.NOT_COORDINATOR)
         if led.state is PartitionState.LOADING:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        return led.shard
+        return led
+
+    def end_transaction(self, partition: int, end: TransactionEnd, now_ms: int) -> Pending[None]:
+        """Append the marker that ends a transaction in a partition of the topic, and apply it to the shard; settles
+        when it is committed. Fails with NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, REQUEST_TIMED_OUT, and what the
+        log raises."""
+        self.advance(now_ms)
+        try:
+            led = self._serving(partition)
+        except ApiError as error:
+            refused: Pending[None] = Pending()
+            refused.fail(error)
+            return refused
+        return self.in_time(led.partition.end_transaction(end))
 
     def active_shards(self) -> Iterator[S]:
         """Those that serve, in the order of their election."""

@@ -141,9 +141,18 @@ class RpcConnection(asyncio.BufferedProtocol):
 
     async def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
         """The response to `message`, in `version` or the highest version in common. Raises `ApiError`."""
+        await self.wait_may_send()
+        return await self.send(message, version, timeout_ms=timeout_ms)
+
+    @property
+    def may_send(self) -> bool:
+        """Whether `send` may be called: the peer reads, and fewer than `MAX_IN_FLIGHT` requests are in flight."""
+        return self._may_send.is_set()
+
+    async def wait_may_send(self) -> None:
+        """Return when `may_send` is true, or the connection is closed."""
         while not self._may_send.is_set():
             await self._may_send.wait()
-        return await self.send(message, version, timeout_ms=timeout_ms)
 
     def send(
         self, message: Request, version: int | None = None, *, timeout_ms: int | None = None
@@ -322,6 +331,11 @@ class RpcClient:
         """The response to `message`. Raises `ApiError`; a request is never sent twice."""
         connection = await self.connection()
         return await connection.request(message, version, timeout_ms=timeout_ms)
+
+    def connected(self) -> RpcConnection | None:
+        """The connection, where there is one that takes a request at once. Raises `ApiError` where this is closed."""
+        connection = self._usable()
+        return connection if connection is not None and connection.may_send else None
 
     async def connection(self) -> RpcConnection:
         """The connection, made if there is none. Raises `ApiError`."""

@@ -42,6 +42,12 @@ _record_encoders: dict[tuple[type[RecordBody], int], tuple[bytes, Encoder]] = {}
 """Frame and encoder by class and version. A snapshot of a large cluster has a million records."""
 
 
+_coordinator_decoders: dict[tuple[str, int, int], Callable[[Buffer, int], tuple[RecordBody, int]]] = {}
+"""Decoder by module, record type and version of the value, -1 for the key. A coordinator that takes a partition over
+reads hundreds of thousands of records."""
+_KEY = -1
+
+
 class UnknownRecordType(InvalidRequest):
     """A record type or version that this release does not have. A reader of the metadata log stops; a coordinator skips
     the record."""
@@ -121,21 +127,27 @@ def encode_coordinator_record(
 def decode_coordinator_key(module: str, key: Buffer) -> RecordBody:
     """The key's message. Raises `UnknownRecordType` for a type of a later release."""
     record_type = _read_int16(key)
-    cls = coordinator_classes(module)[0].get(record_type)
-    if cls is None:
-        raise UnknownRecordType(f"coordinator record type {record_type} is unknown")
-    return decode(cls, key, 0, 2)
+    cached = _coordinator_decoders.get((module, record_type, _KEY))
+    if cached is None:
+        cls = coordinator_classes(module)[0].get(record_type)
+        if cls is None:
+            raise UnknownRecordType(f"coordinator record type {record_type} is unknown")
+        cached = _coordinator_decoders[module, record_type, _KEY] = decoder(cls, 0)
+    return cached(key, 2)[0]
 
 
 def decode_coordinator_value(module: str, record_type: int, value: Buffer) -> VersionedRecord:
     """The value's message and its version. Raises `UnknownRecordType` for a type or version of a later release."""
     version = _read_int16(value)
-    cls = coordinator_classes(module)[1].get(record_type)
-    if cls is None:
-        raise UnknownRecordType(f"coordinator record type {record_type} is unknown")
-    if version not in supported_versions(cls):
-        raise UnknownRecordType(f"{cls.__name__} version {version} is unknown")
-    return VersionedRecord(decode(cls, value, version, 2), version)
+    cached = _coordinator_decoders.get((module, record_type, version)) if version >= 0 else None
+    if cached is None:
+        cls = coordinator_classes(module)[1].get(record_type)
+        if cls is None:
+            raise UnknownRecordType(f"coordinator record type {record_type} is unknown")
+        if version not in supported_versions(cls):
+            raise UnknownRecordType(f"{cls.__name__} version {version} is unknown")
+        cached = _coordinator_decoders[module, record_type, version] = decoder(cls, version)
+    return _new_tuple(VersionedRecord, (cached(value, 2)[0], version))
 
 
 def _read_int16(buffer: Buffer) -> int:

@@ -22,6 +22,8 @@ is a machine; followers, ISR, sessions and counters are stores.
 - `read_replica`: which replica a consumer should read from
 - `fetch_session`: incremental fetch sessions (KIP-227)
 - `produce`: the produce path: append, wait for the in-sync replicas
+- `verification`: transactions are verified with their coordinators before their first append
+- `markers`: the markers that end transactions
 - `counters`: what replicas count, under Kafka's metric names
 - `dir_moves`: replicas that move between log directories
 - `replica_manager`: all partitions of a broker, as the metadata assigns them

@@ -35,6 +35,7 @@ from kalda.replication.followers import FollowerState, IsrOutcome, IsrProposal, 
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
 from kalda.storage.log import Log
+from kalda.storage.producer_state import Verification
 from kalda.storage.reading import ColdRead
 from kalda.storage.truncating import start_within
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, UnexpectedAppendOffset
@@ -222,9 +223,11 @@ class Partition:
         now_ms: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         inspection: Inspection | None = None,
+        verification: Verification | None = None,
+        transaction_version: int = 0,
     ) -> AppendInfo:
         """Append one batch as leader. Nothing is written where `acks` is -1 and the ISR is smaller than
-        `min.insync.replicas`. Raises as `Log.append_as_leader` does, which takes `inspection`."""
+        `min.insync.replicas`. Raises as `Log.append_as_leader` does, which takes the last three."""
         if self.leader_id != self._broker_id:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         log = self.log
@@ -236,7 +239,9 @@ class Partition:
                     f"The size of the current ISR {list(isr)} is insufficient to satisfy the min.isr requirement of "
                     f"{self.min_isr} for partition {self.topic_partition}",
                 )
-        info = log.append_as_leader(records, self.leader_epoch, now_ms, origin, inspection=inspection)
+        info = log.append_as_leader(
+            records, self.leader_epoch, now_ms, origin, verification, transaction_version, inspection
+        )
         if log.flush_due:
             self._flush(log.log_end_offset)
         if self.in_sync.followers:
@@ -246,6 +251,16 @@ class Partition:
         else:
             self._move_high_watermark(log.log_end_offset, len(records))
         return info
+
+    def start_verification(
+        self, producer_id: int, sequence: int, epoch: int, now_ms: int, *, supports_epoch_bump: bool
+    ) -> Verification | None:
+        """As `Log.start_verification`, as leader."""
+        if self.leader_id != self._broker_id:
+            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return self.log.start_verification(
+            producer_id, sequence, epoch, now_ms, supports_epoch_bump=supports_epoch_bump
+        )
 
     def _on_appended(self, size: int) -> None:
         """Records have been appended to a log that has followers."""

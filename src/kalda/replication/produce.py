@@ -4,17 +4,21 @@ With acks=1 the answer is due as soon as the leader's log has the records, and h
 flushes; with acks=all (-1) when the high watermark has passed them. After the request's timeout the answer is
 REQUEST_TIMED_OUT; the records stay, and the retry of an idempotent producer is answered as their duplicate.
 
-Logs that have not been opened yet are opened by a job first. A driver.
+Logs that have not been opened yet are opened by a job first. The first batch of a transaction in a partition waits
+until the transaction's coordinator has verified it (`verification.py`). A driver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
+from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -25,12 +29,15 @@ from kalda.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from kalda.protocol.notation import maker
+from kalda.records.batch import HEADER_SIZE
 from kalda.records.inspection import Inspection, InspectionUnfinished
 from kalda.records.rules import RecordsRefused
 from kalda.replication.counters import NO_PRODUCE_FAILURES
 from kalda.replication.partition import Partition
+from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier, produce_error
 from kalda.replication.waiting import DelayedOperation, OffsetWaiter
 from kalda.storage.opening import opening_job
+from kalda.storage.producer_state import Verification
 
 if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
@@ -54,19 +61,35 @@ _WITHOUT_LOG_START = frozenset(
 """Refusals without a look at the log: Kafka's answers to them have no log start offset."""
 _CODEC_BITS = 7
 _ZSTD = 4
+_TRANSACTIONAL = 0x10
+_producer_fields = Struct(">qhi").unpack_from
+_PRODUCER_AT = 43
+"""Producer id, epoch and base sequence of a batch."""
 _response = maker(ProduceResponse)
 _topic_response = maker(TopicProduceResponse, "name", "topic_id")
 _appended = maker(PartitionProduceResponse, "index", "base_offset", "log_append_time_ms", "log_start_offset")
 
 
+class Transaction(NamedTuple):
+    """The transaction that a request names."""
+
+    transactional_id: str
+    support: ClientSupport
+    verifier: TransactionVerifier
+
+
 class _Deferred(NamedTuple):
-    """Records of one partition that are appended after a job: it opens their log, or checks them."""
+    """Records of one partition that are appended later: after a job that opens their log, or checks them; or when their
+    transaction has been verified."""
 
     topic: str
     answer: TopicProduceResponse
     data: PartitionProduceData
-    cold_log: Log | None
-    inspection: Inspection | None
+    cold_log: Log | None = None
+    inspection: Inspection | None = None
+    verification: Verification | None = None
+    """The guard for the append, where one is needed."""
+    is_verified: bool = False
 
 
 class Produce:
@@ -76,10 +99,14 @@ class Produce:
         "_acks",
         "_answers",
         "_deferred",
+        "_judged",
         "_manager",
         "_now_ms",
         "_required",
+        "_retry_until_ms",
         "_tell_leaders",
+        "_transaction",
+        "_unverified",
         "_zstd",
         "failed",
         "response",
@@ -92,9 +119,19 @@ class Produce:
         now_ms: int,
         zstd: bool,
         tell_leaders: Callable[[ProduceResponse], None] | None,
+        transaction: Transaction | None = None,
     ) -> None:
         self._zstd = zstd
         """Whether the request's version allows zstd."""
+        self._transaction = transaction
+        """None where the request names none: then no batch may be transactional."""
+        self._judged = _TRANSACTIONAL if zstd else _TRANSACTIONAL | _ZSTD
+        """Attributes of batches that `_judge` has to see. A batch without them costs this one comparison."""
+        self._unverified: list[_Deferred] | None = None
+        """What is appended when its transaction has been verified; None: nothing so far."""
+        self._retry_until_ms = -1
+        """Until when a verification is tried again that finds the former transaction not completed; -1: none has
+        begun."""
         self._tell_leaders = tell_leaders
         self._manager = manager
         self._acks = acks
@@ -126,8 +163,7 @@ class Produce:
                 self._defer(_Deferred(topic, answer, data, partition.log, None))
                 return
             counters = partition.topic_counters
-            inspection = None if deferred is None else deferred.inspection
-            if inspection is None:
+            if deferred is None or deferred.cold_log is not None:
                 counters.produce_requests.value += 1
             records = data.records
             if not records:
@@ -135,16 +171,29 @@ class Produce:
                     ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
                 )
             assert isinstance(records, _WRITABLE), "a frame is writable memory"
-            if not self._zstd and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & _CODEC_BITS == _ZSTD:
-                raise ApiError(
-                    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
+            if len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & self._judged:
+                guard = self._judge(partition, records) if deferred is None or not deferred.is_verified else None
+                if guard is not None:
+                    if self._unverified is None:
+                        self._unverified = []
+                    self._unverified.append(_Deferred(topic, answer, data, verification=guard))
+                    return
+            if deferred is None:
+                info = partition.append(records, self._acks, self._now_ms)
+            else:
+                info = partition.append(
+                    records,
+                    self._acks,
+                    self._now_ms,
+                    inspection=deferred.inspection,
+                    verification=deferred.verification,
                 )
-            info = partition.append(records, self._acks, self._now_ms, inspection=inspection)
         except ApiError as error:
             self.refuse(answer, data.index, error, partition)
             return
         except InspectionUnfinished as unfinished:
-            self._defer(_Deferred(topic, answer, data, None, unfinished.inspection))
+            again = _Deferred(topic, answer, data) if deferred is None else deferred._replace(cold_log=None)
+            self._defer(again._replace(inspection=unfinished.inspection))
             return
         first_offset, last_offset, _, log_append_time_ms, log_start_offset, size_bytes, _ = info
         end = last_offset + 1
@@ -161,11 +210,74 @@ class Produce:
             self._deferred = []
         self._deferred.append(deferred)
 
+    def _judge(self, partition: Partition, records: memoryview | bytearray) -> Verification | None:
+        """Raise for a codec or a transaction that the request may not have. The guard where the transaction has to be
+        verified before the append, None where it need not."""
+        attributes = records[_ATTRIBUTES_AT]
+        if not self._zstd and attributes & _CODEC_BITS == _ZSTD:
+            raise ApiError(
+                ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs version 7 of the produce request or a later one"
+            )
+        if not attributes & _TRANSACTIONAL:
+            return None
+        transaction = self._transaction
+        if transaction is None:
+            raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        support = transaction.support
+        if len(records) < HEADER_SIZE or not transaction.verifier.applies_to(support):
+            return None
+        producer_id, epoch, sequence = _producer_of(records)
+        return partition.start_verification(
+            producer_id, sequence, epoch, self._now_ms, supports_epoch_bump=support.adds
+        )
+
     @property
     def is_deferred(self) -> bool:
-        """Whether some records are appended after a job, which `finish` starts: their logs are not open, or they are
-        too many to be checked at once. The next request of the connection must not be handled before."""
-        return bool(self._deferred)
+        """Whether some records are appended later, which `finish` leads to: their logs are not open, they are too many
+        to be checked at once, or their transaction has to be verified. The next request of the connection must not be
+        handled before."""
+        return bool(self._deferred or self._unverified)
+
+    def _verify(self, timeout_ms: int) -> Pending[ProduceResponse]:
+        """Have the transaction verified, and append what waits for that; then `finish`."""
+        waiting, self._unverified = self._unverified, None
+        assert waiting, "there is something to verify"
+        assert self._transaction is not None, "only the batches of a request that names a transaction are verified"
+        transactional_id, support, verifier = self._transaction
+        partitions = [TopicPartition(each.topic, each.data.index) for each in waiting]
+        producer_id, epoch, _ = _producer_of(waiting[0].data.records)
+        required = self._required_epochs()
+        answer: Pending[ProduceResponse] = Pending()
+        if self._retry_until_ms < 0:
+            self._retry_until_ms = verifier.mono_ms() + verifier.retry_max_ms
+
+        def verify_again() -> None:
+            self._recheck_all(required)
+            for each in waiting:
+                self.append(each.topic, each.answer, each.data, each)
+            self._go_on(answer, timeout_ms)
+
+        def on_verified(errors: Errors | None, _: ApiError | None) -> None:
+            assert errors is not None, "a verification completes"
+            if (
+                support.adds
+                and ErrorCode.CONCURRENT_TRANSACTIONS in errors.values()
+                and verifier.mono_ms() < self._retry_until_ms
+            ):
+                self._manager.timers.call_later_ms(verifier.retry_backoff_ms, verify_again)
+                return
+            self._recheck_all(required)
+            for at, each in zip(partitions, waiting, strict=True):
+                code = errors.get(at)
+                if code is None:
+                    self.append(each.topic, each.answer, each.data, each._replace(is_verified=True))
+                else:
+                    partition = self._manager.find(*at)
+                    self.refuse(each.answer, each.data.index, produce_error(code, support), partition)
+            self._go_on(answer, timeout_ms)
+
+        verifier.verify(transactional_id, producer_id, epoch, partitions, support).then(on_verified)
+        return answer
 
     def _start_job(self, timeout_ms: int) -> Pending[ProduceResponse]:
         """Open logs and check records in one job, and append what was deferred; then `finish`."""
@@ -173,7 +285,7 @@ class Produce:
         assert deferred, "there is something to append"
         opening = opening_job([each.cold_log for each in deferred if each.cold_log is not None])
         inspections = [each.inspection for each in deferred if each.inspection is not None]
-        epochs = {partition: partition.leader_epoch for partition in self._required}
+        required = self._required_epochs()
         pending: Pending[ProduceResponse] = Pending()
 
         def work() -> None:
@@ -187,22 +299,33 @@ class Produce:
                 pending.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
                 return
             opening.finish()
-            for partition, epoch in epochs.items():
-                self._recheck(partition, epoch)
+            self._recheck_all(required)
             for each in deferred:
                 self.append(each.topic, each.answer, each.data, each)
-            done = self.finish(timeout_ms) if self._acks or self._deferred else self.response
-            if isinstance(done, Pending):
-                pending.on_abandoned = done.abandon
-                done.then(pending.settle)
-            else:
-                pending.complete(done)
+            self._go_on(pending, timeout_ms)
 
         self._manager.jobs.run(work, finish)
         return pending
 
+    def _go_on(self, pending: Pending[ProduceResponse], timeout_ms: int) -> None:
+        """Settle `pending` as `finish` does now."""
+        done = self.finish(timeout_ms) if self._acks or self.is_deferred else self.response
+        if isinstance(done, Pending):
+            pending.on_abandoned = done.abandon
+            done.then(pending.settle)
+        else:
+            pending.complete(done)
+
+    def _required_epochs(self) -> dict[Partition, int]:
+        """The leader epochs in which records have been appended that are waited for."""
+        return {partition: partition.leader_epoch for partition in self._required}
+
+    def _recheck_all(self, required: dict[Partition, int]) -> None:
+        for partition, epoch in required.items():
+            self._recheck(partition, epoch)
+
     def _recheck(self, partition: Partition, epoch: int) -> None:
-        """Records appended in that leader epoch, before other logs were opened, may be committed or durable by now.
+        """Records appended in that leader epoch, before the wait for others, may be committed or durable by now.
         Where this broker does not lead the partition in that epoch any more, other records may be at their offsets."""
         if not partition.is_leader or partition.leader_epoch != epoch:
             del self._required[partition]
@@ -221,6 +344,8 @@ class Produce:
 
     def finish(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
         """The response, now or when the records of every partition are committed or durable, as `acks` asks."""
+        if self._unverified:
+            return self._verify(timeout_ms)
         if self._deferred:
             return self._start_job(timeout_ms)
         if not self._required:
@@ -283,14 +408,20 @@ def run(
     zstd: bool = True,
     by_id: bool = False,
     tell_leaders: Callable[[ProduceResponse], None] | None = None,
+    transaction: Transaction | None = None,
+    may_write_internal: bool = False,
 ) -> Produce:
     """Append the records of a request. `names` are the topics' names, in order; empty where an id is unknown.
 
     `zstd`: whether the request's version allows that codec (KIP-110). `by_id`: whether it names topics by id.
     `tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the request's
-    version has no field for them. Of a partition that is named twice, the last records count.
+    version has no field for them. `transaction` is what the request names. `may_write_internal`: whether the caller may
+    append to the topics of coordinators. Of a partition that is named twice, the last records count. Raises `ApiError`
+    where the whole request is refused.
     """
-    produce = Produce(manager, request.acks, now_ms, zstd, tell_leaders)
+    if transaction is not None:
+        _check_one_producer(request)
+    produce = Produce(manager, request.acks, now_ms, zstd, tell_leaders, transaction)
     unnamed = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for topic, name in zip(request.topic_data, names, strict=True):
         answer = _topic_response(name, topic.topic_id)
@@ -298,12 +429,42 @@ def run(
         partitions = topic.partition_data
         if len(partitions) > 1:
             partitions = list({data.index: data for data in partitions}.values())
+        refusal = None
+        if not name:
+            refusal = ApiError(unnamed)
+        elif name in INTERNAL_TOPICS and not may_write_internal:
+            refusal = ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {name}")
         for data in partitions:
-            if name:
+            if refusal is None:
                 produce.append(name, answer, data)
             else:
-                produce.refuse(answer, data.index, ApiError(unnamed))
+                produce.refuse(answer, data.index, refusal)
     return produce
+
+
+def _producer_of(records: object) -> tuple[int, int, int]:
+    """Producer id, epoch and base sequence of the batch at the start of the records."""
+    assert isinstance(records, _WRITABLE), "a frame is writable memory"
+    producer_id, epoch, sequence = _producer_fields(records, _PRODUCER_AT)
+    return producer_id, epoch, sequence
+
+
+def _check_one_producer(request: ProduceRequest) -> None:
+    """Raise where the transactional batches are of several producers: one transaction is verified."""
+    found: tuple[int, int] | None = None
+    for topic in request.topic_data:
+        for data in topic.partition_data:
+            records = data.records
+            if not isinstance(records, _WRITABLE) or len(records) < HEADER_SIZE:
+                continue
+            if records[_ATTRIBUTES_AT] & _TRANSACTIONAL:
+                producer = _producer_of(records)[:2]
+                if found is not None and producer != found:
+                    raise ApiError(
+                        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+                        "Transactional records contained more than one producer ID",
+                    )
+                found = producer
 
 
 def _fill_error(result: PartitionProduceResponse, error: ApiError, partition: Partition | None) -> None:

@@ -47,6 +47,9 @@ from kalda.storage.segments import Segments
 
 log = logging.getLogger("kalda.logs")
 
+_MAX_UNREPLICATED = 1_000_000
+"""Offsets between the high watermark and a snapshot that are searched for markers: their headers are read."""
+
 
 class Loaded(NamedTuple):
     """What `load` found. Offsets as in `LogOffsets`; `next_offset` is the log's end."""
@@ -81,6 +84,7 @@ class Loading:
         expiration_ms: int,
         jitter: Callable[[int], int],
         corrupt_files: CorruptFiles,
+        high_watermark: int | None = None,
     ) -> None:
         self._disk = disk
         self._segment_disk = segment_disk
@@ -96,6 +100,8 @@ class Loading:
         """From the checkpoint; 0 where that does not name the log."""
         self._compacted_upto = compacted_upto
         """As in `LogDir.compacted_upto`."""
+        self._high_watermark = high_watermark
+        """From the checkpoint; None where that does not name the log."""
         self._expiration_ms = expiration_ms
         self._jitter = jitter
         self._name = name
@@ -421,13 +427,35 @@ class Loading:
             # A clean stop writes a snapshot where there is any producer.
             producers.clear(upto)
             return
-        self._snapshots.load_latest(producers, start, upto, self._now_ms, self._expiration_ms)
+        load = self._snapshots.load_latest
+        load(producers, start, upto, self._now_ms, self._expiration_ms)
+        high_watermark, known_to = self._high_watermark, producers.map_end_offset
+        if (
+            high_watermark is not None
+            and 0 < known_to - high_watermark <= _MAX_UNREPLICATED
+            and _has_marker(segments, high_watermark, known_to)
+        ):
+            load(producers, start, upto, self._now_ms, self._expiration_ms, high_watermark)
         replay_producers(producers, segments, upto)
 
 
 def _offsets(names: list[str], suffix: str) -> list[int]:
     found = (offset_of(name) for name in names if name.endswith(suffix))
     return [offset for offset in found if offset is not None]
+
+
+def _has_marker(segments: Segments, start: int, upto: int) -> bool:
+    """Whether a control batch begins in [start, upto)."""
+    for segment in segments.between(start, upto):
+        position = segment.locate(max(start, segment.base_offset), read_waiting)
+        if position is None:
+            continue
+        for _, header in segment.headers(position):
+            if header.base_offset >= upto:
+                return False
+            if header.is_control and header.base_offset >= start:
+                return True
+    return False
 
 
 def replay_producers(producers: ProducerStates, segments: Segments, upto: int) -> None:

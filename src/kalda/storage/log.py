@@ -57,7 +57,6 @@ class Log(LogOffsets):
         "_jitter",
         "_latest_epoch",
         "_rules",
-        "_verify",
         "blocked",
         "cold",
         "config",
@@ -76,6 +75,7 @@ class Log(LogOffsets):
         "topic_partition",
         "truncation",
         "unsynced",
+        "verify_transactions",
     )
 
     def __init__(
@@ -122,8 +122,9 @@ class Log(LogOffsets):
         """The log is offline, or is being truncated; see `unblock`."""
         self.cold = False
         """The files of the active segment have not been opened yet: `opening_job` opens them, before an append."""
-        self._verify = verify_transactions
-        """The first batch of a transaction needs the guard that `start_verification` gave."""
+        self.verify_transactions = verify_transactions
+        """Whether the first batch of a transaction needs the guard that `start_verification` gave:
+        `transaction.partition.verification.enable`, which may change while the log is open."""
         self._jitter = jitter
         """A random number below its argument: how much earlier than `segment.ms` a new segment is rolled."""
         self._latest_epoch = -1
@@ -144,6 +145,7 @@ class Log(LogOffsets):
         clean: bool,
         recovery_point: int = 0,
         log_start_offset: int = 0,
+        high_watermark: int | None = None,
         compacted_upto: int | None = None,
         producer_expiration_ms: int = DAY_MS,
         verify_transactions: bool = False,
@@ -157,12 +159,11 @@ class Log(LogOffsets):
         belongs to another topic than `topic_id`, and `OSError` where the disk fails.
 
         `clean`: the process that had it open before stopped cleanly. Otherwise the log is recovered from
-        `recovery_point` on, which reads files, so it is opened on a thread. `compacted_upto`: as in
-        `LogDir.compacted_upto`. `one_of_many`: segments do not get the descriptors that the disk keeps in reserve.
-        `corrupt_files`: of the whole log directory; by default those of this log are bounded alone.
+        `recovery_point` on, which reads files, so it is opened on a thread. `high_watermark`: of the checkpoint; the
+        caller sets it afterwards. `compacted_upto`: as in `LogDir.compacted_upto`. `one_of_many`: segments do not get
+        the descriptors that the disk keeps in reserve. `corrupt_files`: of the whole log directory, or of this log.
         """
-        kept = corrupt_files or CorruptFiles()
-        segment_disk = disk.without_reserve if one_of_many else disk
+        kept, segment_disk = corrupt_files or CorruptFiles(), disk.without_reserve if one_of_many else disk
         if fresh := disk.stat(directory) is None:
             disk.make_dirs(directory)
         found = None if fresh else _checked_topic_id(disk, directory, clean, topic_id)
@@ -180,10 +181,10 @@ class Log(LogOffsets):
             expiration_ms=producer_expiration_ms,
             jitter=jitter,
             corrupt_files=kept,
+            high_watermark=high_watermark,
         ).load()
-        if corrupt_files is None:
-            for path in kept.prune():
-                disk.remove(path)
+        for path in kept.prune() if corrupt_files is None else ():
+            disk.remove(path)
         loaded.producers.limit = producer_limit
         log = cls(
             disk,
@@ -284,8 +285,10 @@ class Log(LogOffsets):
                 if marker is not None:
                     states.check_marker(header, marker, origin, transaction_version)
             elif origin is not _CLIENT:
+                if header.is_transactional:
+                    states.check_transactional(header, verification, self.verify_transactions)
                 states.check_data(header, origin)
-            elif (duplicate := states.admit(header, verification, self._verify)) is not None:
+            elif (duplicate := states.admit(header, verification, self.verify_transactions)) is not None:
                 first, last, timestamp = duplicate.first_offset, duplicate.last_offset, duplicate.timestamp
                 return AppendInfo(first, last, timestamp, timestamp, self.log_start_offset, size, duplicate=True)
         try:
@@ -363,9 +366,7 @@ class Log(LogOffsets):
         self, producer_id: int, sequence: int, epoch: int, now_ms: int, *, supports_epoch_bump: bool = False
     ) -> Verification | None:
         """The guard for a transactional append that must first be verified with the coordinator; None where it need
-        not (KIP-890)."""
-        if not self._verify:
-            return None
+        not, as the transaction is open here (KIP-890). Raises INVALID_PRODUCER_EPOCH."""
         return self.producer_states.verify(producer_id, sequence, epoch, now_ms, supports_epoch_bump)
 
     # Reading

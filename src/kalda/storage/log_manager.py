@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -178,6 +179,7 @@ class LogManager:
             # The checkpoint's entry may be that of a former log of the partition: a future log is read whole.
             recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
             log_start_offset=directory.log_starts.get(topic_partition, 0),
+            high_watermark=None if is_future else directory.high_watermarks.get(topic_partition),
             corrupt_files=directory.corrupt_files,
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
             producer_expiration_ms=self.config.producer_expiration_ms,
@@ -189,6 +191,15 @@ class LogManager:
         )
 
     # Logs
+
+    def configure_producers(self, *, expiration_ms: int, verify_transactions: bool) -> None:
+        """`producer.id.expiration.ms` and `transaction.partition.verification.enable` from now on, for every log."""
+        config = replace(self.config, producer_expiration_ms=expiration_ms, verify_transactions=verify_transactions)
+        if config == self.config:
+            return
+        self.config = self.upkeep.config = config
+        for log in (*self, *self.futures):
+            log.verify_transactions = verify_transactions
 
     def __iter__(self) -> Iterator[Log]:
         return iter(list(self._logs.values()))

@@ -20,6 +20,7 @@ from kalda.base.disk import Disk, File, NoHandleLeft
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import NO_SEQUENCE
 from kalda.records.checksum import crc32c
+from kalda.storage.config import MAX_INT64
 from kalda.storage.job import Job
 from kalda.storage.naming import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from kalda.storage.producer_state import BatchMetadata, ProducerState, ProducerStates
@@ -207,17 +208,26 @@ class SnapshotFiles:
             self.offsets.append(offset)
             self.offsets.sort()
 
+    def latest_at(self, offset: int) -> int | None:
+        """The offset of the latest snapshot at `offset` or before."""
+        return next((each for each in reversed(self.offsets) if each <= offset), None)
+
     def load_latest(
-        self, states: ProducerStates, start_offset: int, upto: int, now_ms: int, expiration_ms: int
+        self,
+        states: ProducerStates,
+        start_offset: int,
+        upto: int,
+        now_ms: int,
+        expiration_ms: int,
+        at_most: int = MAX_INT64,
     ) -> None:
-        """Load the latest undamaged snapshot in (start_offset, upto] into `states`; without one, clear them as of
-        `start_offset`. Producers that have expired by `now_ms` are left out.
+        """Load the latest undamaged snapshot in (start_offset, upto] into `states`, that at `at_most` or the last one
+        before; without one, clear them as of `start_offset`. Producers that have expired by `now_ms` are left out.
 
         Snapshots outside that range, and damaged ones, are removed: they are not of this log as it is now.
         """
         self.remove_outside(start_offset, upto)
-        while self.offsets:
-            offset = self.offsets[-1]
+        while (offset := self.latest_at(at_most)) is not None:
             try:
                 found = read_snapshot(self._disk, self.path(offset))
             except CorruptRecord as error:

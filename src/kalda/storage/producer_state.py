@@ -6,6 +6,8 @@ replicas apply what the leader has appended.
 
 Transactions: the last stable offset is not above the first offset of an open one. Nor is it above that of a completed
 one before the marker is below the high watermark ("unreplicated"), because a new leader may not have the marker.
+Snapshots do not have those. So the producers are read from a snapshot below the high watermark, and the batches after
+it, where a marker above the high watermark is in the log.
 
 Invariants: `map_end_offset` is the offset up to which batches have been applied; a snapshot file holds the state at
 exactly its offset; the keys of `_ongoing` and `_unreplicated` are first offsets, in rising order.
@@ -23,7 +25,7 @@ from typing import NamedTuple
 from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.protocol.messages.control_records import EndTxnMarker
-from kalda.records.batch import MAX_INT32, NO_PRODUCER_EPOCH, NO_SEQUENCE, BatchHeader
+from kalda.records.batch import MAX_INT32, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader
 from kalda.records.control import ControlType, read_control_batch
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.txn_index import AbortedTxn, TxnIndex
@@ -242,11 +244,14 @@ class ProducerStates:
         open_ones = [(state.txn_first_offset, state.producer_id) for state in states if state.txn_first_offset >= 0]
         self._ongoing = dict(sorted(open_ones))
 
-    def clear(self, offset: int) -> None:
-        """Drop everything: there is no producer as of `offset`."""
+    def clear(self, offset: int, undecided_from: int | None = None) -> None:
+        """Drop everything: there is no producer as of `offset`. With `undecided_from`, they are to be read again, and
+        until then the records from there on may be of open transactions."""
         self._states = {}
         self._frozen = self._to_expire = None
         self._ongoing.clear()
+        if undecided_from is not None:
+            self._ongoing[undecided_from] = NO_PRODUCER_ID
         self._unreplicated.clear()
         self.map_end_offset = self.snapshot_offset = offset
 
@@ -279,7 +284,7 @@ class ProducerStates:
 
     def admit(self, header: BatchHeader, guard: Verification | None, verify: bool) -> BatchMetadata | None:
         """Check a client's batch. Returns the batch of which it is a duplicate, None where it is to be appended. Raises
-        as `check_data` and `check_verified`."""
+        as `check_data` and `check_transactional`."""
         state = self._states.get(header.producer_id)
         if state is None:
             state = self.get(header.producer_id)
@@ -290,15 +295,15 @@ class ProducerStates:
             if (
                 epoch == state.epoch
                 and sequence == state.batches[-1].last_sequence + 1
-                and not self._verifications
+                and (not self._verifications or header.producer_id not in self._verifications)
                 and header.is_transactional == (state.txn_first_offset >= 0)
             ):
                 return None  # the usual case: the next batch of a producer, in no transaction or in the open one
             duplicate = state.duplicate_of(epoch, sequence, header.last_sequence)
             if duplicate is not None:
                 return duplicate
-        if verify and header.is_transactional:
-            self.check_verified(header, guard)
+        if header.is_transactional:
+            self.check_transactional(header, guard, verify)
         self.check_data(header, AppendOrigin.CLIENT)
         return None
 
@@ -310,13 +315,13 @@ class ProducerStates:
         state = self.get(producer_id)
         if state is not None:
             self._check_epoch(state, epoch)
-            if state.txn_first_offset >= 0 and not header.is_transactional:
-                raise ApiError(
-                    ErrorCode.INVALID_TXN_STATE,
-                    f"producer {producer_id} has an open transaction in {self.log_name}: its writes must be part of it",
-                )
         if origin is AppendOrigin.CLIENT:
             self._check_sequence(state, producer_id, epoch, header.base_sequence)
+        if state is not None and state.txn_first_offset >= 0 and not header.is_transactional:
+            raise ApiError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {producer_id} has an open transaction in {self.log_name}: its writes must be part of it",
+            )
 
     def _check_epoch(self, state: ProducerState, epoch: int) -> None:
         if epoch < state.epoch:
@@ -392,12 +397,13 @@ class ProducerStates:
             header.producer_epoch,
             BatchMetadata(header.last_sequence, last_offset, header.last_offset_delta, header.max_timestamp),
         )
-        if self._verifications:
-            self._verifications.pop(producer_id, None)
-        if header.is_transactional and state.txn_first_offset < 0:
-            state.txn_first_offset = header.base_offset
-            self._ongoing[header.base_offset] = producer_id
-            return True
+        if header.is_transactional:
+            if self._verifications:
+                self._verifications.pop(producer_id, None)
+            if state.txn_first_offset < 0:
+                state.txn_first_offset = header.base_offset
+                self._ongoing[header.base_offset] = producer_id
+                return True
         return False
 
     def apply_marker(self, header: BatchHeader, marker: Marker) -> CompletedTxn | None:
@@ -411,8 +417,16 @@ class ProducerStates:
         state.coordinator_epoch = marker.coordinator_epoch
         state.last_timestamp = marker.timestamp
         state.txn_first_offset = -1
-        self._verifications.pop(producer_id, None)
+        self._end_verification(header)
         return completed
+
+    def _end_verification(self, marker: BatchHeader) -> None:
+        """A transaction has ended: an append that was verified for it is refused from now on. Under transaction version
+        2 the marker has the epoch of the producer's next transaction, which may be being verified already: that
+        verification stays."""
+        found = self._verifications.get(marker.producer_id)
+        if found is not None and not (found.supports_epoch_bump and marker.producer_epoch == found.epoch):
+            del self._verifications[marker.producer_id]
 
     def replay(self, header: BatchHeader, buf: Buffer | None, txn_index: TxnIndex | None) -> None:
         """Apply a batch that is in the log. `buf` holds it whole where it is a control batch.
@@ -486,13 +500,12 @@ class ProducerStates:
         self, producer_id: int, sequence: int, epoch: int, now_ms: int, supports_epoch_bump: bool
     ) -> Verification | None:
         """The guard that the append must be given, for an append to a transaction that must first be verified with its
-        coordinator; None where it need not, as the transaction is open here.
+        coordinator; None where it need not, as the transaction is open here. Raises INVALID_PRODUCER_EPOCH.
         """
         state = self.get(producer_id)
         if state is not None:
-            if supports_epoch_bump and epoch < state.epoch:
-                self._check_epoch(state, epoch)
-            if state.txn_first_offset >= 0 and (epoch == state.epoch or not supports_epoch_bump):
+            self._check_epoch(state, epoch)
+            if state.txn_first_offset >= 0 and epoch == state.epoch:
                 return None
         found = self._verifications.get(producer_id)
         if found is None:
@@ -505,12 +518,15 @@ class ProducerStates:
             found.lowest_sequence = sequence
         return found
 
-    def check_verified(self, header: BatchHeader, guard: Verification | None) -> None:
-        """Raise where the first batch of a transaction comes without the guard that its verification gave."""
+    def check_transactional(self, header: BatchHeader, guard: Verification | None, verify: bool) -> None:
+        """Raise for a batch of a transaction that is not open here, where its epoch is fenced or, with `verify`, where
+        it comes without the guard that its verification gave."""
         state = self.get(header.producer_id)
-        if state is not None and state.txn_first_offset >= 0 and state.epoch == header.producer_epoch:
-            return
-        if guard is None or self._verifications.get(header.producer_id) is not guard:
+        if state is not None:
+            if state.txn_first_offset >= 0 and state.epoch == header.producer_epoch:
+                return
+            self._check_epoch(state, header.producer_epoch)
+        if verify and (guard is None or self._verifications.get(header.producer_id) is not guard):
             raise ApiError(
                 ErrorCode.INVALID_TXN_STATE,
                 f"producer {header.producer_id} has no verified transaction in {self.log_name}",

@@ -259,12 +259,18 @@ def _lower(log: Log, offset: int) -> None:
 
 def _steps_to_cut(log: Log, offset: int) -> Iterator[Wait]:
     had_producers = len(log.producer_states) > 0
+    high_watermark = log.high_watermark
+    undecided_from = None
+    if had_producers:
+        # What is cut may hold the ends of transactions. Those of which a part is below the high watermark have not
+        # ended below it, unless that is cut too.
+        undecided_from = log.first_unstable_offset if offset >= high_watermark else log.log_start_offset
     _lower(log, offset)
     log.on_segments_changed()
     removals = _rename_away(log, log.segments.above(offset))
     file, position = log.segments.active.shorten_to(offset)
     log.end_at(offset)
-    log.producer_states.clear(offset)
+    log.producer_states.clear(offset, undecided_from)
     _refresh(log)
     if removals:
         yield _removal(log, removals)
@@ -323,8 +329,8 @@ def _refresh(log: Log) -> None:
 
 
 class _ReadProducers:
-    """Reads the producers as of `offset`: the last snapshot below it, and the batches after that. None is expired by
-    this. Works on copies."""
+    """Reads the producers as of `offset`: the last snapshot that is below it and below the high watermark, and the
+    batches after that. None is expired by this. Works on copies."""
 
     def __init__(self, log: Log, offset: int) -> None:
         self._name = str(log.topic_partition)
@@ -334,11 +340,13 @@ class _ReadProducers:
         files = log.snapshots
         self.snapshots = SnapshotFiles(log.disk, log.directory, files.offsets)
         """The files that are left: damaged ones are removed."""
-        self._segments = Segments([segment.snapshot() for segment in log.segments.from_floor(files.latest or 0)])
+        self._high_watermark = log.high_watermark
+        first = self.snapshots.latest_at(log.high_watermark) or 0
+        self._segments = Segments([segment.snapshot() for segment in log.segments.from_floor(first)])
         self.states = ProducerStates(self._name)
 
     def __call__(self) -> None:
         states = ProducerStates(self._name)
-        self.snapshots.load_latest(states, self._start, self._offset, 0, MAX_INT64)
+        self.snapshots.load_latest(states, self._start, self._offset, 0, MAX_INT64, self._high_watermark)
         replay_producers(states, self._segments, self._offset)
         self.states = states

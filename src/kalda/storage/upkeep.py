@@ -59,7 +59,7 @@ class Upkeep:
         """`logs`: the manager's own mapping, which changes as logs come and go."""
         self._dirs = dirs
         self._logs = logs
-        self._config = config
+        self.config = config
         self._now_ms = now_ms
         self._due: dict[_Task, int] = {}
         """When each task begins next, ms; empty until `start`."""
@@ -77,7 +77,7 @@ class Upkeep:
 
     def start(self, now_ms: int) -> None:
         """Begin each task for the first time after the initial delay."""
-        first = now_ms + self._config.initial_delay_ms
+        first = now_ms + self.config.initial_delay_ms
         self._due = {task: first for task, _ in self._tasks()}
 
     # What is to be done
@@ -145,7 +145,7 @@ class Upkeep:
 
     def _tasks(self) -> tuple[tuple[_Task, int], ...]:
         """Each with its interval, ms."""
-        config = self._config
+        config = self.config
         return (
             (_Task.RETENTION, config.retention_check_interval_ms),
             (_Task.PRODUCERS, config.producer_check_interval_ms),
@@ -170,7 +170,7 @@ class Upkeep:
             if task is _Task.RETENTION:
                 delete_old_segments(log, now_ms)
             elif task is _Task.PRODUCERS:
-                if log.producer_states.expire(now_ms, self._config.producer_expiration_ms) is None:
+                if log.producer_states.expire(now_ms, self.config.producer_expiration_ms) is None:
                     unfinished.append(log.topic_partition)
             elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
                 jobs.append(_flush(log, now_ms))

@@ -30,6 +30,17 @@ class AppendInfo(NamedTuple):
     duplicate: bool = False
 
 
+class TransactionEnd(NamedTuple):
+    """The end of a producer's transaction in one partition, as its coordinator has decided it."""
+
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+    coordinator_epoch: int
+    transaction_version: int
+    """Of the transaction: from 2 on, its coordinator has raised the producer epoch for the marker."""
+
+
 class FetchInfo:
     """What a read found: whole batches, perhaps none.
 

@@ -12,9 +12,10 @@ from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.forwarded import forwarded_rows
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.handlers.log_dirs import LogDirHandlers
+from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
-from kalda.broker.handlers.producers import ProducerHandlers
+from kalda.broker.handlers.transactions import TransactionHandlers
 from kalda.broker.rows import Row, joined
 from kalda.protocol.apis import Listener
 
@@ -24,14 +25,15 @@ def rows_of_brokers() -> list[Row]:
     forwarding = Forwarding(Mock())
     return joined(
         Listener.BROKER,
-        DataHandlers(Mock(), Mock(), Mock(), Mock()).rows(),
+        DataHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
         OffsetHandlers(Mock()).rows(),
         MetadataHandlers(Mock(), "cluster", Mock(), Mock(), 100).rows(),
         GroupHandlers(Mock(), Mock(), Mock()).rows(),
         ConfigHandlers(1, Mock(), MagicMock()).rows(forwarding),
-        DescribeHandlers(Mock(), Mock()).rows(),
+        DescribeHandlers(Mock()).rows(),
+        MarkerHandlers(Mock(), Mock()).rows(),
         LogDirHandlers(Mock(), Mock(), Mock()).rows(),
-        ProducerHandlers(Mock()).rows(),
+        TransactionHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
         forwarded_rows(forwarding),
     )
 

@@ -69,7 +69,8 @@ def failure(row: Row, version: int, error: ApiError = ERROR) -> Response:
 
 def comparable(response: Any, version: int) -> Any:
     """Without what may differ from Kafka: Kafka leaves some messages out and gives others in general words, it shuffles
-    the partitions of a Produce, and it leaves out the names of users whose credentials are described."""
+    the partitions of a Produce and of WriteTxnMarkers, and it leaves out the names of users whose credentials are
+    described."""
     for struct, has_message in structs_with_errors(response, version):
         if has_message:
             struct.error_message = None
@@ -77,6 +78,12 @@ def comparable(response: Any, version: int) -> Any:
         for topic in response.responses:
             topic.partition_responses.sort(key=lambda each: each.index)
         response.responses.sort(key=lambda each: each.partition_responses[0].index)
+    if response.API_KEY == ApiKey.WRITE_TXN_MARKERS:
+        response.markers.sort(key=lambda each: each.producer_id)
+        for marker in response.markers:
+            for topic in marker.topics:
+                topic.partitions.sort(key=lambda each: each.partition_index)
+            marker.topics.sort(key=lambda each: each.name)
     if response.API_KEY == ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS:
         for result in response.results:
             result.user = ""

@@ -8,11 +8,12 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.record_framing import UnknownRecordType
 from kalda.records.builder import build_batch
 from kalda.statemachine.timeline import TimelineDict
+from kalda.storage.values import TransactionEnd
 
 KEY, LATER_KEY = b"n", b"later"
 
@@ -74,13 +75,22 @@ class FakeLog:
         self.failure: ErrorCode | None = None
         self.on_high_watermark: Callable[[int, int], None] = lambda partition, offset: None
 
-    def append(self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int) -> int:
+    def append(
+        self,
+        partition: int,
+        records: list[tuple[bytes, bytes | None]],
+        now_ms: int,
+        producer: TransactionalProducer | None = None,
+    ) -> int:
         if self.failure is not None:
             raise ApiError(self.failure)
         self.end += len(records)
         if self.replicated:
             self.on_high_watermark(partition, self.end)
         return self.end
+
+    def append_marker(self, partition: int, end: TransactionEnd, now_ms: int) -> int:
+        return self.append(partition, [(b"", None)], now_ms)
 
 
 def counter_batch(base_offset: int, *numbers: int, **more: Any) -> bytes:

@@ -17,7 +17,6 @@ _TIERING = "this release has no tiered storage, all records stay in the log dire
 _QUOTAS = "quotas are stored but not enforced"
 _SECURITY = "this release serves PLAINTEXT only, and authenticates no client"
 _GROUPS = "this release coordinates classic groups only"
-_TRANSACTIONS = "this release coordinates no transactions"
 _METRICS = "this release reports no metrics"
 _TELEMETRY = "this release collects no metrics of clients"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
@@ -28,7 +27,7 @@ _PREALLOCATE = "files of segments grow as they are written"
 _CONNECTION = "every attempt to connect has the same timeout, socket.connection.setup.timeout.ms"
 _CONTROLLER_TIMEOUT = "a request to the controller has the timeout request.timeout.ms"
 _BUFFERS = "the operating system sizes the buffers of connections that this node opens"
-_LOADING = "groups are loaded a mebibyte at a time, and other requests are served in between"
+_LOADING = "coordinators load their topics a mebibyte at a time, and other requests are served in between"
 _EARLY = "controllers' listeners accept connections at once, and there is no authorizer to wait for"
 _INTERNAL = "Kafka has it for its own tests"
 _FROM_FILE = "it is read when a node starts, from its properties file"
@@ -61,14 +60,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "share.coordinator.",
         "share.fetch.",
     ),
-    _TRANSACTIONS: (
-        "add.partitions.to.txn.retry.backoff.",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        "transaction.max.timeout.ms",
-        "transaction.remove.expired.transaction.cleanup.interval.ms",
-        "transaction.two.phase.commit.enable",
-        "transactional.id.expiration.ms",
-    ),
     _METRICS: ("kafka.metrics.", "metric.reporters", "metrics."),
     _TELEMETRY: ("telemetry.max.bytes",),
     _ONE_THREAD: (
@@ -93,7 +84,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
     _CONNECTION: ("socket.connection.setup.timeout.max.ms",),
     _CONTROLLER_TIMEOUT: ("controller.socket.timeout.ms",),
     _BUFFERS: ("replica.socket.receive.buffer.bytes",),
-    _LOADING: ("offsets.load.buffer.size",),
+    _LOADING: ("offsets.load.buffer.size", "transaction.state.log.load.buffer.size"),
     _EARLY: ("early.start.listeners",),
     _INTERNAL: (
         "internal.metadata.delete.delay.millis",
@@ -102,7 +93,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
 }
 """Keys by the reason why they have no effect. An entry that ends in a dot stands for all keys that begin with it."""
 
-_OF_TOPICS_NEVER_CREATED = ("share.coordinator.state.topic.", "transaction.state.log.")
+_OF_TOPICS_NEVER_CREATED = ("share.coordinator.state.topic.",)
 """Prefixes of keys that have no effect and no reason: every properties file that comes with Kafka sets them, so a
 warning about them would be in every log and help no operator."""
 
@@ -118,8 +109,6 @@ _ONLY_AT_START = (
     "listener.security.protocol.map",
     "listeners",
     "num.recovery.threads.per.data.dir",
-    "producer.id.expiration.ms",
-    "transaction.partition.verification.enable",
 )
 """Keys whose dynamic changes take effect in Kafka at once, and in this node after a restart with a changed file."""
 

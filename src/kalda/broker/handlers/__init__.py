@@ -10,9 +10,10 @@ functions that make the response to a request which failed as a whole.
 - `groups`: the group APIs, passed to the coordinator
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
 - `config_descriptions`: the answer to DescribeConfigs, made in steps
-- `describe`: DescribeProducers, client quotas, SCRAM credentials
+- `markers`: WriteTxnMarkers, DescribeProducers
+- `describe`: client quotas, SCRAM credentials
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
-- `producers`: InitProducerId
+- `transactions`: InitProducerId, and the other APIs of the transaction coordinator
 - `forwarded`: what the active controller answers
 - `shared`: failures of APIs that both kinds of listener serve
 """

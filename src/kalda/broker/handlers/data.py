@@ -32,10 +32,13 @@ from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.verification import ClientSupport, TransactionVerifier
 
 _FIRST_PRODUCE_WITH_ZSTD = 7
 _FIRST_PRODUCE_WITH_IDS = 13
 _FIRST_PRODUCE_WITH_LEADERS = 10
+_ADMIN_CLIENT_ID = "__admin_client"
+"""Of clients that may append to the topics of coordinators, as in Kafka."""
 _FIRST_FETCH_WITH_IDS = 13
 _FIRST_FETCH_FROM_FOLLOWERS = 11
 _FIRST_FETCH_WITH_LEADERS = 16
@@ -50,11 +53,13 @@ class DataHandlers:
         metadata: MetadataCache,
         sessions: FetchSessionCache,
         clock: Clock,
+        verifier: TransactionVerifier,
         prefer: Callable[[Partition, int, str], int] | None = None,
         opening: OpeningPartitions | None = None,
     ) -> None:
         """`prefer(partition, offset, rack)` is the replica that a consumer in a rack should read from (KIP-392).
         Requests for partitions that are `opening` wait until they are open; with None, none is."""
+        self._verifier = verifier
         self._opening = opening if opening is not None else OpeningPartitions(replicas.timers)
         self._opening_partitions = self._opening.partitions
         self._prefer = prefer
@@ -78,12 +83,11 @@ class DataHandlers:
         """Append and answer. With acks=0 there is no answer, and a failure closes the connection instead."""
         if request.acks not in (-1, 0, 1):
             raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
-        if request.transactional_id is not None:
-            raise ApiError(
-                ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
-                f"Transactional id {request.transactional_id} is unknown: this broker serves no transactions",
-            )
         version = context.api_version
+        transaction = None
+        if request.transactional_id is not None:
+            support = ClientSupport.of_produce(version)
+            transaction = produce.Transaction(request.transactional_id, support, self._verifier)
         by_id = version >= _FIRST_PRODUCE_WITH_IDS
         if by_id:
             names = [self._metadata.topic_name(topic.topic_id) or "" for topic in request.topic_data]
@@ -105,6 +109,8 @@ class DataHandlers:
             zstd=version >= _FIRST_PRODUCE_WITH_ZSTD,
             by_id=by_id,
             tell_leaders=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
+            transaction=transaction,
+            may_write_internal=context.client_id == _ADMIN_CLIENT_ID,
         )
         if done.is_deferred:
             context.connection.answer_alone()

@@ -1,6 +1,6 @@
-"""What a broker answers from its logs and its metadata image: producers, quotas, SCRAM users.
+"""What a broker answers from its metadata image: quotas, SCRAM users.
 
-DescribeProducers (61), DescribeClientQuotas (48), DescribeUserScramCredentials (50).
+DescribeClientQuotas (48), DescribeUserScramCredentials (50).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.context import RequestContext
 from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.rows import Authorization, Row, message_of, on_cluster
+from kalda.broker.rows import Row, message_of, on_cluster
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
     ComponentData,
@@ -27,14 +27,6 @@ from kalda.protocol.messages.security import (
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
 )
-from kalda.protocol.messages.transactions import (
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    PartitionResponse,
-    ProducerState,
-    TopicResponse,
-)
-from kalda.replication.replica_manager import ReplicaManager
 
 _EXACT, _DEFAULT, _SPECIFIED = 0, 1, 2
 _ENTITY_TYPES = ("user", "client-id", "ip")
@@ -43,19 +35,12 @@ _ENTITY_TYPES = ("user", "client-id", "ip")
 class DescribeHandlers:
     """Descriptions that this broker makes by itself."""
 
-    def __init__(self, replicas: ReplicaManager, metadata: MetadataCache) -> None:
-        self._replicas = replicas
+    def __init__(self, metadata: MetadataCache) -> None:
         self._metadata = metadata
 
     def rows(self) -> list[Row]:
         """One row an API."""
         return [
-            Row(
-                ApiKey.DESCRIBE_PRODUCERS,
-                self.describe_producers,
-                describe_producers_failed,
-                Authorization.UNCHECKED,
-            ),
             Row(
                 ApiKey.DESCRIBE_CLIENT_QUOTAS,
                 self.describe_client_quotas,
@@ -69,39 +54,6 @@ class DescribeHandlers:
                 on_cluster(AclOperation.DESCRIBE),
             ),
         ]
-
-    # -- DescribeProducers
-
-    def describe_producers(
-        self, context: RequestContext, request: DescribeProducersRequest
-    ) -> DescribeProducersResponse:
-        """The producers whose state the leader of a partition holds (KIP-664)."""
-        response = DescribeProducersResponse()
-        for topic in request.topics:
-            answer = TopicResponse(name=topic.name)
-            response.topics.append(answer)
-            for index in topic.partition_indexes:
-                result = PartitionResponse(partition_index=index)
-                answer.partitions.append(result)
-                try:
-                    partition = self._replicas.get(topic.name, index)
-                    partition.check_leader(-1)
-                except ApiError as error:
-                    result.error_code = error.code
-                    result.error_message = error.message or f"this broker does not lead {topic.name}-{index}"
-                    continue
-                result.active_producers = [
-                    ProducerState(
-                        producer_id=producer.producer_id,
-                        producer_epoch=producer.epoch,
-                        last_sequence=producer.last_sequence,
-                        last_timestamp=producer.last_timestamp,
-                        coordinator_epoch=producer.coordinator_epoch,
-                        current_txn_start_offset=-1 if producer.txn_first_offset is None else producer.txn_first_offset,
-                    )
-                    for producer in partition.log.producer_states
-                ]
-        return response
 
     # -- DescribeClientQuotas
 
@@ -195,24 +147,6 @@ def _quota_entry(parts: Mapping[str, str | None], quotas: Mapping[str, float]) -
 
 
 # How each API reports that the whole request failed.
-
-
-def describe_producers_failed(
-    request: DescribeProducersRequest, version: int, error: ApiError
-) -> DescribeProducersResponse:
-    """The error of every partition."""
-    return DescribeProducersResponse(
-        topics=[
-            TopicResponse(
-                name=topic.name,
-                partitions=[
-                    PartitionResponse(partition_index=index, error_code=error.code, error_message=message_of(error))
-                    for index in topic.partition_indexes
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
 
 
 def describe_client_quotas_failed(

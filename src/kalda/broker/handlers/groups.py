@@ -1,7 +1,7 @@
 """The group APIs: passed to the coordinator, with the time.
 
 JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups (15), ListGroups (16), DeleteGroups
-(42), OffsetCommit (8), OffsetFetch (9), OffsetDelete (47).
+(42), OffsetCommit (8), OffsetFetch (9), OffsetDelete (47), TxnOffsetCommit (28).
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kalda.base.clock import Clock
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.context import RequestContext
 from kalda.broker.rows import Authorization, Row, message_of, on_group
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -47,7 +48,13 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
-from kalda.protocol.messages.security import AclOperation
+from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.protocol.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -91,6 +98,12 @@ class GroupHandlers:
             Row(ApiKey.OFFSET_COMMIT, timed(coordinator.offset_commit), offset_commit_failed, read),
             Row(ApiKey.OFFSET_FETCH, timed(coordinator.offset_fetch), offset_fetch_failed, unchecked),
             Row(ApiKey.OFFSET_DELETE, timed(coordinator.offset_delete), offset_delete_failed, delete),
+            Row(
+                ApiKey.TXN_OFFSET_COMMIT,
+                timed(coordinator.txn_offset_commit),
+                txn_offset_commit_failed,
+                _may_commit_in_transaction,
+            ),
         ]
 
     def _timed(self, handle: Callable[[RequestContext, Q, int], R]) -> Callable[[RequestContext, Q], R]:
@@ -114,7 +127,34 @@ class GroupHandlers:
         return response
 
 
+def _may_commit_in_transaction(caller: Caller, request: TxnOffsetCommitRequest) -> ApiError | None:
+    """The caller must be allowed to write under the transactional id, and to read the group."""
+    name = request.transactional_id
+    if not caller.allows(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, name):
+        return ApiError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            f"{caller.principal} may not WRITE the transactional id {name}.",
+        )
+    return on_group(AclOperation.READ)(caller, request)
+
+
 # How each API reports that the whole request failed.
+
+
+def txn_offset_commit_failed(request: TxnOffsetCommitRequest, version: int, error: ApiError) -> TxnOffsetCommitResponse:
+    """The error of every partition."""
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    TxnOffsetCommitResponsePartition(partition_index=each.partition_index, error_code=error.code)
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 def join_group_failed(request: JoinGroupRequest, version: int, error: ApiError) -> JoinGroupResponse:

@@ -8,11 +8,13 @@ metadata, dynamic configs and the end of the node.
 - `replication`: the replicas of this broker: Produce, Fetch, offsets; fetchers, proposed ISRs
 - `log_dirs`: where replicas are: directory assignments, moves, cordoned directories
 - `coordinators`: the table of coordinators, which the modules of their kinds add to
+- `markers`: markers and producers of transactions, in the partitions of this broker
 - `groups`: the group coordinator
 - `metadata`: reads of the cluster's metadata: Metadata, FindCoordinator, quotas, SCRAM users
 - `forwarding`: what the active controller answers
 - `configs`: described and altered configs
 - `producers`: producer ids
+- `transactions`: the transaction coordinator, and the markers that it sends
 - `partitions`: opens, leads, follows and deletes partitions, as the metadata demands
 - `log_upkeep`: retention, checkpoints, flushes, compaction
 """

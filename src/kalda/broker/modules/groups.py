@@ -6,7 +6,10 @@ it: the module `partitions` calls the table of coordinators when this broker sta
 
 from __future__ import annotations
 
-from kalda.base.ids import Uuid
+from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.pending import Pending
+from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.metadata_cache import MetadataCache
@@ -15,27 +18,71 @@ from kalda.broker.rows import Row
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.internal_topics import GROUPS
+from kalda.protocol.messages.transactions import TxnOffsetCommitRequest
+from kalda.records.batch import NO_SEQUENCE
+from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier
+from kalda.storage.producer_state import Verification
 
 
 class GroupsModule(Module):
-    """Rests on the table of coordinators, to which it adds its own."""
+    """Rests on the table of coordinators, to which it adds its own; on the replicas and the verifier, for transactions
+    that commit offsets."""
 
-    def __init__(self, context: BrokerContext, coordinators: Coordinators) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        coordinators: Coordinators,
+        replicas: ReplicaManager,
+        verifier: TransactionVerifier,
+    ) -> None:
         clock = context.host.clock
-        coordinator = GroupCoordinator(
+        self._coordinator = coordinator = GroupCoordinator(
             GroupCoordinatorConfig.from_properties(context.config.values),
             coordinators.log(GROUPS),
             TopicNames(context.cache),
             context.host.new_uuid,
             lambda: coordinators.partition_count(GROUPS),
             clock.wall_ms,
+            self._verify,
         )
-        shell = coordinators.add(GROUPS, coordinator.runtime)
+        self._clock = clock
+        self._replicas = replicas
+        self._verifier = verifier
+        self._shell = shell = coordinators.add(GROUPS, coordinator.runtime)
         self._handlers = GroupHandlers(coordinator, clock, shell.arm)
 
     def rows(self) -> list[Row]:
         """The group APIs."""
         return self._handlers.rows()
+
+    def _verify(
+        self, index: int, request: TxnOffsetCommitRequest, version: int
+    ) -> Verification | Pending[Verification | None] | None:
+        """As `VerifyTransaction` of the coordinator says."""
+        support = ClientSupport.of_offset_commit(version)
+        if not self._verifier.applies_to(support):
+            return None
+        producer_id, epoch = request.producer_id, request.producer_epoch
+        guard = self._replicas.get(OFFSETS_TOPIC, index).start_verification(
+            producer_id, NO_SEQUENCE, epoch, self._clock.wall_ms(), supports_epoch_bump=support.adds
+        )
+        if guard is None:
+            return None
+        at = TopicPartition(OFFSETS_TOPIC, index)
+        verified: Pending[Verification | None] = Pending()
+
+        def on_verified(errors: Errors | None, _: ApiError | None) -> None:
+            assert errors is not None, "a verification completes"
+            self._coordinator.runtime.advance(self._clock.mono_ms())
+            if at in errors:
+                verified.fail(ApiError(errors[at]))
+            else:
+                verified.complete(guard)
+            self._shell.arm()
+
+        self._verifier.verify(request.transactional_id, producer_id, epoch, [at], support).then(on_verified)
+        return verified
 
 
 class TopicNames:

@@ -1,6 +1,6 @@
 """Reads of the cluster's metadata.
 
-Serves Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator; DescribeProducers, DescribeClientQuotas,
+Serves Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator; DescribeClientQuotas,
 DescribeUserScramCredentials. Creates topics that clients ask for and that do not exist.
 """
 
@@ -30,7 +30,7 @@ class MetadataModule(Module):
             coordinators.topic_of,
             config["max.request.partition.size.limit"],
         )
-        self._describe = DescribeHandlers(replicas, context.cache)
+        self._describe = DescribeHandlers(context.cache)
 
     def rows(self) -> list[Row]:
         """Reads of the newest image; none changes it."""

@@ -1,19 +1,14 @@
-"""Producer ids, for idempotent producers. Serves InitProducerId."""
+"""Producer ids, which the module `transactions` gives out. Serves no API."""
 
 from __future__ import annotations
 
-from kalda.broker.handlers.producers import ProducerHandlers, ProducerIds
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.producer_ids import ProducerIds
 
 
 class ProducersModule(Module):
     """Rests on no other module."""
 
     def __init__(self, context: BrokerContext) -> None:
-        ids = ProducerIds(context.config.node_id, context.broker_epoch, context.channel.send)
-        self._handlers = ProducerHandlers(ids)
-
-    def rows(self) -> list[Row]:
+        self.ids = ProducerIds(context.config.node_id, context.broker_epoch, context.channel.send)
         """Ids from the blocks that the controller allocates."""
-        return self._handlers.rows()

@@ -1,26 +1,32 @@
 """The replicas of this broker, and all that reads and writes them.
 
-Serves Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords. Fetches the partitions that this broker
-follows, and proposes ISRs of those that it leads. The module `partitions` opens and deletes replicas.
+Serves Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords. Verifies transactions with their coordinators.
+Fetches the partitions that this broker follows, and proposes ISRs of those that it leads. The module `partitions` opens
+and deletes replicas.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kalda.base.configs.server import ServerConfig
+from kalda.base.topic_names import TRANSACTIONS_TOPIC
+from kalda.broker.broker_channels import BrokerChannels
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.peers import BrokerPeers, ReplicaFetcherManager
 from kalda.broker.rows import Row
+from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.image import MetadataImage
+from kalda.metadata.manifest import Publisher
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.verification import TransactionVerifier
 
 log = logging.getLogger("kalda.broker")
 
@@ -57,8 +63,25 @@ class ReplicationModule(Module):
             host.rng.randint,
             config["kalda.fetch.session.cache.bytes"],
         )
+        self._channels = BrokerChannels("verification", config, cache, host.rng.random)
+        self.verifier = TransactionVerifier(
+            config.node_id,
+            _coordinators_of_transactions(config, cache),
+            self._channels.send,
+            host.clock.mono_ms,
+            context.sensors,
+            retry_backoff_ms=config["add.partitions.to.txn.retry.backoff.ms"],
+            retry_max_ms=min(config["add.partitions.to.txn.retry.backoff.max.ms"], config["request.timeout.ms"]),
+        )
+        """Verifies transactions before their first append to a partition."""
         self._data = DataHandlers(
-            self.replicas, cache, sessions, host.clock, _replica_selector(config, cache), context.opening
+            self.replicas,
+            cache,
+            sessions,
+            host.clock,
+            self.verifier,
+            _replica_selector(config, cache),
+            context.opening,
         )
         self._offsets = OffsetHandlers(self.replicas, context.opening)
 
@@ -67,8 +90,14 @@ class ReplicationModule(Module):
         return [*self._data.rows(), *self._offsets.rows()]
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
-        """Set the number of fetchers for each leader. `fetch.max.bytes` cannot be altered dynamically."""
+        """Set the number of fetchers for each leader, and whether transactions are verified. `fetch.max.bytes` cannot
+        be altered dynamically."""
         self._fetchers.resize(current["num.replica.fetchers"])
+        self.verifier.is_enabled = current["transaction.partition.verification.enable"]
+
+    def publishers(self) -> Sequence[Publisher]:
+        """Closes connections to brokers that were fenced."""
+        return (self._channels,)
 
     def start(self) -> None:
         """Shrink ISRs from now on, where followers do not keep pace."""
@@ -77,7 +106,23 @@ class ReplicationModule(Module):
     async def close(self) -> None:
         """Propose and fetch nothing more."""
         self._peers.close()
+        await self._channels.close()
         await self._fetchers.close()
+
+
+def _coordinators_of_transactions(config: ServerConfig, cache: MetadataCache) -> Callable[[str], int | None]:
+    """The broker that coordinates a transactional id; None where there is none that could be sent a request."""
+    listener = config.inter_broker_listener_name
+
+    def coordinator_of(transactional_id: str) -> int | None:
+        topic = cache.topic(TRANSACTIONS_TOPIC)
+        if topic is None or not topic.partitions:
+            return None
+        partition = topic.partitions.get(coordinator_partition(transactional_id, len(topic.partitions)))
+        broker = None if partition is None else cache.image.cluster.brokers.get(partition.leader)
+        return None if broker is None or broker.fenced or listener not in broker.listeners else broker.id
+
+    return coordinator_of
 
 
 def _replica_selector(config: ServerConfig, cache: MetadataCache) -> Callable[[Partition, int, str], int] | None:

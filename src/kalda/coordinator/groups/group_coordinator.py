@@ -16,7 +16,7 @@ from kalda.base.ids import UuidSource
 from kalda.base.pending import Pending
 from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
-from kalda.coordinator.errors import write_error
+from kalda.coordinator.errors import txn_commit_error, write_error
 from kalda.coordinator.groups.classic_group import GROUP_TYPE, GroupState, in_version
 from kalda.coordinator.groups.classic_protocol import refusal
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
@@ -24,7 +24,7 @@ from kalda.coordinator.groups.offset_fetch import fetch_failed, group_requests, 
 from kalda.coordinator.groups.offsets import Topics, fail_commit
 from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.groups.shard import GroupShard
-from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.groups import (
@@ -58,9 +58,26 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
 )
+from kalda.protocol.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from kalda.storage.producer_state import Verification
 
 _NOT_FOUND_FROM = 6
 _GROUP_NOT_FOUND_ON_COMMIT_FROM = 9
+
+
+VerifyTransaction = Callable[[int, TxnOffsetCommitRequest, int], "Verification | Pending[Verification | None] | None"]
+"""`(partition, request, version)`: the guard for the append of a request's offsets to that partition of
+`__consumer_offsets`, None where none is needed; or what settles with it, or fails, when the transaction's coordinator
+has answered. Raises `ApiError`."""
+
+
+def _unverified(partition: int, request: TxnOffsetCommitRequest, version: int) -> None:
+    """For a log that demands no verification."""
 
 
 class GroupCoordinator:
@@ -74,10 +91,14 @@ class GroupCoordinator:
         new_uuid: UuidSource,
         partition_count: Callable[[], int],
         wall_ms: Callable[[], int] | None = None,
+        verify: VerifyTransaction = _unverified,
     ) -> None:
         """`partition_count` is that of `__consumer_offsets`, 0 while there is none. Timers go by the `now_ms` of each
-        call; timestamps that are stored by `wall_ms`, or by `now_ms` too where it is None."""
+        call; timestamps that are stored by `wall_ms`, or by `now_ms` too where it is None. `verify` verifies the
+        transactions that commit offsets."""
         self.config = config
+        self._verify = verify
+        self._topics = topics
 
         def make_shard(
             partition: CoordinatorPartition[GroupLogRecord], runtime: CoordinatorRuntime[GroupShard]
@@ -271,6 +292,94 @@ class GroupCoordinator:
         group.check_offset_commit(request.member_id, request.group_instance_id, generation, transactional=False)
         if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             shard.rebalancer.touch(group, group.members[request.member_id])
+
+    def txn_offset_commit(
+        self, caller: Caller, request: TxnOffsetCommitRequest, now_ms: int
+    ) -> TxnOffsetCommitResponse | Pending[TxnOffsetCommitResponse]:
+        """TxnOffsetCommit: offsets that count once their transaction is committed. The first of a transaction waits
+        until its coordinator has confirmed that this partition of `__consumer_offsets` is in the transaction; from
+        version 5 on, that adds it (KIP-890)."""
+        self.runtime.advance(now_ms)
+        version = caller.api_version
+        try:
+            index = self._shard_of(request.group_id).partition.index
+            if not self._names_a_partition(request):
+                return self._commit_in_transaction(version, request, None)
+            verified = self._verify(index, request, version)
+        except ApiError as error:
+            return self._txn_commit_failed(request, version, error.code)
+        if not isinstance(verified, Pending):
+            return self._commit_in_transaction(version, request, verified)
+        answer: Pending[TxnOffsetCommitResponse] = Pending()
+
+        def on_verified(verification: Verification | None, error: ApiError | None) -> None:
+            if error is not None:
+                answer.complete(self._txn_commit_failed(request, version, error.code))
+                return
+            done = self._commit_in_transaction(version, request, verification)
+            if isinstance(done, Pending):
+                done.then(answer.settle)
+            else:
+                answer.complete(done)
+
+        verified.then(on_verified)
+        return answer
+
+    def _names_a_partition(self, request: TxnOffsetCommitRequest) -> bool:
+        """Whether it names a partition that exists. Otherwise nothing is committed, so nothing is verified."""
+        has = self._topics.has_partition
+        return any(has(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)
+
+    def _commit_in_transaction(
+        self, version: int, request: TxnOffsetCommitRequest, verification: Verification | None
+    ) -> TxnOffsetCommitResponse | Pending[TxnOffsetCommitResponse]:
+        try:
+            shard = self._shard_of(request.group_id)
+            records, response = shard.offsets.commit_in_transaction(request, self.runtime.wall_ms())
+            self._check_commit_in_transaction(shard, request)
+        except ApiError as error:
+            return self._txn_commit_failed(request, version, error.code)
+        if not records:
+            return response
+        producer = TransactionalProducer(request.producer_id, request.producer_epoch, verification)
+        return answer_after(
+            self.runtime.in_time(shard.partition.write_in_transaction(records, None, producer)),
+            lambda error: response if error is None else fail_commit(response, txn_commit_error(error.code, version)),
+        )
+
+    @staticmethod
+    def _check_commit_in_transaction(shard: GroupShard, request: TxnOffsetCommitRequest) -> None:
+        """Fenced by member, generation and static instance (KIP-447); a producer of an older release sends none."""
+        group = shard.groups.get(request.group_id)
+        if group is not None:
+            group.check_offset_commit(
+                request.member_id, request.group_instance_id, request.generation_id, transactional=True
+            )
+        elif request.generation_id >= 0 or request.group_id in shard.foreign_groups:
+            raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+
+    def _txn_commit_failed(
+        self, request: TxnOffsetCommitRequest, version: int, code: ErrorCode
+    ) -> TxnOffsetCommitResponse:
+        """The same error for every partition that exists."""
+        has, translated = self._topics.has_partition, txn_commit_error(code, version)
+        return TxnOffsetCommitResponse(
+            topics=[
+                TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        TxnOffsetCommitResponsePartition(
+                            partition_index=each.partition_index,
+                            error_code=translated
+                            if has(topic.name, each.partition_index)
+                            else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        )
+                        for each in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
 
     def offset_fetch(
         self, caller: Caller, request: OffsetFetchRequest, now_ms: int

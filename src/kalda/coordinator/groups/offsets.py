@@ -12,7 +12,7 @@ of a former topic were not written where it was deleted while the partition of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
@@ -33,6 +33,12 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchResponsePartitions,
     OffsetFetchResponseTopics,
 )
+from kalda.protocol.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict
 
 NO_OFFSET = -1
@@ -42,6 +48,7 @@ TOPIC_IDS_FROM = 10
 TopicPartitionKey: TypeAlias = tuple[str, int]
 GroupOffsets: TypeAlias = TimelineDict[TopicPartitionKey, CommittedOffset]
 PendingKey: TypeAlias = tuple[str, str, int]
+CommitResponse = TypeVar("CommitResponse", OffsetCommitResponse, TxnOffsetCommitResponse)
 
 
 class Topics(Protocol):
@@ -166,6 +173,36 @@ class Offsets:
                 results.append(OffsetCommitResponsePartition(partition_index=index, error_code=error))
             topics.append(OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=results))
         return records, OffsetCommitResponse(topics=topics)
+
+    def commit_in_transaction(
+        self, request: TxnOffsetCommitRequest, wall_ms: int
+    ) -> tuple[list[GroupLogRecord], TxnOffsetCommitResponse]:
+        """As `commit`, of offsets that count once their transaction is committed."""
+        records: list[GroupLogRecord] = []
+        topics: list[TxnOffsetCommitResponseTopic] = []
+        for topic in request.topics:
+            topic_id = self._topics.id_of(topic.name) or ZERO_UUID
+            results: list[TxnOffsetCommitResponsePartition] = []
+            for partition in topic.partitions:
+                index, metadata = partition.partition_index, partition.committed_metadata or ""
+                error = ErrorCode.NONE
+                if not self._topics.has_partition(topic.name, index):
+                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif self._is_too_large(metadata):
+                    error = ErrorCode.OFFSET_METADATA_TOO_LARGE
+                else:
+                    value = CommittedOffset(
+                        partition.committed_offset,
+                        partition.committed_leader_epoch,
+                        metadata,
+                        wall_ms,
+                        NO_EXPIRY,
+                        topic_id,
+                    )
+                    records.append(OffsetRecord(request.group_id, topic.name, index, value))
+                results.append(TxnOffsetCommitResponsePartition(partition_index=index, error_code=error))
+            topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=results))
+        return records, TxnOffsetCommitResponse(topics=topics)
 
     def _resolve(self, name: str, topic_id: Uuid, version: int) -> str | None:
         return name if version < TOPIC_IDS_FROM else self._topics.name_of(topic_id)
@@ -328,7 +365,7 @@ class Offsets:
         return all_expired and not self.has_open_transactions(group.group_id)
 
 
-def fail_commit(response: OffsetCommitResponse, code: ErrorCode) -> OffsetCommitResponse:
+def fail_commit(response: CommitResponse, code: ErrorCode) -> CommitResponse:
     """`response` with this error for every partition that exists; those that do not keep their error."""
     for topic in response.topics:
         for partition in topic.partitions:

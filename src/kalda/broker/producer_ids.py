@@ -1,4 +1,4 @@
-"""InitProducerId (22): ids for idempotent producers, from blocks that the controller allocates.
+"""Producer ids, from blocks that the controller allocates.
 
 The next block is requested when the current one is nearly used up, so that producers seldom wait for it. A restart
 drops the rest of a block: its ids are never used.
@@ -12,13 +12,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.context import RequestContext
-from kalda.broker.rows import Row
-from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
 from kalda.protocol.messages.brokers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-from kalda.protocol.messages.security import AclOperation, AclResourceType
-from kalda.protocol.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 from kalda.protocol.notation import Request
 
 _PREFETCH_AT = 0.9
@@ -89,57 +83,3 @@ class ProducerIds:
                 producer_id.then(pending.settle)
             else:
                 pending.complete(producer_id)
-
-
-class ProducerHandlers:
-    """InitProducerId for producers without a transactional id."""
-
-    def __init__(self, ids: ProducerIds) -> None:
-        self._ids = ids
-
-    def rows(self) -> list[Row]:
-        """The one API."""
-        return [Row(ApiKey.INIT_PRODUCER_ID, self.init_producer_id, init_producer_id_failed, _may_init_producer_id)]
-
-    def init_producer_id(
-        self, context: RequestContext, request: InitProducerIdRequest
-    ) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
-        """A new id at epoch 0, also for an idempotent producer that has one and lost its sequence (KIP-360)."""
-        if request.transactional_id is not None:
-            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, "this broker serves no transactions")
-        if (request.producer_id < 0) != (request.producer_epoch < 0):
-            raise ApiError(ErrorCode.INVALID_REQUEST, "producer id and epoch go together")
-        producer_id = self._ids.take()
-        if not isinstance(producer_id, Pending):
-            return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
-        pending: Pending[InitProducerIdResponse] = Pending()
-
-        def settle(value: int | None, error: ApiError | None) -> None:
-            if error is not None:
-                pending.fail(error)
-            else:
-                assert value is not None
-                pending.complete(InitProducerIdResponse(producer_id=value, producer_epoch=0))
-
-        producer_id.then(settle)
-        return pending
-
-
-def _may_init_producer_id(caller: Caller, request: InitProducerIdRequest) -> ApiError | None:
-    """A transactional producer must be allowed to write under its id; an idempotent one to any topic (KIP-679)."""
-    transactional_id = request.transactional_id
-    if transactional_id is not None:
-        if caller.allows(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id):
-            return None
-        return ApiError(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            f"{caller.principal} may not WRITE the transactional id {transactional_id}.",
-        )
-    if caller.allows_on_any(AclOperation.WRITE, AclResourceType.TOPIC):
-        return None
-    return caller.refusal_on_cluster(AclOperation.IDEMPOTENT_WRITE)
-
-
-def init_producer_id_failed(request: InitProducerIdRequest, version: int, error: ApiError) -> InitProducerIdResponse:
-    """The error on top."""
-    return InitProducerIdResponse(error_code=error.code, producer_epoch=-1)

@@ -1,0 +1,154 @@
+"""WriteTxnMarkers (27) and DescribeProducers (61): transactions as the partitions of this broker see them."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from kalda.base.errors import ApiError
+from kalda.base.pending import Pending
+from kalda.base.topic_names import validate_topic_name
+from kalda.broker.context import RequestContext, Steps
+from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
+from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.security import AclOperation
+from kalda.protocol.messages.transactions import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from kalda.replication.markers import MarkerWriter, named_partitions
+from kalda.replication.replica_manager import ReplicaManager
+
+_PRODUCERS_A_STEP = 5_000
+
+
+class MarkerHandlers:
+    """Markers, and the producers that partitions have state of."""
+
+    def __init__(
+        self, replicas: ReplicaManager, writer: MarkerWriter, opening: OpeningPartitions | None = None
+    ) -> None:
+        """Markers for partitions that are `opening` wait until they are open; with None, none is."""
+        self._replicas = replicas
+        self._writer = writer
+        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers)
+
+    def rows(self) -> list[Row]:
+        """Both APIs."""
+        return [
+            Row(
+                ApiKey.WRITE_TXN_MARKERS,
+                self.write_txn_markers,
+                write_txn_markers_failed,
+                _may_write_markers,
+                QuotaClass.EXEMPT,
+            ),
+            Row(ApiKey.DESCRIBE_PRODUCERS, self.describe_producers, describe_producers_failed, Authorization.UNCHECKED),
+        ]
+
+    def write_txn_markers(
+        self, context: RequestContext, request: WriteTxnMarkersRequest
+    ) -> WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]:
+        """Append the markers, and answer when they are committed."""
+        if self._opening.partitions:
+            named = ((topic, index) for _, topic, index in named_partitions(request))
+            waiting = self._opening.wait(context, request, self.write_txn_markers, named, MAX_WAIT_MS)
+            if waiting is not None:
+                return waiting
+        return self._writer.write(request)
+
+    def describe_producers(
+        self, context: RequestContext, request: DescribeProducersRequest
+    ) -> Steps[DescribeProducersResponse]:
+        """The state of every producer in the log of each partition (KIP-664). A log may have millions: in steps."""
+        response = DescribeProducersResponse()
+        for topic in request.topics:
+            answer = TopicResponse(name=topic.name)
+            response.topics.append(answer)
+            for index in topic.partition_indexes:
+                result = PartitionResponse(partition_index=index)
+                answer.partitions.append(result)
+                try:
+                    validate_topic_name(topic.name)
+                    log = self._replicas.get(topic.name, index).log
+                    log.check_online()
+                except ApiError as error:
+                    result.error_code, result.error_message = error.code, error.message or None
+                    continue
+                ids = iter([state.producer_id for state in log.producer_states])
+                while batch := list(islice(ids, _PRODUCERS_A_STEP)):
+                    states = (log.producer_states.get(producer_id) for producer_id in batch)
+                    result.active_producers += [
+                        ProducerState(
+                            producer_id=state.producer_id,
+                            producer_epoch=state.epoch,
+                            last_sequence=state.last_sequence,
+                            last_timestamp=state.last_timestamp,
+                            coordinator_epoch=state.coordinator_epoch,
+                            current_txn_start_offset=state.txn_first_offset,
+                        )
+                        for state in states
+                        if state is not None
+                    ]
+                    if len(batch) == _PRODUCERS_A_STEP:
+                        yield
+        return response
+
+
+def _may_write_markers(caller: Caller, request: WriteTxnMarkersRequest) -> ApiError | None:
+    """Brokers, and whoever may alter the cluster: a tool that ends a hanging transaction."""
+    if caller.refusal_on_cluster(AclOperation.ALTER) is None:
+        return None
+    return caller.refusal_on_cluster(AclOperation.CLUSTER_ACTION)
+
+
+# How each API reports that the whole request failed.
+
+
+def write_txn_markers_failed(request: WriteTxnMarkersRequest, version: int, error: ApiError) -> WriteTxnMarkersResponse:
+    """The error of every partition."""
+    return WriteTxnMarkersResponse(
+        markers=[
+            WritableTxnMarkerResult(
+                producer_id=marker.producer_id,
+                topics=[
+                    WritableTxnMarkerTopicResult(
+                        name=topic.name,
+                        partitions=[
+                            WritableTxnMarkerPartitionResult(partition_index=index, error_code=error.code)
+                            for index in topic.partition_indexes
+                        ],
+                    )
+                    for topic in marker.topics
+                ],
+            )
+            for marker in request.markers
+        ]
+    )
+
+
+def describe_producers_failed(
+    request: DescribeProducersRequest, version: int, error: ApiError
+) -> DescribeProducersResponse:
+    """The error of every partition."""
+    return DescribeProducersResponse(
+        topics=[
+            TopicResponse(
+                name=topic.name,
+                partitions=[
+                    PartitionResponse(partition_index=index, error_code=error.code, error_message=message_of(error))
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in request.topics
+        ]
+    )

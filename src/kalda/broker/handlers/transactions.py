@@ -1,0 +1,451 @@
+"""The APIs of the transaction coordinator: checked item by item, and passed on with the time.
+
+InitProducerId (22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), DescribeTransactions (65),
+ListTransactions (66).
+
+AddPartitionsToTxn has two callers. Up to version 3 it is a client's, for one transaction, and the client must be
+allowed to write to each topic. From version 4 on it is a broker's, for several transactions, each of which is extended
+or only verified. All partitions of a transaction are added, or none: where one is refused, the others are answered
+with OPERATION_NOT_ATTEMPTED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from kalda.base.clock import Clock
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
+from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.broker.rows import Authorization, Row
+from kalda.broker.steps import run_to_end
+from kalda.coordinator.answers import answer_after_all
+from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.transactions.metadata import VERSION_2, Partitions, TransactionMetadata
+from kalda.coordinator.transactions.pattern import BadPattern, IdPattern
+from kalda.coordinator.transactions.states import STATE_BY_LABEL
+from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.caller import Caller
+from kalda.protocol.framing import encode_response_in_steps
+from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.protocol.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    DescribeTransactionsResponseTransactionState,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    ListTransactionsResponseTransactionState,
+)
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+_FIRST_ADD_OF_BROKERS = 4
+_FIRST_ADD_THAT_FENCES = 2
+_STEP_ITEMS = 1_000
+"""Partitions that are checked, or ids that are listed, in one step."""
+Wanted = dict[str, dict[int, None]]
+"""Partitions by topic, each once, in the order of the request."""
+Codes = Callable[[str, int], ErrorCode]
+"""The error code of each partition of a transaction."""
+Added = AddPartitionsToTxnResponse | Pending[AddPartitionsToTxnResponse]
+
+
+class TransactionHandlers:
+    """Requests of producers about their transactions, and of administrators about all."""
+
+    def __init__(
+        self,
+        coordinator: TransactionCoordinator,
+        clock: Clock,
+        has_partition: Callable[[str, int], bool],
+        group_partitions: Callable[[], int],
+        on_handled: Callable[[], None],
+    ) -> None:
+        """`has_partition(topic, partition)` looks a partition up; `group_partitions` is the number of partitions of
+        `__consumer_offsets`, 0 while there is none. `on_handled` is called after each request: the coordinator's next
+        deadline may be nearer than its timer."""
+        self._coordinator = coordinator
+        self._clock = clock
+        self._has_partition = has_partition
+        self._group_partitions = group_partitions
+        self._on_handled = on_handled
+
+    def rows(self) -> list[Row]:
+        """One row an API. Topics are checked in the handlers, and ids where a request names several."""
+        coordinator, timed, per_item = self._coordinator, self._timed, Authorization.PER_ITEM
+        return [
+            Row(ApiKey.INIT_PRODUCER_ID, timed(coordinator.init_producer_id), init_producer_id_failed, _may_init),
+            Row(ApiKey.ADD_PARTITIONS_TO_TXN, timed(self._add_partitions), add_partitions_to_txn_failed, _may_add),
+            Row(ApiKey.ADD_OFFSETS_TO_TXN, timed(self._add_offsets), add_offsets_to_txn_failed, _may_add_offsets),
+            Row(ApiKey.END_TXN, timed(coordinator.end_txn), end_txn_failed, _may_end),
+            Row(ApiKey.DESCRIBE_TRANSACTIONS, timed(self._describe), describe_transactions_failed, per_item),
+            Row(ApiKey.LIST_TRANSACTIONS, self._list, list_transactions_failed, per_item),
+        ]
+
+    def _timed(self, handle: Callable[[RequestContext, Q, int], R]) -> Callable[[RequestContext, Q], R]:
+        clock, on_handled = self._clock, self._on_handled
+
+        def handler(context: RequestContext, request: Q) -> R:
+            reply = handle(context, request, clock.mono_ms())
+            on_handled()
+            return reply
+
+        return handler
+
+    # -- AddPartitionsToTxn --------------------------------------------------------------------------------------
+
+    def add_partitions_of_broker(self, request: AddPartitionsToTxnRequest) -> Added:
+        """A request of this very broker, in the shape of version 5: for partitions that it leads."""
+        self._coordinator.runtime.advance(self._clock.mono_ms())
+        response = run_to_end(self._added(None, _FIRST_ADD_OF_BROKERS + 1, request.transactions))
+        self._on_handled()
+        return response
+
+    def _add_partitions(
+        self, context: RequestContext, request: AddPartitionsToTxnRequest, now_ms: int
+    ) -> Added | Steps[Added]:
+        self._coordinator.runtime.advance(now_ms)
+        version, transactions = context.api_version, request.transactions
+        if version < _FIRST_ADD_OF_BROKERS:
+            transactions = [
+                AddPartitionsToTxnTransaction(
+                    transactional_id=request.v3_and_below_transactional_id,
+                    producer_id=request.v3_and_below_producer_id,
+                    producer_epoch=request.v3_and_below_producer_epoch,
+                    topics=request.v3_and_below_topics,
+                )
+            ]
+        steps = self._added(context, version, transactions)
+        many = sum(len(topic.partitions) for each in transactions for topic in each.topics) > _STEP_ITEMS * 4
+        return self._in_steps(steps) if many else run_to_end(steps)
+
+    def _in_steps(self, steps: Steps[Added]) -> Steps[Added]:
+        added = yield from steps
+        self._on_handled()
+        return added
+
+    def _added(
+        self, caller: Caller | None, version: int, transactions: list[AddPartitionsToTxnTransaction]
+    ) -> Steps[Added]:
+        """The response, when the codes of all transactions are known."""
+        results: list[tuple[str, Wanted, ErrorCode | Codes | Pending[ErrorCode]]] = []
+        for transaction in transactions:
+            wanted: Wanted = {}
+            refused: dict[tuple[str, int], ErrorCode] = {}
+            yield from self._check(caller, version, transaction.topics, wanted, refused)
+            outcome: ErrorCode | Codes | Pending[ErrorCode]
+            if refused:
+                outcome = _codes_of(refused)
+            elif transaction.verify_only:
+                outcome = self._verified(transaction)
+            else:
+                partitions = {topic: frozenset(numbers) for topic, numbers in wanted.items() if numbers}
+                outcome = self._coordinator.add_partitions(
+                    transaction.transactional_id,
+                    transaction.producer_id,
+                    transaction.producer_epoch,
+                    partitions,
+                    VERSION_2 if version > _FIRST_ADD_OF_BROKERS else 0,
+                )
+            results.append((transaction.transactional_id, wanted, outcome))
+
+        def finish() -> AddPartitionsToTxnResponse:
+            return _add_response(
+                version, [(name, wanted, _settled(outcome, version)) for name, wanted, outcome in results]
+            )
+
+        return answer_after_all([outcome for _, _, outcome in results if isinstance(outcome, Pending)], finish)
+
+    def _check(
+        self,
+        caller: Caller | None,
+        version: int,
+        topics: list[AddPartitionsToTxnTopic],
+        wanted: Wanted,
+        refused: dict[tuple[str, int], ErrorCode],
+    ) -> Steps[None]:
+        """Fill in the partitions of a request, and the errors of those that may not be added."""
+        checked = 0
+        for topic in topics:
+            is_allowed = (
+                version >= _FIRST_ADD_OF_BROKERS
+                or caller is None
+                or (
+                    topic.name not in INTERNAL_TOPICS
+                    and caller.allows(AclOperation.WRITE, AclResourceType.TOPIC, topic.name)
+                )
+            )
+            numbers = wanted.setdefault(topic.name, {})
+            for number in topic.partitions:
+                numbers[number] = None
+                if not is_allowed:
+                    refused[topic.name, number] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                elif not self._has_partition(topic.name, number):
+                    refused[topic.name, number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                checked += 1
+                if checked % _STEP_ITEMS == 0:
+                    yield
+
+    def _verified(self, transaction: AddPartitionsToTxnTransaction) -> ErrorCode | Codes:
+        """Whether each partition is in the transaction, which is not changed."""
+        found = self._coordinator.verify_partitions(
+            transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
+        )
+        return found if isinstance(found, ErrorCode) else _codes_in(found)
+
+    # -- the other APIs ------------------------------------------------------------------------------------------
+
+    def _add_offsets(
+        self, context: RequestContext, request: AddOffsetsToTxnRequest, now_ms: int
+    ) -> AddOffsetsToTxnResponse | Pending[AddOffsetsToTxnResponse]:
+        """The partition of `__consumer_offsets` that holds the group's offsets becomes part of the transaction."""
+        self._coordinator.runtime.advance(now_ms)
+        count = self._group_partitions()
+        if count <= 0:
+            return AddOffsetsToTxnResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        partitions: Partitions = {OFFSETS_TOPIC: frozenset((coordinator_partition(request.group_id, count),))}
+        outcome = self._coordinator.add_partitions(
+            request.transactional_id, request.producer_id, request.producer_epoch, partitions, 0
+        )
+
+        def finish() -> AddOffsetsToTxnResponse:
+            code = _settled(outcome, context.api_version)
+            assert isinstance(code, ErrorCode)
+            return AddOffsetsToTxnResponse(error_code=int(code))
+
+        return answer_after_all([outcome] if isinstance(outcome, Pending) else [], finish)
+
+    def _describe(
+        self, context: RequestContext, request: DescribeTransactionsRequest, now_ms: int
+    ) -> DescribeTransactionsResponse:
+        self._coordinator.runtime.advance(now_ms)
+        return DescribeTransactionsResponse(
+            transaction_states=[self._described(context, each) for each in request.transactional_ids]
+        )
+
+    def _described(
+        self, context: RequestContext, transactional_id: str
+    ) -> DescribeTransactionsResponseTransactionState:
+        if not context.allows(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, transactional_id):
+            return DescribeTransactionsResponseTransactionState(
+                transactional_id=transactional_id, error_code=int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+            )
+        described = self._coordinator.describe(transactional_id)
+        described.topics = [
+            topic
+            for topic in described.topics
+            if context.allows(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.topic)
+        ]
+        return described
+
+    def _list(
+        self, context: RequestContext, request: ListTransactionsRequest
+    ) -> ListTransactionsResponse | Steps[ListTransactionsResponse | Encoded]:
+        """ListTransactions, in steps: a coordinator may have 100,000 ids."""
+        self._coordinator.runtime.advance(self._clock.mono_ms())
+        response = ListTransactionsResponse()
+        response.unknown_state_filters = [each for each in request.state_filters if each not in STATE_BY_LABEL]
+        try:
+            text = request.transactional_id_pattern
+            pattern = IdPattern(text) if text else None
+            every = self._coordinator.transactions()
+        except BadPattern:
+            return ListTransactionsResponse(error_code=int(ErrorCode.INVALID_REGULAR_EXPRESSION))
+        except ApiError as error:
+            return ListTransactionsResponse(error_code=int(error.code))
+        return self._listed(context, request, response, pattern, every)
+
+    def _listed(
+        self,
+        context: RequestContext,
+        request: ListTransactionsRequest,
+        response: ListTransactionsResponse,
+        pattern: IdPattern | None,
+        every: Iterable[tuple[str, TransactionMetadata]],
+    ) -> Steps[ListTransactionsResponse | Encoded]:
+        states = {STATE_BY_LABEL.get(each) for each in request.state_filters}
+        producer_ids = set(request.producer_id_filters)
+        duration_ms, now_ms = request.duration_filter, self._coordinator.runtime.wall_ms()
+        for count, (transactional_id, metadata) in enumerate(every, 1):
+            if count % _STEP_ITEMS == 0:
+                yield
+            if (
+                (states and metadata.state not in states)
+                or (producer_ids and metadata.producer_id not in producer_ids)
+                or (duration_ms >= 0 and now_ms - metadata.start_ms <= duration_ms)
+                or not context.allows(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, transactional_id)
+                or (pattern is not None and not (yield from pattern.matches(transactional_id)))
+            ):
+                continue
+            response.transaction_states.append(
+                ListTransactionsResponseTransactionState(
+                    transactional_id=transactional_id,
+                    producer_id=metadata.producer_id,
+                    transaction_state=metadata.state.label,
+                )
+            )
+        if len(response.transaction_states) <= _STEP_ITEMS:
+            return response
+        return Encoded(
+            (yield from encode_response_in_steps(context.header.correlation_id, response, context.api_version))
+        )
+
+
+def _codes_of(refused: dict[tuple[str, int], ErrorCode]) -> Codes:
+    """The errors of refused partitions; the others are not attempted."""
+    return lambda topic, number: refused.get((topic, number), ErrorCode.OPERATION_NOT_ATTEMPTED)
+
+
+def _codes_in(metadata: TransactionMetadata) -> Codes:
+    """Records of partitions that are not in the transaction are refused, and their producer aborts."""
+    return lambda topic, number: ErrorCode.NONE if metadata.holds(topic, number) else ErrorCode.TRANSACTION_ABORTABLE
+
+
+def _settled(outcome: ErrorCode | Codes | Pending[ErrorCode], version: int) -> ErrorCode | Codes:
+    """What is known of a transaction in the end. Older clients do not have PRODUCER_FENCED."""
+    if isinstance(outcome, Pending):
+        outcome = outcome.value if outcome.value is not None else ErrorCode.UNKNOWN_SERVER_ERROR
+    if outcome is ErrorCode.PRODUCER_FENCED and version < _FIRST_ADD_THAT_FENCES:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return outcome
+
+
+def _add_response(version: int, results: list[tuple[str, Wanted, ErrorCode | Codes]]) -> AddPartitionsToTxnResponse:
+    response = AddPartitionsToTxnResponse()
+    for transactional_id, wanted, codes in results:
+        topics = [
+            AddPartitionsToTxnTopicResult(
+                name=topic,
+                results_by_partition=[
+                    AddPartitionsToTxnPartitionResult(
+                        partition_index=number,
+                        partition_error_code=int(codes if isinstance(codes, ErrorCode) else codes(topic, number)),
+                    )
+                    for number in numbers
+                ],
+            )
+            for topic, numbers in wanted.items()
+        ]
+        if version < _FIRST_ADD_OF_BROKERS:
+            response.results_by_topic_v3_and_below = topics
+        else:
+            response.results_by_transaction.append(
+                AddPartitionsToTxnResult(transactional_id=transactional_id, topic_results=topics)
+            )
+    return response
+
+
+# Who may send each API.
+
+
+def _may_write(caller: Caller, transactional_id: str) -> ApiError | None:
+    if caller.allows(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id):
+        return None
+    return ApiError(
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        f"{caller.principal} may not WRITE the transactional id {transactional_id}.",
+    )
+
+
+def _may_init(caller: Caller, request: InitProducerIdRequest) -> ApiError | None:
+    """A transactional producer must be allowed to write under its id, and to prepare where it uses two-phase commit; an
+    idempotent one to write to any topic (KIP-679)."""
+    transactional_id = request.transactional_id
+    if transactional_id is None:
+        if caller.allows_on_any(AclOperation.WRITE, AclResourceType.TOPIC):
+            return None
+        return caller.refusal_on_cluster(AclOperation.IDEMPOTENT_WRITE)
+    refusal = _may_write(caller, transactional_id)
+    if refusal is None and request.enable2_pc:
+        operation = AclOperation.TWO_PHASE_COMMIT
+        if not caller.allows(operation, AclResourceType.TRANSACTIONAL_ID, transactional_id):
+            return ApiError(
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                f"{caller.principal} may not {operation.name} the transactional id {transactional_id}.",
+            )
+    return refusal
+
+
+def _may_add(caller: Caller, request: AddPartitionsToTxnRequest) -> ApiError | None:
+    """A broker adds partitions for clients that it has authorized; a client needs its transactional id."""
+    if caller.api_version >= _FIRST_ADD_OF_BROKERS:
+        return caller.refusal_on_cluster(AclOperation.CLUSTER_ACTION)
+    return _may_write(caller, request.v3_and_below_transactional_id)
+
+
+def _may_add_offsets(caller: Caller, request: AddOffsetsToTxnRequest) -> ApiError | None:
+    refusal = _may_write(caller, request.transactional_id)
+    if refusal is None and not caller.allows(AclOperation.READ, AclResourceType.GROUP, request.group_id):
+        return ApiError(
+            ErrorCode.GROUP_AUTHORIZATION_FAILED, f"{caller.principal} may not READ the group {request.group_id}."
+        )
+    return refusal
+
+
+def _may_end(caller: Caller, request: EndTxnRequest) -> ApiError | None:
+    return _may_write(caller, request.transactional_id)
+
+
+# How each API reports that the whole request failed.
+
+
+def init_producer_id_failed(request: InitProducerIdRequest, version: int, error: ApiError) -> InitProducerIdResponse:
+    """The error on top."""
+    return InitProducerIdResponse(error_code=error.code, producer_epoch=-1)
+
+
+def add_partitions_to_txn_failed(
+    request: AddPartitionsToTxnRequest, version: int, error: ApiError
+) -> AddPartitionsToTxnResponse:
+    """The error on top from version 4 on, of every partition before."""
+    if version >= _FIRST_ADD_OF_BROKERS:
+        return AddPartitionsToTxnResponse(error_code=error.code)
+    wanted: Wanted = {topic.name: dict.fromkeys(topic.partitions) for topic in request.v3_and_below_topics}
+    return _add_response(version, [("", wanted, error.code)])
+
+
+def add_offsets_to_txn_failed(
+    request: AddOffsetsToTxnRequest, version: int, error: ApiError
+) -> AddOffsetsToTxnResponse:
+    """The error on top."""
+    return AddOffsetsToTxnResponse(error_code=error.code)
+
+
+def end_txn_failed(request: EndTxnRequest, version: int, error: ApiError) -> EndTxnResponse:
+    """The error on top."""
+    return EndTxnResponse(error_code=error.code)
+
+
+def describe_transactions_failed(
+    request: DescribeTransactionsRequest, version: int, error: ApiError
+) -> DescribeTransactionsResponse:
+    """The error of every transactional id."""
+    return DescribeTransactionsResponse(
+        transaction_states=[
+            DescribeTransactionsResponseTransactionState(transactional_id=each, error_code=error.code)
+            for each in request.transactional_ids
+        ]
+    )
+
+
+def list_transactions_failed(
+    request: ListTransactionsRequest, version: int, error: ApiError
+) -> ListTransactionsResponse:
+    """The error on top."""
+    return ListTransactionsResponse(error_code=error.code)

@@ -1,0 +1,107 @@
+"""Sends the transaction markers of this broker's coordinator: carries `MarkerQueues` out.
+
+Requests go to the brokers that lead the partitions; those for partitions of this broker are handled by a call. All that
+is queued in one turn of the event loop leaves together, in the next turn: a coordinator queues markers while its log
+reports a commit, and sending would call that log back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kalda.base.clock import Clock
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.base.scheduling import Timer, Timers
+from kalda.coordinator.transactions.markers import Completion, MarkerQueues
+from kalda.protocol.messages.transactions import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+
+log = logging.getLogger("kalda.coordinator")
+
+
+class TransactionMarkers:
+    """The `Markers` of this broker's transaction coordinator."""
+
+    def __init__(
+        self,
+        node_id: int,
+        leader_of: Callable[[str, int], int | None],
+        send: Callable[[int, WriteTxnMarkersRequest], Pending[Any]],
+        write_here: Callable[[WriteTxnMarkersRequest], WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]],
+        clock: Clock,
+        timers: Timers,
+    ) -> None:
+        """`leader_of` is that of `MarkerQueues`. `send(broker, request)` settles with the response of another broker,
+        `write_here(request)` with this one's."""
+        self._node_id = node_id
+        self._send = send
+        self._write_here = write_here
+        self._clock = clock
+        self._timers = timers
+        self._queues = MarkerQueues(leader_of, self._pump_soon)
+        self._timer: Timer | None = None
+        """For the next call of `_pump`; None while nothing is queued."""
+        self._timer_at_ms = 0
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """Transactions whose markers are not all written."""
+        return self._queues.size
+
+    def add(self, completion: Completion, now_ms: int) -> None:
+        """Write the markers of a transaction, then call its `on_written`."""
+        self._queues.add(completion, now_ms)
+
+    def drop_shard(self, shard: int) -> None:
+        """Write no more markers of the shard's transactions."""
+        self._queues.drop_shard(shard)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _pump_soon(self) -> None:
+        self._arm(self._clock.mono_ms())
+
+    def _arm(self, at_ms: int) -> None:
+        if self._closed or (self._timer is not None and self._timer_at_ms <= at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_ms = at_ms
+        self._timer = self._timers.call_later_ms(max(0, at_ms - self._clock.mono_ms()), self._pump)
+
+    def _pump(self) -> None:
+        self._timer = None
+        for broker_id, request in self._queues.requests(self._clock.mono_ms()):
+            if broker_id == self._node_id:
+                try:
+                    reply = self._write_here(request)
+                except ApiError as error:
+                    self._answered(broker_id, None, error)
+                    continue
+            else:
+                reply = self._send(broker_id, request)
+            if isinstance(reply, Pending):
+                reply.then(partial(self._answered, broker_id))
+            else:
+                self._answered(broker_id, reply, None)
+        deadline_ms = self._queues.next_deadline_ms()
+        if deadline_ms is not None:
+            self._arm(deadline_ms)
+
+    def _answered(self, broker_id: int, response: WriteTxnMarkersResponse | None, error: ApiError | None) -> None:
+        if self._closed:
+            return
+        now_ms = self._clock.mono_ms()
+        if response is None:
+            self._queues.on_failure(broker_id, error or ApiError(ErrorCode.UNKNOWN_SERVER_ERROR), now_ms)
+        else:
+            self._queues.on_response(broker_id, response, now_ms)

@@ -1,0 +1,19 @@
+"""Transaction coordination: which producer owns a transactional id, and how its transactions end, kept in
+`__transaction_state`.
+
+A transaction ends in two steps. Its outcome is written as a prepared state; that is the decision, which whoever leads
+the partition from then on carries out. Then a marker goes to each partition of the transaction, and when all are
+written the transaction is complete. Requests come decoded, with the time; answers that must wait are `Pending`. Which
+broker leads a partition is looked up through a function; authorization is done before.
+
+- `transaction_coordinator.py`: every request, on the shard of its transactional id
+- `shard.py`: one partition: replay, completion, timeouts, expiry
+- `states.py`: the states, and which may follow which
+- `metadata.py`: what is stored of an id, and its transitions
+- `initializing.py`: InitProducerId: which epoch a producer begins with
+- `ending.py`: EndTxn: whether a transaction may end
+- `markers.py`: the queues of markers that are to be written
+- `pattern.py`: patterns of ListTransactions, matched in linear time
+- `records.py`: the log's records and their bytes
+- `config.py`: broker configs
+"""

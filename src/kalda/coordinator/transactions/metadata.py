@@ -1,0 +1,184 @@
+"""What is stored of one transactional id, and its transitions.
+
+A `TransactionMetadata` is a value. A transition makes the next value and checks that the new state may follow the old
+one; a transition that may not is a fault of this program, and an assertion. Whether a client may demand a transition is
+decided before, by `initializing`, `adding` and `ending`.
+
+Invariants: `partitions` is empty in the states Empty, CompleteCommit and CompleteAbort. `producer_epoch` is below
+`MAX_EPOCH` unless the state is a prepared one, or an abort that fenced the last usable epoch; so there is always an
+epoch left by which a producer can be fenced. `next_producer_id` is set only in prepared states of version 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from kalda.coordinator.transactions.states import VALID_PREVIOUS, TransactionState
+
+NO_PRODUCER_ID = -1
+NO_EPOCH = -1
+NO_TIME = -1
+MAX_EPOCH = (1 << 15) - 1
+NO_TIMEOUT_MS = (1 << 31) - 1
+"""The timeout of a transaction with two-phase commit: it never times out."""
+VERSION_1 = 1
+"""From this transaction.version on, records are flexible (value version 1)."""
+VERSION_2 = 2
+"""From this version on, the epoch is bumped at the end of each transaction (KIP-890)."""
+
+Partitions = Mapping[str, frozenset[int]]
+NO_PARTITIONS: Partitions = MappingProxyType({})
+"""Shared by all transactions without partitions."""
+
+
+def is_epoch_exhausted(epoch: int) -> bool:
+    """Whether no client may get a higher epoch of the same producer id. `MAX_EPOCH` is kept for fencing."""
+    return epoch >= MAX_EPOCH - 1
+
+
+class TransactionMetadata(NamedTuple):
+    """The state of a transactional id. Never modified."""
+
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    state: TransactionState = TransactionState.EMPTY
+    partitions: Partitions = NO_PARTITIONS
+    """Partition numbers by topic: where the transaction has, or may have, records."""
+    start_ms: int = NO_TIME
+    """When the first partition was added."""
+    last_update_ms: int = NO_TIME
+    previous_producer_id: int = NO_PRODUCER_ID
+    """The producer id before the latest transition; another one than `producer_id` only after a rotation."""
+    next_producer_id: int = NO_PRODUCER_ID
+    """The id that the producer continues with when the transaction is complete, because epochs are exhausted."""
+    last_epoch: int = NO_EPOCH
+    """The epoch before the latest bump, where its producer may retry the request that bumped it. Not in records: after
+    a load it is `NO_EPOCH`, and such a retry is fenced."""
+    client_version: int = 0
+    """The transaction.version that the latest transition was made with."""
+
+    @property
+    def is_epoch_exhausted(self) -> bool:
+        return is_epoch_exhausted(self.producer_epoch)
+
+    @property
+    def bumps_epochs(self) -> bool:
+        return self.client_version >= VERSION_2
+
+    def holds(self, topic: str, partition: int) -> bool:
+        """Whether the partition is in the transaction."""
+        return partition in self.partitions.get(topic, ())
+
+    def holds_all(self, partitions: Partitions) -> bool:
+        """Whether all of them are in the transaction."""
+        mine = self.partitions
+        return all(topic in mine and added <= mine[topic] for topic, added in partitions.items())
+
+    def has_timed_out(self, now_ms: int) -> bool:
+        """Whether the transaction is open for longer than its timeout."""
+        return (
+            self.state is TransactionState.ONGOING
+            and self.timeout_ms != NO_TIMEOUT_MS
+            and self.start_ms + self.timeout_ms < now_ms
+        )
+
+    # -- transitions ---------------------------------------------------------------------------------------------
+
+    def initialized(self, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
+        """The producer begins, or continues after an error, with `epoch` of the same producer id."""
+        assert epoch in (self.producer_epoch, self.producer_epoch + 1), "an epoch is bumped by one"
+        return self._emptied(self.producer_id, epoch, last_epoch, timeout_ms, now_ms)
+
+    def rotated(self, producer_id: int, last_epoch: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
+        """The producer begins with epoch 0 of a new producer id: the epochs of the former one are exhausted."""
+        return self._emptied(producer_id, 0, last_epoch, timeout_ms, now_ms)
+
+    def _emptied(
+        self, producer_id: int, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int
+    ) -> TransactionMetadata:
+        return self._to(
+            TransactionState.EMPTY,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            last_epoch=last_epoch,
+            timeout_ms=timeout_ms,
+            partitions=NO_PARTITIONS,
+            start_ms=NO_TIME,
+            last_update_ms=now_ms,
+        )
+
+    def with_partitions(self, added: Partitions, client_version: int, now_ms: int) -> TransactionMetadata:
+        """Partitions are added; the first ones begin the transaction."""
+        begins = self.state is not TransactionState.ONGOING
+        merged = dict(self.partitions)
+        for topic, partitions in added.items():
+            mine = merged.get(topic)
+            merged[topic] = partitions if mine is None else mine | partitions
+        return self._to(
+            TransactionState.ONGOING,
+            partitions=merged,
+            start_ms=now_ms if begins else self.start_ms,
+            last_update_ms=now_ms,
+            client_version=client_version,
+        )
+
+    def fenced(self) -> TransactionMetadata:
+        """The coordinator ends an open transaction in place of its producer; an abort follows at once."""
+        return self._to(TransactionState.PREPARE_EPOCH_FENCE)
+
+    def prepared(
+        self, *, committed: bool, client_version: int, next_producer_id: int, now_ms: int
+    ) -> TransactionMetadata:
+        """The outcome is decided. In version 2 the epoch is bumped, which fences the producer's late records."""
+        is_fence = self.state is TransactionState.PREPARE_EPOCH_FENCE
+        bump = client_version >= VERSION_2 or is_fence
+        if client_version >= VERSION_2:
+            last_epoch = self.producer_epoch
+        else:
+            last_epoch = NO_EPOCH if is_fence else self.last_epoch
+        begins = not self.partitions and self.state not in (
+            TransactionState.ONGOING,
+            TransactionState.PREPARE_EPOCH_FENCE,
+        )
+        assert self.producer_epoch + bump <= MAX_EPOCH, f"the epoch {self.producer_epoch} cannot be bumped"
+        return self._to(
+            TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
+            producer_epoch=self.producer_epoch + bump,
+            last_epoch=last_epoch,
+            start_ms=now_ms if begins else self.start_ms,
+            last_update_ms=now_ms,
+            next_producer_id=next_producer_id,
+            client_version=client_version,
+        )
+
+    def completed(self, now_ms: int) -> TransactionMetadata:
+        """All markers are written. Where a new producer id was handed to the client, it takes the place of the old."""
+        is_commit = self.state is TransactionState.PREPARE_COMMIT
+        rotates = self.bumps_epochs and self.next_producer_id != NO_PRODUCER_ID
+        return self._to(
+            TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT,
+            producer_id=self.next_producer_id if rotates else self.producer_id,
+            producer_epoch=0 if rotates else self.producer_epoch,
+            next_producer_id=NO_PRODUCER_ID,
+            partitions=NO_PARTITIONS,
+            last_update_ms=now_ms,
+        )
+
+    def dead(self) -> TransactionMetadata:
+        """The id expires."""
+        return self._to(TransactionState.DEAD)
+
+    def _to(self, state: TransactionState, **changes: Any) -> TransactionMetadata:
+        assert self.state in VALID_PREVIOUS[state], f"{state.label} does not follow {self.state.label}"
+        return self._replace(state=state, previous_producer_id=self.producer_id, **changes)
+
+
+def grouped(partitions: Iterable[tuple[str, int]]) -> Partitions:
+    """Partitions by topic, in the order in which the topics are first named."""
+    topics: dict[str, set[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, set()).add(partition)
+    return {topic: frozenset(numbers) for topic, numbers in topics.items()}

@@ -1,0 +1,426 @@
+"""The transaction coordinator: requests in, by transactional id to the shard of its partition, answers out.
+
+Each method takes a decoded request and gives the response, or a `Pending` of it. Errors are in the response, in the
+place where each API has them; none is raised. Older clients get INVALID_PRODUCER_EPOCH for PRODUCER_FENCED, which they
+do not have.
+
+The coordinator has no clock. Every call brings `now_ms`; after it the runtime's `next_deadline_ms` may be earlier.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Protocol, TypeVar
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.base.topic_names import TRANSACTIONS_TOPIC
+from kalda.coordinator.answers import answer_after
+from kalda.coordinator.errors import write_error
+from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
+from kalda.coordinator.timers import TimerTask
+from kalda.coordinator.transactions.config import TransactionConfig
+from kalda.coordinator.transactions.ending import refuse_end
+from kalda.coordinator.transactions.initializing import Bump, Expected, Fence, Rotate, decide_init
+from kalda.coordinator.transactions.metadata import (
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIMEOUT_MS,
+    VERSION_2,
+    Partitions,
+    TransactionMetadata,
+)
+from kalda.coordinator.transactions.records import TransactionRecord
+from kalda.coordinator.transactions.shard import Markers, TransactionShard
+from kalda.coordinator.transactions.states import TransactionState
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.transactions import (
+    DescribeTransactionsResponseTopicData,
+    DescribeTransactionsResponseTransactionState,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+_FIRST_INIT_THAT_FENCES = 4
+_FIRST_END_THAT_FENCES = 2
+_FIRST_END_OF_VERSION_2 = 5
+_MAX_COMPLETION_WAIT_MS = 100
+"""For so long a request waits for the markers of the transaction before; then its client tries again."""
+_MAX_WAITING = 10
+"""Requests that wait for the markers of one transaction."""
+
+
+class ProducerIdSource(Protocol):
+    """Gives out producer ids that nobody has had."""
+
+    def take(self) -> int | Pending[int]:
+        """A producer id, or a pending one. Raises `ApiError`, or fails with one."""
+        ...
+
+
+class TransactionCoordinator:
+    """One broker's transaction coordinator: requests on the shards of its runtime."""
+
+    def __init__(
+        self,
+        config: TransactionConfig,
+        log: CoordinatorLog,
+        markers: Markers,
+        producer_ids: ProducerIdSource,
+        transaction_version: Callable[[], int],
+        partition_count: Callable[[], int],
+        wall_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """`transaction_version` is the finalized level of the feature, `partition_count` that of `__transaction_state`,
+        0 while there is none. Timers go by the `now_ms` of each call; timestamps that are stored by `wall_ms`, or by
+        `now_ms` too where it is None."""
+        self.config = config
+        self.rearm: Callable[[], None] = lambda: None
+        """Called when the runtime's next deadline may be earlier, outside of a request."""
+        self.transaction_version = transaction_version
+        self._producer_ids = producer_ids
+
+        def make_shard(
+            partition: CoordinatorPartition[TransactionRecord], runtime: CoordinatorRuntime[TransactionShard]
+        ) -> TransactionShard:
+            return TransactionShard(
+                partition, config, runtime.timers, runtime, markers, transaction_version, lambda: self.rearm()
+            )
+
+        self.runtime: CoordinatorRuntime[TransactionShard] = CoordinatorRuntime(
+            TRANSACTIONS_TOPIC, make_shard, log, partition_count, config.write_timeout_ms, wall_ms
+        )
+        """Loads the shards, runs their timers, bounds their writes; what drives this coordinator drives the runtime."""
+
+    # -- producer ids --------------------------------------------------------------------------------------------
+
+    def init_producer_id(
+        self, caller: Caller, request: InitProducerIdRequest, now_ms: int
+    ) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
+        """InitProducerId: a producer id and an epoch, which fences all earlier instances of a transactional id. Without
+        a transactional id: a new producer id at epoch 0, also for an idempotent producer that has one (KIP-360)."""
+        self.runtime.advance(now_ms)
+        version = caller.api_version
+        if (request.producer_id == NO_PRODUCER_ID) != (request.producer_epoch == NO_EPOCH):
+            return _init_failed(ErrorCode.INVALID_REQUEST, version)
+        if request.transactional_id is None:
+            return self._with_producer_id(
+                lambda producer_id: InitProducerIdResponse(producer_id=producer_id, producer_epoch=0),
+                lambda code: _init_failed(code, version),
+            )
+        code = self._refuse_init(request)
+        if code is not None:
+            return _init_failed(code, version)
+        return self._init(request, version, None)
+
+    def _refuse_init(self, request: InitProducerIdRequest) -> ErrorCode | None:
+        """What is wrong with the request itself."""
+        if not request.transactional_id:
+            return ErrorCode.INVALID_REQUEST
+        if request.enable2_pc and not self.config.two_phase_commit:
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        if request.keep_prepared_txn:
+            return ErrorCode.UNSUPPORTED_VERSION
+        timeout_ms = request.transaction_timeout_ms
+        is_valid = timeout_ms == 0 if request.enable2_pc else 0 < timeout_ms <= self.config.max_timeout_ms
+        return None if is_valid else ErrorCode.INVALID_TRANSACTION_TIMEOUT
+
+    def _init(
+        self, request: InitProducerIdRequest, version: int, new_id: int | None
+    ) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
+        """`new_id` is a producer id for the case that one is needed; this is called again with one otherwise."""
+        transactional_id = request.transactional_id
+        assert transactional_id is not None
+        timeout_ms = NO_TIMEOUT_MS if request.enable2_pc else request.transaction_timeout_ms
+
+        def again(producer_id: int) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
+            return self._init(request, version, producer_id)
+
+        def failed(code: ErrorCode) -> InitProducerIdResponse:
+            return _init_failed(code, version)
+
+        try:
+            shard = self._shard_of(transactional_id)
+        except ApiError as error:
+            return failed(error.code)
+        if transactional_id in shard.pending:
+            return failed(ErrorCode.CONCURRENT_TRANSACTIONS)
+        wall_ms = self.runtime.wall_ms()
+        metadata = shard.transactions.get(transactional_id)
+        if metadata is None:
+            if new_id is None:
+                return self._with_producer_id(again, failed)
+            metadata = TransactionMetadata(new_id, NO_EPOCH, timeout_ms)
+        expected = None
+        if request.producer_id != NO_PRODUCER_ID:
+            expected = Expected(request.producer_id, request.producer_epoch)
+        match decide_init(metadata, expected):
+            case ErrorCode() as code:
+                return failed(code)
+            case Fence():
+                log.info("%s: its open transaction is aborted, because a producer begins anew", transactional_id)
+                return answer_after(
+                    self.runtime.in_time(shard.fence(transactional_id, metadata)),
+                    lambda error: failed(
+                        ErrorCode.CONCURRENT_TRANSACTIONS if error is None else write_error(error.code)
+                    ),
+                )
+            case Rotate(last_epoch):
+                if new_id is None:
+                    return self._with_producer_id(again, failed)
+                begun = metadata.rotated(new_id, last_epoch, timeout_ms, wall_ms)
+            case Bump(epoch, last_epoch):
+                begun = metadata.initialized(epoch, last_epoch, timeout_ms, wall_ms)
+        log.debug("%s: producer id %d, epoch %d", transactional_id, begun.producer_id, begun.producer_epoch)
+        return answer_after(
+            self.runtime.in_time(shard.write(transactional_id, begun)),
+            lambda error: (
+                InitProducerIdResponse(producer_id=begun.producer_id, producer_epoch=begun.producer_epoch)
+                if error is None
+                else failed(write_error(error.code))
+            ),
+        )
+
+    def _with_producer_id(
+        self, then: Callable[[int], R | Pending[R]], failed: Callable[[ErrorCode], R]
+    ) -> R | Pending[R]:
+        """`then(producer_id)` with a new one, at once or later."""
+        try:
+            taken = self._producer_ids.take()
+        except ApiError as error:
+            return failed(error.code)
+        if not isinstance(taken, Pending):
+            return then(taken)
+        answer: Pending[R] = Pending()
+
+        def settled(producer_id: int | None, error: ApiError | None) -> None:
+            if producer_id is None:
+                answer.complete(failed(ErrorCode.UNKNOWN_SERVER_ERROR if error is None else error.code))
+                return
+            result = then(producer_id)
+            if isinstance(result, Pending):
+                result.then(answer.settle)
+            else:
+                answer.complete(result)
+            self.rearm()
+
+        taken.then(settled)
+        return answer
+
+    # -- partitions ----------------------------------------------------------------------------------------------
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Partitions,
+        client_version: int,
+        *,
+        may_wait: bool = True,
+    ) -> ErrorCode | Pending[ErrorCode]:
+        """Add partitions to the transaction, which begins with the first one. NONE when that is committed; at once
+        where all of them are in it.
+
+        Where the markers of the transaction before are being written, the request waits for them, for a short time.
+        Apache Kafka answers with CONCURRENT_TRANSACTIONS at once, and the client comes again after a pause."""
+        if not transactional_id:
+            return ErrorCode.INVALID_REQUEST
+        try:
+            shard = self._shard_of(transactional_id)
+        except ApiError as error:
+            return error.code
+        if transactional_id in shard.pending:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        metadata = shard.transactions.get(transactional_id)
+        if metadata is None:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        # The answer to EndTxn has given the client its new id, which is current when the transaction is complete.
+        is_next = epoch == 0 and metadata.next_producer_id == producer_id != NO_PRODUCER_ID
+        if metadata.producer_id != producer_id and not is_next:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        if metadata.producer_epoch != epoch and not is_next:
+            return ErrorCode.PRODUCER_FENCED
+        if metadata.state.is_prepared:
+            waiting = shard.on_completed.get(transactional_id, ())
+            if not may_wait or transactional_id not in shard.completing or len(waiting) >= _MAX_WAITING:
+                return ErrorCode.CONCURRENT_TRANSACTIONS
+            return self._when_completed(
+                shard,
+                transactional_id,
+                lambda: self.add_partitions(
+                    transactional_id, producer_id, epoch, partitions, client_version, may_wait=False
+                ),
+            )
+        if metadata.state is TransactionState.ONGOING and metadata.holds_all(partitions):
+            return ErrorCode.NONE
+        added = metadata.with_partitions(partitions, client_version, self.runtime.wall_ms())
+        return answer_after(
+            self.runtime.in_time(shard.write(transactional_id, added)),
+            lambda error: ErrorCode.NONE if error is None else write_error(error.code),
+        )
+
+    def verify_partitions(self, transactional_id: str, producer_id: int, epoch: int) -> TransactionMetadata | ErrorCode:
+        """The open transaction of this producer, as it is committed; or why it has none to which records may be
+        written."""
+        if not transactional_id:
+            return ErrorCode.INVALID_REQUEST
+        try:
+            metadata = self._shard_of(transactional_id).committed(transactional_id)
+        except ApiError as error:
+            return error.code
+        if metadata is None or metadata.producer_id != producer_id:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        if metadata.producer_epoch != epoch:
+            return ErrorCode.PRODUCER_FENCED
+        if metadata.state.is_prepared:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        return metadata
+
+    def _when_completed(
+        self, shard: TransactionShard, transactional_id: str, handle: Callable[[], R | Pending[R]]
+    ) -> Pending[R]:
+        """`handle()` when the transaction is complete, or when the wait has lasted too long."""
+        answer: Pending[R] = Pending()
+        timer = TimerTask(lambda _: resume())
+
+        def resume() -> None:
+            self.runtime.timers.disarm(timer)
+            if answer.done or is_resumed[0]:
+                return
+            is_resumed[0] = True
+            result = handle()
+            if isinstance(result, Pending):
+                result.then(answer.settle)
+            else:
+                answer.complete(result)
+            self.rearm()
+
+        is_resumed = [False]
+        shard.on_completed.setdefault(transactional_id, []).append(resume)
+        self.runtime.timers.arm(timer, self.runtime.now_ms() + _MAX_COMPLETION_WAIT_MS)
+        return answer
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def end_txn(self, caller: Caller, request: EndTxnRequest, now_ms: int) -> EndTxnResponse | Pending[EndTxnResponse]:
+        """EndTxn: answered when the outcome is committed; the markers follow."""
+        self.runtime.advance(now_ms)
+        client_version = VERSION_2 if caller.api_version >= _FIRST_END_OF_VERSION_2 else 0
+        return self._end(request, caller.api_version, client_version, None)
+
+    def _end(
+        self, request: EndTxnRequest, version: int, client_version: int, new_id: int | None
+    ) -> EndTxnResponse | Pending[EndTxnResponse]:
+        """`new_id` as in `_init`."""
+        transactional_id = request.transactional_id
+
+        def failed(code: ErrorCode) -> EndTxnResponse:
+            if code is ErrorCode.PRODUCER_FENCED and version < _FIRST_END_THAT_FENCES:
+                code = ErrorCode.INVALID_PRODUCER_EPOCH
+            return EndTxnResponse(error_code=int(code))
+
+        if not transactional_id:
+            return failed(ErrorCode.INVALID_REQUEST)
+        try:
+            shard = self._shard_of(transactional_id)
+        except ApiError as error:
+            return failed(error.code)
+        metadata = shard.transactions.get(transactional_id)
+        if transactional_id in shard.pending:
+            return failed(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if metadata is None:
+            return failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        committed, is_version_2 = request.committed, client_version >= VERSION_2
+        refusal = refuse_end(metadata, request.producer_id, request.producer_epoch, client_version, committed=committed)
+        if refusal is ErrorCode.NONE:
+            return _ended(metadata) if is_version_2 else EndTxnResponse()
+        if refusal is not None:
+            if refusal is ErrorCode.INVALID_TXN_STATE:
+                outcome = "commit" if committed else "abort"
+                log.warning(
+                    "%s: a producer demands its %s in state %s", transactional_id, outcome, metadata.state.label
+                )
+            return failed(refusal)
+        needs_id = is_version_2 and metadata.is_epoch_exhausted
+        if needs_id and new_id is None:
+            return self._with_producer_id(lambda got: self._end(request, version, client_version, got), failed)
+        prepared = metadata.prepared(
+            committed=committed,
+            client_version=client_version,
+            next_producer_id=new_id if needs_id and new_id is not None else NO_PRODUCER_ID,
+            now_ms=self.runtime.wall_ms(),
+        )
+        return answer_after(
+            self.runtime.in_time(shard.prepare(transactional_id, prepared)),
+            lambda error: (
+                failed(write_error(error.code))
+                if error is not None
+                else _ended(prepared)
+                if is_version_2
+                else EndTxnResponse()
+            ),
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def describe(self, transactional_id: str) -> DescribeTransactionsResponseTransactionState:
+        """One id of DescribeTransactions. While markers are being written, it shows the partitions that lack theirs."""
+        described = DescribeTransactionsResponseTransactionState(transactional_id=transactional_id)
+        try:
+            if not transactional_id:
+                raise ApiError(ErrorCode.INVALID_REQUEST)
+            shard = self._shard_of(transactional_id)
+            metadata = shard.committed(transactional_id)
+            if metadata is None:
+                raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+        except ApiError as error:
+            described.error_code = int(error.code)
+            return described
+        completion = shard.completing.get(transactional_id)
+        partitions = metadata.partitions if completion is None else completion.remaining
+        described.transaction_state = metadata.state.label
+        described.transaction_timeout_ms = metadata.timeout_ms
+        described.transaction_start_time_ms = metadata.start_ms
+        described.producer_id = metadata.producer_id
+        described.producer_epoch = metadata.producer_epoch
+        described.topics = [
+            DescribeTransactionsResponseTopicData(topic=topic, partitions=sorted(numbers))
+            for topic, numbers in partitions.items()
+        ]
+        return described
+
+    def transactions(self) -> Iterator[tuple[str, TransactionMetadata]]:
+        """Every id that this node coordinates, as it is committed. Raises COORDINATOR_LOAD_IN_PROGRESS."""
+        if self.runtime.is_loading:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        shards = list(self.runtime.active_shards())
+        return chain.from_iterable(
+            list(shard.transactions.items(shard.partition.committed_epoch())) for shard in shards
+        )
+
+    # -- shards --------------------------------------------------------------------------------------------------
+
+    def _shard_of(self, transactional_id: str) -> TransactionShard:
+        return self.runtime.shard_for(transactional_id)
+
+
+def _init_failed(code: ErrorCode, version: int) -> InitProducerIdResponse:
+    if code is ErrorCode.PRODUCER_FENCED and version < _FIRST_INIT_THAT_FENCES:
+        code = ErrorCode.INVALID_PRODUCER_EPOCH
+    return InitProducerIdResponse(error_code=int(code), producer_epoch=NO_EPOCH)
+
+
+def _ended(metadata: TransactionMetadata) -> EndTxnResponse:
+    """With the producer id and epoch of the next transaction, by version 2."""
+    if metadata.next_producer_id != NO_PRODUCER_ID:
+        return EndTxnResponse(producer_id=metadata.next_producer_id, producer_epoch=0)
+    return EndTxnResponse(producer_id=metadata.producer_id, producer_epoch=metadata.producer_epoch)
