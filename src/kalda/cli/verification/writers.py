@@ -6,6 +6,7 @@ kills the process, the history has what may be in the log.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -71,7 +72,7 @@ class Ledger:
         self.producer.begin()
         try:
             for append in transaction.appends:
-                record: NewRecord = (self._now_us() // 1_000, None, append.value.encode(), ())
+                record: NewRecord = (time.time_ns() // 1_000_000, None, append.value.encode(), ())
                 self.producer.send(*append.partition, [record])
             transaction = replace(transaction, appends=with_offsets(transaction.appends, self.producer.flush()))
             send()
