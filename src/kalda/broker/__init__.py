@@ -17,6 +17,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `steps.py`: long work in steps, one in each turn of the loop
 - `large_requests.py`: requests that name very many things: decoded, handled and encoded in steps
 - `watchdog.py`: how late the event loop is, and after which request
+- `metrics_listener.py`: the HTTP listener for metrics and the use of quotas
+- `node_gauges.py`: gauges of a node, its controller and its quorum
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers
