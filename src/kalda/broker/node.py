@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from kalda.broker.broker_side import BrokerSide
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.controller_registration import ControllerRegistrationManager
+    from kalda.broker.metrics_listener import MetricsListener
     from kalda.broker.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.log_manager import LogManager
@@ -121,6 +122,9 @@ class Node:
         """None without the broker role."""
         self._controller_handlers: ControllerHandlers | None = None
         """None without the controller role."""
+
+        self.metrics_listener: MetricsListener | None = None
+        """None where `kalda.metrics.listener` is not set."""
 
         self._stopping = False
         """Whether the part of the stop that cannot be interrupted has begun."""
@@ -218,6 +222,7 @@ class Node:
         if config.is_controller:
             self._open_controller(cluster_id)
         self._watchdog.start()
+        await self._open_metrics()
         if self._broker is not None:
             self._watchdog.watch(self._broker.services.pipeline)
             await self._broker.start(self._accept)
@@ -310,6 +315,29 @@ class Node:
             finalized,
             image.offset,
         )
+
+    async def _open_metrics(self) -> None:
+        """Add the gauges of the node, and serve its metrics where the configuration says so."""
+        from kalda.broker.node_gauges import add_controller_gauges, add_quorum_gauges
+
+        quorum = self._quorum
+        assert quorum is not None
+        add_quorum_gauges(self.sensors, quorum)
+        controller = quorum.controller
+        if controller is not None:
+            add_controller_gauges(self.sensors, lambda: controller.is_active, lambda: quorum.loader.image)
+        if self._broker is not None:
+            lifecycle = self._broker.lifecycle
+            self.sensors.gauge("kafka.server:type=KafkaServer", "BrokerState", read=lambda: lifecycle.state)
+        address = self.config["kalda.metrics.listener"]
+        if address:
+            from kalda.broker.metrics_listener import MetricsListener
+
+            assert self._quotas is not None
+            self.metrics_listener = MetricsListener(
+                self.config.node_id, self.sensors, self._quotas.managers, self._clock
+            )
+            await self.metrics_listener.open(address)
 
     # -- controller
 
@@ -465,6 +493,8 @@ class Node:
         self._stopping = True
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self.metrics_listener is not None:
+            await self.metrics_listener.close()
         if self._quotas is not None:
             self._quotas.close()
         if self._quorum is not None:
