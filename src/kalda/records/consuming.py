@@ -323,9 +323,7 @@ class SectionReader:
         headers_at: cython.Py_ssize_t
         offset: cython.longlong
         made: cython.Py_ssize_t = 0
-        record: Record
         section: Section = self._section
-        p: cython.pointer[cython.const[cython.uchar]] = section._p
         pos: cython.Py_ssize_t = self._pos
         end: cython.Py_ssize_t = section._size
         deserializes: cython.bint = self._read_key is not None or self._read_value is not None
@@ -340,7 +338,7 @@ class SectionReader:
                 value_length,
                 header_count,
                 headers_at,
-            ) = _record(p, pos, end)
+            ) = _record(section._p, pos, end)
             if following < 0:
                 raise _malformed(self._index, self._count)
             offset = _sum(self._base_offset, offset_delta)
