@@ -77,6 +77,8 @@ class ProducerBatch(appending.Records):
         """It was sent before, and is queued again."""
         self.is_in_flight = False
         """It is in a request: its memory may be read."""
+        self.is_tracked = False
+        """It is among the sender's batches whose order of reports is kept."""
         self.leader_epoch = -1
         """Of the leader to which it was sent last."""
         self.leader_changed = False

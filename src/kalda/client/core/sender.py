@@ -14,12 +14,15 @@ The answer to a batch, in this order:
 An error that says the metadata is stale requests an update; a leader that an answer names is used at once (KIP-951). A
 batch that is `delivery_timeout_ms` old fails, wherever it is. Its memory stays its own until its request has ended.
 
-`finished` has the batches that are done, in that order, for the shell, which calls the callbacks.
+`finished` has the batches that are done, for the shell, which calls the callbacks. Those of a partition are in the
+order of their records: a batch that is done before an earlier one waits for it, and not beyond its own timeout, since
+the earlier one expires no later.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -79,6 +82,8 @@ class Sender:
         self._in_flight: dict[ProducerBatch, None] = {}
         """Batches in requests, those that have expired there included."""
         self.finished: list[ProducerBatch] = []
+        self._unreported: dict[TopicPartition, deque[ProducerBatch]] = {}
+        """Batches that were sent and are not in `finished` yet, in the order of their records."""
         self.on_failure: Callable[[ProducerBatch, ApiError], None] = _nothing
         """Called with each batch that has failed: a transaction can only be aborted then."""
         self._next_check_ms: int | None = None
@@ -142,6 +147,9 @@ class Sender:
             data.partition_data.append(PartitionProduceData(index=index, records=batch.sealed))
             sent[name, index] = sent[data.topic_id, index] = batch
             batch.is_in_flight = True
+            if not batch.is_tracked:
+                batch.is_tracked = True
+                self._unreported.setdefault(batch.topic_partition, deque()).append(batch)
             self._in_flight[batch] = None
             if config.keeps_order_by_muting:
                 self._accumulator.mute(batch.topic_partition, True)
@@ -161,9 +169,13 @@ class Sender:
             request,
             now_ms,
             on_done,
-            max_version=None if has_ids else _LAST_VERSION_BY_NAME,
+            max_version=self._max_version(has_ids),
             expects_response=config.acks != 0,
         )
+
+    def _max_version(self, has_topic_ids: bool) -> int | None:
+        version = None if self._idempotence is None else self._idempotence.max_produce_version
+        return version if version is not None or has_topic_ids else _LAST_VERSION_BY_NAME
 
     def _on_done(
         self,
@@ -251,7 +263,7 @@ class Sender:
         if self._idempotence is not None and batch.final_state is None:
             self._idempotence.on_acked(batch, base_offset)
         if batch.finish(FinalState.SUCCEEDED, base_offset=base_offset, log_append_time_ms=log_append_time_ms):
-            self.finished.append(batch)
+            self._report(batch)
         self._accumulator.release(batch)
 
     def _split(self, batch: ProducerBatch) -> None:
@@ -260,7 +272,12 @@ class Sender:
         if self._idempotence is not None:
             self._idempotence.on_split(batch, parts)
         batch.finish(FinalState.SPLIT)
-        self.finished.append(batch)
+        unreported = self._unreported[batch.topic_partition]
+        at = unreported.index(batch)
+        for part in reversed(parts):
+            part.is_tracked = True
+            unreported.insert(at + 1, part)
+        self._report(batch)
         self._metrics.on_split(batch)
         self._accumulator.release(batch)
 
@@ -271,9 +288,18 @@ class Sender:
             self._idempotence.on_failed(batch, error.code, was_surely_refused)
         if batch.finish(state, error=error):
             self.on_failure(batch, error)
-            self.finished.append(batch)
+            self._report(batch)
             self._metrics.on_error(batch)
         self._accumulator.release(batch)
+
+    def _report(self, batch: ProducerBatch) -> None:
+        """The batch has a final state: it goes to `finished` behind those before it, with those that waited for it."""
+        unreported = self._unreported.setdefault(batch.topic_partition, deque())
+        if not batch.is_tracked:  # never sent: it is behind all that were
+            batch.is_tracked = True
+            unreported.append(batch)
+        while unreported and unreported[0].final_state is not None:
+            self.finished.append(unreported.popleft())
 
     # -- time and the end
 
@@ -298,20 +324,23 @@ class Sender:
         )
         self._fail(batch, error, False)
 
-    def abort(self, why: str, only_unsent: bool = False) -> None:
-        """Fail all batches; `only_unsent`: but those that were sent, which may be in the log."""
-        error = DeliveryAborted(why)
-        for batch in self._accumulator.take_all(lambda batch: only_unsent and batch.has_sequence):
-            self._fail(batch, error, False, FinalState.ABORTED)
-        if not only_unsent:
-            for batch in list(self._in_flight):
-                if batch.final_state is None:
-                    self._fail(batch, error, False, FinalState.ABORTED)
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether a request has no response yet."""
+        return bool(self._in_flight)
 
-    def fail_all(self, error: ApiError) -> None:
-        """Fail all batches that are not in flight: the producer can send nothing."""
-        for batch in self._accumulator.take_all(lambda batch: False):
-            self._fail(batch, error, False)
+    def abort(self, why: str) -> None:
+        """Fail all batches: the producer ends."""
+        error = DeliveryAborted(why)
+        self.fail_queued(error, FinalState.ABORTED)
+        for batch in list(self._in_flight):
+            if batch.final_state is None:
+                self._fail(batch, error, False, FinalState.ABORTED)
+
+    def fail_queued(self, error: ApiError, state: FinalState = FinalState.FAILED) -> None:
+        """Fail all batches that are not in flight: they cannot be sent."""
+        for batch in self._accumulator.take_all():
+            self._fail(batch, error, False, state)
 
     def take_finished(self) -> list[ProducerBatch]:
         """The batches that are done since the last call, in order."""
