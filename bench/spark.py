@@ -109,7 +109,7 @@ class CeilingReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         from kalda.client.consumer_fetcher import Fetched
         from kalda.records.builder import build_batch
-        from kalda.spark.columns import TYPES, SparkColumns
+        from kalda.client.columns import TYPES, SparkColumns
 
         values = os.urandom(VALUE_BYTES * 10_000)
         rows = [

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "kalda"
 PURE_FLOORS = (
     "base", "protocol", "records", "storage", "statemachine", "raft", "metadata", "controller", "replication",
-    "coordinator", "quota", "security", "telemetry", "client/core",
+    "coordinator", "quota", "security", "telemetry", "verify", "client/core",
 )  # fmt: skip
 IMPURE_MODULES = frozenset(
     (

@@ -7,6 +7,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `server.py`: run a node; `single_node.py`: the one that `kalda server` makes without a file
 - `storage.py`: format log directories, and show what is in them
 - `topics.py`, `configs.py`, `groups.py`: topics, configs, consumer groups
+- `transactions.py`: transactions, and the producers of partitions
 - `cluster.py`, `features.py`, `quorum.py`: brokers and controllers, feature levels, the metadata quorum
 - `elect.py`, and `reassign.py` over `reassignment`: leaders and replicas of partitions
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host

@@ -49,6 +49,18 @@ def _groups(cluster: ClusterClient) -> list[str]:
     return [group.group_id for group in list_groups(cluster)]
 
 
+def complete_transactional_id(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Transactional ids of that cluster."""
+    del parameter
+    return _complete(ctx, incomplete, _transactional_ids)
+
+
+def _transactional_ids(cluster: ClusterClient) -> list[str]:
+    from kalda.client.admin.transactions import list_transactions
+
+    return [each.transactional_id for each in list_transactions(cluster)]
+
+
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:

@@ -11,6 +11,7 @@ records and do not depend on the command line.
 - `admin`: administration of a cluster, one file a subject
 - `consumer_fetcher`: batches of partitions between offsets, from their leaders
 - `sender`: batches to leaders, in order, idempotent on request
+- `transactions`: a producer of transactions
 - `group`: a member of a classic group
 - `core`: decisions without I/O
 """

@@ -43,6 +43,8 @@ from kalda.protocol.notation import Request
 R = TypeVar("R")
 Check = Callable[[Any], None]
 
+_GROUP = 0
+"""`CoordinatorType.GROUP`. The messages of groups are imported when they are used."""
 _BOOTSTRAP = -1
 """The node id under which the connection to a bootstrap address is kept, as the address's node id is unknown."""
 
@@ -93,8 +95,8 @@ class ClusterClient:
         """Topics whose metadata is used without a new request; removed when a request to a leader failed."""
         self._last_received: dict[str, Topic] = {}
         """The last metadata of each topic, kept after a failure: a stale response must not replace later epochs."""
-        self._coordinators: dict[str, int] = {}
-        """Node id of the coordinator by group."""
+        self._coordinators: dict[tuple[int, str], int] = {}
+        """Node id of the coordinator by key type and key."""
         self._was_connected = False
         """A connection was made at least once, so the bootstrap addresses are right."""
 
@@ -151,23 +153,25 @@ class ClusterClient:
 
     def ask_coordinator(
         self,
-        group: str,
+        key: str,
         request: Request,
         *,
         check: Check | None = None,
         max_version: int | None = None,
         timeout_ms: int | None = None,
         lane: str = "",
+        key_type: int = _GROUP,
     ) -> Any:
-        """The response of the group's coordinator, which is looked up again when it has moved. Raises `ApiError`."""
+        """The response of the coordinator of a group, or with another `CoordinatorType` of another key. It is looked up
+        again when it has moved. Raises `ApiError`."""
 
         def attempt(left: Deadline) -> Any:
-            node_id = self._coordinator(group, left)
+            node_id = self._coordinator(key_type, key, left)
             try:
                 return self._request(node_id, request, check, max_version, left, lane)
             except ApiError as error:
                 if error.code in _COORDINATOR_INVALID:
-                    self._coordinators.pop(group, None)
+                    self._coordinators.pop((key_type, key), None)
                 raise
 
         return self.retrying(attempt, timeout_ms)
@@ -179,6 +183,7 @@ class ClusterClient:
         read: Callable[[Any], Iterator[tuple[TopicPartition, int, R]]],
         *,
         what: str = "partition",
+        max_version: int | None = None,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, R]:
         """One answer for each partition, from its leader.
@@ -197,7 +202,7 @@ class ClusterClient:
             failure: ApiError | None = None
             for node_id, group in by_node.items():
                 try:
-                    response = self._request(node_id, build(group), None, None, left)
+                    response = self._request(node_id, build(group), None, max_version, left)
                 except ApiError as error:
                     self._forget_leaders(error, [partition for partition, _ in group])
                     failure = error
@@ -281,9 +286,9 @@ class ClusterClient:
         for name in topics:
             self._topics.pop(name, None)
 
-    def coordinator(self, group: str, *, timeout_ms: int | None = None) -> int:
-        """The node that coordinates the group. Raises `ApiError`."""
-        return self.retrying(lambda left: self._coordinator(group, left), timeout_ms)
+    def coordinator(self, key: str, *, key_type: int = _GROUP, timeout_ms: int | None = None) -> int:
+        """The node that coordinates the group, or with another `CoordinatorType` another key. Raises `ApiError`."""
+        return self.retrying(lambda left: self._coordinator(key_type, key, left), timeout_ms)
 
     # -- connections, for callers that keep requests in flight
 
@@ -420,17 +425,22 @@ class ClusterClient:
         if error.code.invalid_metadata or error.code is ErrorCode.REQUEST_TIMED_OUT:
             self.forget(partition.topic for partition in partitions)
 
-    def _coordinator(self, group: str, left: Deadline) -> int:
+    def _coordinator(self, key_type: int, key: str, left: Deadline) -> int:
         from kalda.protocol.messages.groups import FindCoordinatorRequest
 
-        node_id = self._coordinators.get(group)
+        node_id = self._coordinators.get((key_type, key))
         if node_id is not None and node_id in self.brokers:
             return node_id
-        answer = self._request(None, FindCoordinatorRequest(key=group), None, _MAX_FIND_COORDINATOR, left)
+        request = FindCoordinatorRequest(key=key, key_type=key_type)
+        answer = self._request(None, request, None, _MAX_FIND_COORDINATOR, left)
         if answer.error_code:
-            raise refused(answer.error_code, f"group {group!r}", answer.error_message)
+            raise refused(
+                answer.error_code,
+                f"group {key!r}" if key_type == _GROUP else f"coordinator of {key!r}",
+                answer.error_message,
+            )
         self.brokers[answer.node_id] = Broker(answer.node_id, answer.host, answer.port, None)
-        self._coordinators[group] = answer.node_id
+        self._coordinators[key_type, key] = answer.node_id
         return int(answer.node_id)
 
     # -- connecting
@@ -500,7 +510,7 @@ _COORDINATOR_INVALID = frozenset(
         ErrorCode.BROKER_NOT_AVAILABLE,
     )
 )
-"""Errors after which the group's coordinator is looked up again."""
+"""Errors after which the coordinator is looked up again."""
 
 
 class UnknownTopic(ApiError):

@@ -37,6 +37,9 @@ ADVICE = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE: "no broker coordinates this group yet; try again in a moment",
     ErrorCode.LEADER_NOT_AVAILABLE: "the partition has no leader; start a broker that has one of its replicas",
     ErrorCode.TOPIC_DELETION_DISABLED: "topics cannot be deleted; set delete.topic.enable=true on the brokers",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "there is no such transactional id, or it has expired; check the id",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user has no right to do this with the transactional id; "
+    "request it, or use another user",
     ErrorCode.BROKER_ID_NOT_REGISTERED: "no broker is registered with this id; check the id",
     ErrorCode.POLICY_VIOLATION: "the cluster's policy, or the topic's cleanup.policy, forbids it",
 }

@@ -20,6 +20,7 @@ from kalda.protocol.framing import decode_request_header, encode_response
 from kalda.protocol.messages.metadata import (
     ApiVersion,
     ApiVersionsResponse,
+    FinalizedFeatureKey,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
@@ -38,6 +39,8 @@ class ScriptedBroker:
         self.topics: dict[str, list[int]] = {}
         self.topic_id = TOPIC_ID
         self.leader_epoch = 5
+        self.features: dict[str, int] = {}
+        """Finalized levels by feature."""
         self.answers: dict[ApiKey, Answer] = {ApiKey.METADATA: self._metadata}
         self.received: list[tuple[ApiKey, int, Any]] = []
         broker = self
@@ -99,7 +102,12 @@ class ScriptedBroker:
         served = [
             ApiVersion(api_key=k, min_version=API[k].lowest, max_version=API[k].highest_served(False)) for k in keys
         ]
-        return ApiVersionsResponse(api_keys=served)
+        finalized = [
+            FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in self.features.items()
+        ]
+        epoch = 1 if finalized else -1
+        return ApiVersionsResponse(api_keys=served, finalized_features=finalized, finalized_features_epoch=epoch)
 
     def _metadata(self, request: Any, version: int) -> MetadataResponse:
         names = self.topics if request.topics is None else [topic.name for topic in request.topics]

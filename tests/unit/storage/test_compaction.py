@@ -10,8 +10,8 @@ import pytest
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, read_header, write_header
 from kalda.records.builder import Record, build_batch, read_records, rebuild_batch
-from kalda.records.compacting import KeyOffsets
 from kalda.records.compression import Compression
+from kalda.records.key_offsets import KeyOffsets
 from kalda.sim.disk import SimDisk
 from kalda.storage.compaction import CleanedTransactions, CleanRules, filter_batch
 from kalda.storage.compaction_passes import KeyMapping, read_batches

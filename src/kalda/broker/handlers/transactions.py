@@ -59,8 +59,6 @@ _FIRST_ADD_OF_BROKERS = 4
 _FIRST_ADD_THAT_FENCES = 2
 _STEP_ITEMS = 1_000
 """Partitions that are checked, or ids that are listed, in one step."""
-Wanted = dict[str, dict[int, None]]
-"""Partitions by topic, each once, in the order of the request."""
 Codes = Callable[[str, int], ErrorCode]
 """The error code of each partition of a transaction."""
 Added = AddPartitionsToTxnResponse | Pending[AddPartitionsToTxnResponse]
@@ -77,8 +75,8 @@ class TransactionHandlers:
         group_partitions: Callable[[], int],
         on_handled: Callable[[], None],
     ) -> None:
-        """`has_partition(topic, partition)` looks a partition up; `group_partitions` is the number of partitions of
-        `__consumer_offsets`, 0 while there is none. `on_handled` is called after each request: the coordinator's next
+        """`has_partition(topic, partition)` looks a partition up; `group_partitions` is the number of partitions that
+        `__consumer_offsets` has, or will have. `on_handled` is called after each request: the coordinator's next
         deadline may be nearer than its timer."""
         self._coordinator = coordinator
         self._clock = clock
@@ -144,9 +142,9 @@ class TransactionHandlers:
         self, caller: Caller | None, version: int, transactions: list[AddPartitionsToTxnTransaction]
     ) -> Steps[Added]:
         """The response, when the codes of all transactions are known."""
-        results: list[tuple[str, Wanted, ErrorCode | Codes | Pending[ErrorCode]]] = []
+        results: list[tuple[AddPartitionsToTxnTransaction, ErrorCode | Codes | Pending[ErrorCode]]] = []
         for transaction in transactions:
-            wanted: Wanted = {}
+            wanted: dict[str, set[int]] = {}
             refused: dict[tuple[str, int], ErrorCode] = {}
             yield from self._check(caller, version, transaction.topics, wanted, refused)
             outcome: ErrorCode | Codes | Pending[ErrorCode]
@@ -163,21 +161,21 @@ class TransactionHandlers:
                     partitions,
                     VERSION_2 if version > _FIRST_ADD_OF_BROKERS else 0,
                 )
-            results.append((transaction.transactional_id, wanted, outcome))
+            results.append((transaction, outcome))
 
         def finish() -> AddPartitionsToTxnResponse:
             return _add_response(
-                version, [(name, wanted, _settled(outcome, version)) for name, wanted, outcome in results]
+                version, [(transaction, _settled(outcome, version)) for transaction, outcome in results]
             )
 
-        return answer_after_all([outcome for _, _, outcome in results if isinstance(outcome, Pending)], finish)
+        return answer_after_all([outcome for _, outcome in results if isinstance(outcome, Pending)], finish)
 
     def _check(
         self,
         caller: Caller | None,
         version: int,
         topics: list[AddPartitionsToTxnTopic],
-        wanted: Wanted,
+        wanted: dict[str, set[int]],
         refused: dict[tuple[str, int], ErrorCode],
     ) -> Steps[None]:
         """Fill in the partitions of a request, and the errors of those that may not be added."""
@@ -191,9 +189,9 @@ class TransactionHandlers:
                     and caller.allows(AclOperation.WRITE, AclResourceType.TOPIC, topic.name)
                 )
             )
-            numbers = wanted.setdefault(topic.name, {})
+            numbers = wanted.setdefault(topic.name, set())
             for number in topic.partitions:
-                numbers[number] = None
+                numbers.add(number)
                 if not is_allowed:
                     refused[topic.name, number] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 elif not self._has_partition(topic.name, number):
@@ -216,10 +214,8 @@ class TransactionHandlers:
     ) -> AddOffsetsToTxnResponse | Pending[AddOffsetsToTxnResponse]:
         """The partition of `__consumer_offsets` that holds the group's offsets becomes part of the transaction."""
         self._coordinator.runtime.advance(now_ms)
-        count = self._group_partitions()
-        if count <= 0:
-            return AddOffsetsToTxnResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        partitions: Partitions = {OFFSETS_TOPIC: frozenset((coordinator_partition(request.group_id, count),))}
+        index = coordinator_partition(request.group_id, self._group_partitions())
+        partitions: Partitions = {OFFSETS_TOPIC: frozenset((index,))}
         outcome = self._coordinator.add_partitions(
             request.transactional_id, request.producer_id, request.producer_epoch, partitions, 0
         )
@@ -326,27 +322,29 @@ def _settled(outcome: ErrorCode | Codes | Pending[ErrorCode], version: int) -> E
     return outcome
 
 
-def _add_response(version: int, results: list[tuple[str, Wanted, ErrorCode | Codes]]) -> AddPartitionsToTxnResponse:
+def _add_response(
+    version: int, results: list[tuple[AddPartitionsToTxnTransaction, ErrorCode | Codes]]
+) -> AddPartitionsToTxnResponse:
     response = AddPartitionsToTxnResponse()
-    for transactional_id, wanted, codes in results:
+    for transaction, codes in results:
         topics = [
             AddPartitionsToTxnTopicResult(
-                name=topic,
+                name=topic.name,
                 results_by_partition=[
                     AddPartitionsToTxnPartitionResult(
                         partition_index=number,
-                        partition_error_code=int(codes if isinstance(codes, ErrorCode) else codes(topic, number)),
+                        partition_error_code=int(codes if isinstance(codes, ErrorCode) else codes(topic.name, number)),
                     )
-                    for number in numbers
+                    for number in topic.partitions
                 ],
             )
-            for topic, numbers in wanted.items()
+            for topic in transaction.topics
         ]
         if version < _FIRST_ADD_OF_BROKERS:
             response.results_by_topic_v3_and_below = topics
         else:
             response.results_by_transaction.append(
-                AddPartitionsToTxnResult(transactional_id=transactional_id, topic_results=topics)
+                AddPartitionsToTxnResult(transactional_id=transaction.transactional_id, topic_results=topics)
             )
     return response
 
@@ -416,8 +414,7 @@ def add_partitions_to_txn_failed(
     """The error on top from version 4 on, of every partition before."""
     if version >= _FIRST_ADD_OF_BROKERS:
         return AddPartitionsToTxnResponse(error_code=error.code)
-    wanted: Wanted = {topic.name: dict.fromkeys(topic.partitions) for topic in request.v3_and_below_topics}
-    return _add_response(version, [("", wanted, error.code)])
+    return _add_response(version, [(AddPartitionsToTxnTransaction(topics=request.v3_and_below_topics), error.code)])
 
 
 def add_offsets_to_txn_failed(

@@ -62,7 +62,7 @@ class TransactionsModule(Module):
             coordinator,
             clock,
             lambda topic, partition: leader_of(cache, topic, partition) is not None,
-            lambda: coordinators.partition_count(GROUPS),
+            lambda: coordinators.partition_count(GROUPS) or context.config[GROUPS.partitions_key],
             shell.arm,
         )
 

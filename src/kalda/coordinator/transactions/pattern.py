@@ -41,6 +41,9 @@ _POSIX: dict[str, Accepts] = {
     "word": lambda c: c in _WORDS,
     "xdigit": lambda c: c in "0123456789abcdefABCDEF",
 }
+_CATEGORIES = frozenset((*"LMNPSZC", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps",
+    "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co"))  # fmt: skip
+"""General categories of Unicode."""
 _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _START, _END, _WORD_EDGE, _WORD_INSIDE, _LINE_START, _LINE_END = range(6)
 
@@ -336,14 +339,32 @@ class _Parser:
         edges = {"A": _START, "z": _END, "b": _WORD_EDGE, "B": _WORD_INSIDE}
         if character in edges:
             return self._edge(edges[character])
-        accepts = self._perl_class(character)
+        accepts = self._named_class(character)
         return self._literal(self._escaped(character)) if accepts is None else self._accepting(accepts)
 
-    def _perl_class(self, character: str) -> Accepts | None:
+    def _named_class(self, character: str) -> Accepts | None:
+        """The class of an escape; None for one that stands for a single character."""
+        if character in "pP":
+            return self._category(is_negated=character == "P")
         members = _PERL.get(character.lower())
         if members is None:
             return None
         return (lambda c: c in members) if character.islower() else (lambda c: c not in members)
+
+    def _category(self, *, is_negated: bool) -> Accepts:
+        """`L` or `{Lu}`: a general category of Unicode. Scripts are not supported."""
+        name = self._take()
+        if name == "{":
+            close = self._text.find("}", self._at)
+            name = self._text[self._at : max(close, self._at)]
+            self._at = close + 1
+        is_negated ^= name.startswith("^")
+        name = name.removeprefix("^")
+        if name not in _CATEGORIES:
+            self._fail("a class of characters has an unknown name")
+        from unicodedata import category  # a node needs it for such a pattern only
+
+        return lambda c: category(c).startswith(name) != is_negated
 
     def _escaped(self, character: str) -> str:
         """The character that an escape stands for."""
@@ -380,7 +401,7 @@ class _Parser:
                 continue
             if character == "\\":
                 escape = self._take()
-                accepts = self._perl_class(escape)
+                accepts = self._named_class(escape)
                 if accepts is not None:
                     others.append(accepts)
                     continue

@@ -1,0 +1,307 @@
+"""`kalda transactions`: list, describe, describe-producers, find-hanging, abort, force-terminate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.base.ids import TopicPartition
+from kalda.cli.completion import complete_topic, complete_transactional_id
+from kalda.cli.failures import Failure
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import MAX_INT16, MAX_INT32, MAX_INT64, json_option, with_cluster
+from kalda.cli.times import show_time
+
+if TYPE_CHECKING:
+    from kalda.client.admin.transactions import ActiveProducer
+    from kalda.client.cluster_client import ClusterClient
+
+_DEFAULT_MAX_TIMEOUT_MIN = 15
+"""The brokers' default of transaction.max.timeout.ms."""
+
+
+@click.group()
+def transactions() -> None:
+    """Transactions: their states, the producers of partitions, and the end of those that hang."""
+
+
+_transactional_id_option = click.option(
+    "--transactional-id", "--transactionalId", "transactional_id", metavar="ID", required=True,
+    shell_complete=complete_transactional_id, help="The transactional id.",
+)  # fmt: skip
+_topic_option = click.option(
+    "--topic", metavar="TOPIC", required=True, shell_complete=complete_topic, help="The topic's name."
+)
+_partition_option = click.option(
+    "--partition", metavar="N", type=click.IntRange(0, MAX_INT32), required=True, help="The partition's number."
+)
+
+
+@transactions.command("list")
+@click.option(
+    "--duration-filter", "duration_ms", metavar="MS", type=click.IntRange(max=MAX_INT64), default=-1,
+    help="Only transactions that have run for longer than this.",
+)  # fmt: skip
+@click.option(
+    "--transactional-id-pattern",
+    "pattern",
+    metavar="REGEX",
+    help="Only transactional ids that this RE2 pattern matches.",
+)
+@click.option("--state", "states", metavar="STATE", multiple=True, help="Only this state: Ongoing, … May be repeated.")
+@json_option
+@with_cluster
+def list_command(
+    cluster: ClusterClient, duration_ms: int, pattern: str | None, states: tuple[str, ...], as_json: bool
+) -> None:
+    """List transactional ids with their states, of all coordinators.
+
+    \b
+    Examples:
+      kalda transactions list
+      kalda transactions list --state Ongoing --duration-filter 60000
+      kalda transactions list --transactional-id-pattern 'billing-.*'
+    """
+    from kalda.client.admin.transactions import list_transactions
+
+    found = list_transactions(cluster, states=states, duration_ms=max(-1, duration_ms), pattern=pattern or None)
+    columns = ("TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "TRANSACTION-STATE")
+    _print(columns, [tuple(each) for each in found], as_json)
+
+
+@transactions.command("describe")
+@_transactional_id_option
+@json_option
+@with_cluster
+def describe_command(cluster: ClusterClient, transactional_id: str, as_json: bool) -> None:
+    """Describe the state of a transactional id, with the partitions of its open transaction.
+
+    \b
+    Example:
+      kalda transactions describe --transactional-id billing-1
+    """
+    from kalda.client.admin.transactions import describe_transaction
+
+    found = describe_transaction(cluster, transactional_id)
+    is_open = found.start_time_ms >= 0
+    row = (
+        found.coordinator,
+        found.transactional_id,
+        found.producer_id,
+        found.producer_epoch,
+        found.state,
+        found.timeout_ms,
+        found.start_time_ms if is_open else None,
+        max(0, _now_ms() - found.start_time_ms) if is_open else None,
+        [str(partition) for partition in found.partitions],
+    )
+    columns = (
+        "COORDINATOR-ID", "TRANSACTIONAL-ID", "PRODUCER-ID", "PRODUCER-EPOCH", "TRANSACTION-STATE",
+        "TRANSACTION-TIMEOUT-MS", "CURRENT-TRANSACTION-START-TIME-MS", "TRANSACTION-DURATION-MS", "TOPIC-PARTITIONS",
+    )  # fmt: skip
+    _print(columns, [row], as_json)
+
+
+@transactions.command("describe-producers")
+@click.option("--broker-id", type=click.IntRange(0, MAX_INT32), help="Describe this replica. [default: the leader]")
+@_topic_option
+@_partition_option
+@json_option
+@with_cluster
+def describe_producers_command(
+    cluster: ClusterClient, broker_id: int | None, topic: str, partition: int, as_json: bool
+) -> None:
+    """Describe the active producers of a partition, and the offset where an open transaction of each begins.
+
+    \b
+    Example:
+      kalda transactions describe-producers --topic orders --partition 0
+    """
+    from kalda.client.admin.transactions import describe_producers
+
+    at = TopicPartition(topic, partition)
+    rows = [
+        (
+            each.producer_id,
+            each.producer_epoch,
+            each.coordinator_epoch,
+            each.last_sequence,
+            each.last_timestamp,
+            each.start_offset if each.start_offset >= 0 else None,
+        )
+        for each in describe_producers(cluster, [at], broker_id=broker_id)[at]
+    ]
+    columns = (
+        "PRODUCER-ID", "PRODUCER-EPOCH", "LATEST-COORDINATOR-EPOCH", "LAST-SEQUENCE", "LAST-TIMESTAMP",
+        "CURRENT-TRANSACTION-START-OFFSET",
+    )  # fmt: skip
+    _print(columns, rows, as_json)
+
+
+@transactions.command("find-hanging")
+@click.option("--broker-id", type=click.IntRange(0, MAX_INT32), help="Search the partitions with a replica here.")
+@click.option(
+    "--max-transaction-timeout", "max_timeout_min", metavar="MINUTES", type=click.IntRange(0, MAX_INT32),
+    default=_DEFAULT_MAX_TIMEOUT_MIN, show_default=True,
+    help="No transaction may run longer than this: the brokers' transaction.max.timeout.ms.",
+)  # fmt: skip
+@click.option("--topic", metavar="TOPIC", shell_complete=complete_topic, help="Search this topic.")
+@click.option("--partition", metavar="N", type=click.IntRange(0, MAX_INT32), help="Search this partition of --topic.")
+@json_option
+@with_cluster
+def find_hanging_command(
+    cluster: ClusterClient,
+    broker_id: int | None,
+    max_timeout_min: int,
+    topic: str | None,
+    partition: int | None,
+    as_json: bool,
+) -> None:
+    """Find transactions that no coordinator will end. `abort` ends one.
+
+    \b
+    Examples:
+      kalda transactions find-hanging --broker-id 1
+      kalda transactions find-hanging --topic orders --partition 0
+    """
+    from kalda.client.admin.transactions import find_hanging
+
+    if partition is not None and topic is None:
+        raise click.UsageError("--partition belongs to a --topic; give both")
+    if broker_id is None and topic is None:
+        raise click.UsageError("choose where to search with --broker-id or --topic")
+    partitions = _partitions(cluster, broker_id, topic, partition)
+    started_before_ms = _now_ms() - max_timeout_min * 60_000
+    rows = [
+        (
+            *at,
+            producer.producer_id,
+            producer.producer_epoch,
+            producer.coordinator_epoch,
+            producer.start_offset,
+            show_time(producer.last_timestamp),
+            (_now_ms() - producer.last_timestamp) // 60_000,
+        )
+        for at, producer in find_hanging(cluster, partitions, started_before_ms=started_before_ms, broker_id=broker_id)
+    ]
+    columns = (
+        "TOPIC", "PARTITION", "PRODUCER-ID", "PRODUCER-EPOCH", "COORDINATOR-EPOCH", "START-OFFSET", "LAST-TIMESTAMP",
+        "DURATION-MIN",
+    )  # fmt: skip
+    _print(columns, rows, as_json)
+
+
+def _partitions(
+    cluster: ClusterClient, broker_id: int | None, topic: str | None, partition: int | None
+) -> list[TopicPartition]:
+    """The partitions to search: of the topic, and with `broker_id` those that have a replica there."""
+    from kalda.client.admin.topics import describe_topics, list_topics
+
+    topics = list_topics(cluster, internal=True) if topic is None else describe_topics(cluster, [topic])
+    found = [
+        TopicPartition(each.name, p.partition)
+        for each in topics
+        for p in each.partitions
+        if (partition is None or p.partition == partition) and (broker_id is None or broker_id in p.replicas)
+    ]
+    if topic is not None and not found:
+        where = f"topic {topic}" if partition is None else f"partition {topic}-{partition}"
+        raise Failure(f"{where} is not there" + ("" if broker_id is None else f", or has no replica on {broker_id}"))
+    return found
+
+
+@transactions.command("abort")
+@_topic_option
+@_partition_option
+@click.option(
+    "--start-offset", type=click.IntRange(0, MAX_INT64), help="Where the transaction begins in the partition."
+)
+@click.option("--producer-id", type=click.IntRange(0, MAX_INT64), help="For brokers older than 3.0.")
+@click.option("--producer-epoch", type=click.IntRange(0, MAX_INT16), help="For brokers older than 3.0.")
+@click.option("--coordinator-epoch", type=click.IntRange(-1, MAX_INT32), help="For brokers older than 3.0.")
+@json_option
+@with_cluster
+def abort_command(
+    cluster: ClusterClient,
+    topic: str,
+    partition: int,
+    start_offset: int | None,
+    producer_id: int | None,
+    producer_epoch: int | None,
+    coordinator_epoch: int | None,
+    as_json: bool,
+) -> None:
+    """Abort a transaction that hangs, by an abort marker in one partition, past the coordinator.
+
+    The transaction is the one that begins at --start-offset, as find-hanging shows it; or, for brokers older than 3.0,
+    the one of --producer-id, --producer-epoch and --coordinator-epoch.
+
+    \b
+    Example:
+      kalda transactions abort --topic orders --partition 0 --start-offset 1502
+    """
+    from kalda.client.admin.transactions import abort_transaction
+
+    at = TopicPartition(topic, partition)
+    if start_offset is not None:
+        if (producer_id, producer_epoch, coordinator_epoch) != (None, None, None):
+            raise click.UsageError("--start-offset names the transaction; give no producer and no epoch with it")
+        found = _open_at(cluster, at, start_offset)
+        producer_id, producer_epoch, coordinator_epoch = (
+            found.producer_id, found.producer_epoch, found.coordinator_epoch
+        )  # fmt: skip
+    elif producer_id is None or producer_epoch is None or coordinator_epoch is None:
+        raise click.UsageError(
+            "the transaction must be identified either with --start-offset (for brokers on 3.0 or above) or with "
+            "--producer-id, --producer-epoch, and --coordinator-epoch (for older brokers)"
+        )
+    abort_transaction(cluster, at, producer_id, producer_epoch, coordinator_epoch)
+    if as_json:
+        print_json({**at._asdict(), "producer_id": producer_id, "producer_epoch": producer_epoch})
+    else:
+        click.echo(f"Aborted the transaction of producer {producer_id} with epoch {producer_epoch} in {at}.")
+
+
+def _open_at(cluster: ClusterClient, at: TopicPartition, start_offset: int) -> ActiveProducer:
+    """The producer whose open transaction begins there. Raises `Failure`."""
+    from kalda.client.admin.transactions import describe_producers
+
+    for each in describe_producers(cluster, [at])[at]:
+        if each.start_offset == start_offset:
+            return each
+    raise Failure(f"Could not find any open transactions starting at offset {start_offset} on partition {at}")
+
+
+@transactions.command("force-terminate")
+@_transactional_id_option
+@json_option
+@with_cluster
+def force_terminate_command(cluster: ClusterClient, transactional_id: str, as_json: bool) -> None:
+    """Abort the ongoing transaction of a transactional id, and fence its producer.
+
+    \b
+    Example:
+      kalda transactions force-terminate --transactional-id billing-1
+    """
+    from kalda.client.admin.transactions import force_terminate
+
+    force_terminate(cluster, transactional_id)
+    if as_json:
+        print_json({"transactional_id": transactional_id})
+    else:
+        click.echo(f"Terminated the transaction of {transactional_id}, and fenced its producer.")
+
+
+def _print(columns: Sequence[str], rows: Sequence[Sequence[object]], as_json: bool) -> None:
+    if as_json:
+        keys = [column.lower().replace("-", "_") for column in columns]
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,586 @@
+"""The producer's side of transactions, as a machine: which request to a coordinator comes next, and what may be done.
+
+States and errors are those of Kafka's producer. In versions 0 and 1 of transactions (`transaction.version`), a
+partition is added by AddPartitionsToTxn before its first batch, and a group by AddOffsetsToTxn before its offsets. In
+version 2 (KIP-890) brokers add both implicitly, and EndTxn answers with the epoch of the next transaction. The version
+is fixed for the length of a transaction.
+
+The shell calls `next_request` and sends it, then calls `on_response` or `on_failure`; only one request is in flight.
+A batch is numbered by `number` when its partition `is_writable`, and its outcome is given to `on_batch_failed` where it
+cannot be retried. After `begin_commit`, EndTxn follows when the shell has no batch without an outcome. With nothing in
+flight, `is_idle` means that the last call of the application has been completed.
+
+After an error that needs an abort, nothing is sent before `begin_abort`. Where the outcome of a batch is unknown in
+versions 0 and 1, an epoch bump by InitProducerId follows the abort (KIP-360), so that a delayed batch of this
+transaction is not appended to the next one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple, NoReturn
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.core.transaction_errors import (
+    FENCED,
+    AbortableTransactionError,
+    FatalTransactionError,
+    fatal,
+)
+from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
+from kalda.protocol.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from kalda.protocol.notation import Request
+from kalda.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, advance_sequence
+
+MAX_PRODUCE_BEFORE_V2 = 11
+"""A Produce of version 12 or later adds its partitions to the transaction (KIP-890)."""
+_MAX_ADD_PARTITIONS = 3
+"""The last version for clients; later ones are for the verification by brokers."""
+_MAX_END_BEFORE_V2 = 4
+_MAX_OFFSET_COMMIT_BEFORE_V2 = 4
+_MAX_FIND_COORDINATOR = 3
+"""The last version with a single key."""
+_MAX_INIT = 5
+"""Version 6 is for two-phase commit (KIP-939)."""
+_TRANSACTIONS_V2 = 2
+_CONCURRENT_RETRY_MS = 20
+"""The coordinator is writing the markers of the last transaction, which takes milliseconds."""
+_MAX_RETRY_MS = 1_000
+
+
+class State(Enum):
+    """The states of Kafka's TransactionManager."""
+
+    UNINITIALIZED = "uninitialized"
+    INITIALIZING = "initializing"
+    READY = "ready"
+    IN_TRANSACTION = "in transaction"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    ABORTABLE_ERROR = "abortable error"
+    FATAL_ERROR = "fatal error"
+
+
+_NEXT_STATES = {
+    State.UNINITIALIZED: (State.INITIALIZING,),
+    State.INITIALIZING: (State.READY, State.ABORTABLE_ERROR),
+    State.READY: (State.IN_TRANSACTION, State.INITIALIZING),
+    State.IN_TRANSACTION: (State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR),
+    State.COMMITTING: (State.READY, State.INITIALIZING, State.ABORTABLE_ERROR),
+    State.ABORTING: (State.READY, State.INITIALIZING, State.ABORTABLE_ERROR),
+    State.ABORTABLE_ERROR: (State.ABORTING,),
+    State.FATAL_ERROR: (),
+}
+"""Every state may be followed by FATAL_ERROR too."""
+
+
+class Outgoing(NamedTuple):
+    """A request to send to `node_id`; None: to any broker."""
+
+    node_id: int | None
+    request: Request
+    max_version: int | None
+
+
+class Stamp(NamedTuple):
+    """What the header of a batch gets."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+class GroupMember(NamedTuple):
+    """The member that has read the input (KIP-447), which fences one that the group has removed."""
+
+    generation_id: int = -1
+    member_id: str = ""
+    instance_id: str | None = None
+
+
+class _Offsets(NamedTuple):
+    group_id: str
+    offsets: Mapping[TopicPartition, int]
+    member: GroupMember
+
+
+class TransactionManager:
+    """One transactional id. Time is milliseconds of any monotonic clock."""
+
+    def __init__(
+        self, transactional_id: str, transaction_timeout_ms: int = 60_000, retry_backoff_ms: int = 100
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.state = State.UNINITIALIZED
+        self.error: ApiError | None = None
+        """Why the state is ABORTABLE_ERROR or FATAL_ERROR."""
+        self.producer_id = NO_PRODUCER_ID
+        self.producer_epoch = NO_PRODUCER_EPOCH
+        self.is_v2 = False
+        """Whether the current transaction is of version 2."""
+        self._timeout_ms = transaction_timeout_ms
+        self._retry_backoff_ms = retry_backoff_ms
+        self._finalized_version = 0
+        """The newest finalized transaction.version."""
+        self._version = 0
+        """The transaction.version of the next transaction; taken over when a transaction begins to end."""
+        self._features_epoch = -1
+        self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
+        """Node ids, by kind and key."""
+        self._in_flight: Outgoing | None = None
+        self._retries = 0
+        """Failed attempts in a row."""
+        self._retry_at_ms = 0
+        self._new_partitions: dict[TopicPartition, None] = {}
+        """Partitions that AddPartitionsToTxn has not added, in their order; never any in version 2."""
+        self._partitions: set[TopicPartition] = set()
+        """Partitions of the transaction that batches may be sent to."""
+        self._offsets: deque[_Offsets] = deque()
+        """Offsets that TxnOffsetCommit has not written."""
+        self._added_groups: set[str] = set()
+        """Groups that AddOffsetsToTxn has added."""
+        self._is_started = False
+        """Whether the coordinator may hold this transaction as ongoing, so that EndTxn is needed."""
+        self._bump_required = False
+        """InitProducerId has to raise the epoch after the abort."""
+        self._end_is_skipped = False
+        """The coordinator has forgotten the producer id: EndTxn would be refused."""
+        self._sequences: dict[TopicPartition, int] = {}
+        """The sequence number of each partition's next batch in this epoch."""
+
+    # -- what the application calls
+
+    def initialize(self) -> None:
+        """Begin to get a producer id and to fence earlier producers. A second call after a timeout continues."""
+        if self.state is not State.INITIALIZING:
+            self._move(State.INITIALIZING, "initialize")
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._move(State.IN_TRANSACTION, "begin a transaction")
+        self.is_v2 = self._version >= _TRANSACTIONS_V2
+
+    def add_partition(self, partition: TopicPartition) -> None:
+        """Make a partition part of the transaction; batches may be sent when it `is_writable`."""
+        self._expect_transaction("send")
+        if partition in self._partitions or partition in self._new_partitions:
+            return
+        self._is_started = True
+        if self.is_v2:
+            self._partitions.add(partition)
+        else:
+            self._new_partitions[partition] = None
+
+    def is_writable(self, partition: TopicPartition) -> bool:
+        """Whether a batch may be sent to this partition now."""
+        return partition in self._partitions and self.state in (State.IN_TRANSACTION, State.COMMITTING)
+
+    def number(self, partition: TopicPartition, records_count: int) -> Stamp:
+        """Producer id, epoch and sequence of the partition's next batch."""
+        assert partition in self._partitions, f"{partition} is part of the transaction"
+        sequence = self._sequences.get(partition, 0)
+        self._sequences[partition] = advance_sequence(sequence, records_count)
+        return Stamp(self.producer_id, self.producer_epoch, sequence)
+
+    def send_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMember | None = None
+    ) -> None:
+        """Commit a group's offsets as a part of the transaction."""
+        self._expect_transaction("send offsets")
+        if offsets:
+            self._is_started = True
+            self._offsets.append(_Offsets(group_id, dict(offsets), member or GroupMember()))
+
+    def begin_commit(self) -> None:
+        """Commit, when all offsets are written and the shell has no batch left. A second call after a timeout
+        continues."""
+        if self.state is State.COMMITTING:
+            return
+        self._expect_transaction("commit")
+        self._move(State.COMMITTING, "commit")
+        self._take_version()
+
+    def begin_abort(self) -> None:
+        """Abort. The shell drops the batches that are not sent; the outcome of those in flight does not matter.
+
+        A second call after a timeout continues."""
+        if self.state is State.ABORTING:
+            return
+        if self.state is State.FATAL_ERROR:
+            self._raise_error()
+        self._move(State.ABORTING, "abort")
+        self.error = None
+        self._new_partitions.clear()
+        self._offsets.clear()
+        self._take_version()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that the application has called is completed, or cannot be because of `error`."""
+        if self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.READY, State.UNINITIALIZED):
+            return self._in_flight is None
+        return (
+            self.state is State.IN_TRANSACTION
+            and self._in_flight is None
+            and not self._new_partitions
+            and not self._offsets
+        )
+
+    def check(self) -> None:
+        """Raises `AbortableTransactionError` or `FatalTransactionError` where the state is one of an error."""
+        if self.error is not None:
+            self._raise_error()
+
+    # -- what the shell calls
+
+    def on_features(self, epoch: int, transaction_version: int) -> None:
+        """The finalized transaction.version, from ApiVersions. It applies to transactions that begin later."""
+        if epoch > self._features_epoch:
+            self._features_epoch, self._finalized_version = epoch, transaction_version
+
+    def on_batch_failed(self, code: ErrorCode, message: str) -> None:
+        """A batch cannot be written, or its answer did not come in time."""
+        if self.state not in (State.IN_TRANSACTION, State.COMMITTING):
+            return
+        if code in _FATAL_FOR_BATCHES:
+            self._fail(fatal(code, message))
+            return
+        self._bump_required = self._bump_required or not self.is_v2
+        self._fail(AbortableTransactionError(code, message))
+
+    def next_request(self, now_ms: int, *, has_batches: bool = False) -> Outgoing | None:
+        """The next request, if it is time for one. `has_batches`: some batches have no outcome yet, so the transaction
+        cannot be committed."""
+        if self._in_flight is not None or now_ms < self._retry_at_ms:
+            return None
+        self._in_flight = self._choose(has_batches)
+        return self._in_flight
+
+    @property
+    def retry_at_ms(self) -> int:
+        """`next_request` returns None before this time."""
+        return self._retry_at_ms
+
+    def on_response(self, response: Any, now_ms: int) -> None:
+        """The response to the request in flight."""
+        sent, self._in_flight = self._in_flight, None
+        assert sent is not None, "a response has a request"
+        if self.state is State.ABORTING and isinstance(sent.request, _MADE_VOID_BY_ABORT):
+            return
+        match sent.request:
+            case FindCoordinatorRequest():
+                self._on_coordinator(sent.request, response, now_ms)
+            case InitProducerIdRequest():
+                self._on_initialized(response, now_ms)
+            case AddPartitionsToTxnRequest():
+                self._on_partitions(response, now_ms)
+            case AddOffsetsToTxnRequest():
+                self._on_group(sent.request, response, now_ms)
+            case TxnOffsetCommitRequest():
+                self._on_offsets(sent.request, response, now_ms)
+            case EndTxnRequest():
+                self._on_ended(response, now_ms)
+            case _:
+                raise AssertionError(f"{sent.request} is no request of transactions")
+
+    def on_failure(self, code: ErrorCode, message: str, now_ms: int) -> None:
+        """The request in flight has no response: the connection broke, or the time has passed. The coordinator is
+        looked up again, and the request is repeated."""
+        sent, self._in_flight = self._in_flight, None
+        assert sent is not None, "a failure has a request"
+        if code is ErrorCode.UNSUPPORTED_VERSION:
+            self._fail(fatal(code, message))
+            return
+        for key in [key for key, node_id in self._coordinators.items() if node_id == sent.node_id]:
+            del self._coordinators[key]
+        self._retry(now_ms)
+
+    # -- requests
+
+    def _choose(self, has_batches: bool) -> Outgoing | None:
+        match self.state:
+            case State.INITIALIZING:
+                return self._to_coordinator(self._init_request(), _MAX_INIT)
+            case State.IN_TRANSACTION | State.COMMITTING:
+                if self._new_partitions:
+                    return self._to_coordinator(self._add_partitions_request(), _MAX_ADD_PARTITIONS)
+                if self._offsets:
+                    return self._offsets_request(self._offsets[0])
+                if self.state is State.COMMITTING and not has_batches:
+                    return self._end()
+            case State.ABORTING:
+                return self._end()
+        return None
+
+    def _end(self) -> Outgoing | None:
+        """EndTxn, unless the coordinator has no transaction to end."""
+        if self._end_is_skipped or not self._is_started:
+            self._complete()
+            return self._choose(False)  # InitProducerId, where a new epoch is needed
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            committed=self.state is State.COMMITTING,
+        )
+        return self._to_coordinator(request, None if self.is_v2 else _MAX_END_BEFORE_V2)
+
+    def _to_coordinator(
+        self,
+        request: Request,
+        max_version: int | None,
+        kind: CoordinatorType = CoordinatorType.TRANSACTION,
+        key: str | None = None,
+    ) -> Outgoing:
+        """The request, or a lookup of its coordinator."""
+        key = self.transactional_id if key is None else key
+        node_id = self._coordinators.get((kind, key))
+        if node_id is None:
+            return Outgoing(None, FindCoordinatorRequest(key=key, key_type=kind), _MAX_FIND_COORDINATOR)
+        return Outgoing(node_id, request, max_version)
+
+    def _init_request(self) -> InitProducerIdRequest:
+        """With producer id and epoch where the epoch is to be raised: another producer's epoch is not."""
+        return InitProducerIdRequest(
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=self._timeout_ms,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+        )
+
+    def _add_partitions_request(self) -> AddPartitionsToTxnRequest:
+        topics: dict[str, AddPartitionsToTxnTopic] = {}
+        for name, index in self._new_partitions:
+            topics.setdefault(name, AddPartitionsToTxnTopic(name=name)).partitions.append(index)
+        return AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.producer_epoch,
+            v3_and_below_topics=list(topics.values()),
+        )
+
+    def _offsets_request(self, one: _Offsets) -> Outgoing:
+        if not self.is_v2 and one.group_id not in self._added_groups:
+            request = AddOffsetsToTxnRequest(
+                transactional_id=self.transactional_id,
+                producer_id=self.producer_id,
+                producer_epoch=self.producer_epoch,
+                group_id=one.group_id,
+            )
+            return self._to_coordinator(request, None)
+        topics: dict[str, TxnOffsetCommitRequestTopic] = {}
+        for (name, index), offset in one.offsets.items():
+            topics.setdefault(name, TxnOffsetCommitRequestTopic(name=name)).partitions.append(
+                TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=offset)
+            )
+        commit = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=one.group_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            generation_id=one.member.generation_id,
+            member_id=one.member.member_id,
+            group_instance_id=one.member.instance_id,
+            topics=list(topics.values()),
+        )
+        max_version = None if self.is_v2 else _MAX_OFFSET_COMMIT_BEFORE_V2
+        return self._to_coordinator(commit, max_version, CoordinatorType.GROUP, one.group_id)
+
+    # -- responses
+
+    def _on_coordinator(self, request: FindCoordinatorRequest, response: Any, now_ms: int) -> None:
+        code, kind = ErrorCode(response.error_code), CoordinatorType(request.key_type)
+        if code is ErrorCode.NONE:
+            self._retries = 0
+            self._coordinators[kind, request.key] = response.node_id
+        elif code.retriable:
+            self._retry(now_ms)
+        elif code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
+            self._fail(AbortableTransactionError(code, f"group {request.key!r}"))
+        else:
+            self._fail(fatal(code, f"the coordinator of {request.key!r} was not found"))
+
+    def _on_initialized(self, response: Any, now_ms: int) -> None:
+        code = ErrorCode(response.error_code)
+        if code is ErrorCode.NONE:
+            self._set_producer(response.producer_id, response.producer_epoch)
+            self._bump_required = self._end_is_skipped = False
+            self._retries = 0
+            self._version = self._finalized_version
+            self._move(State.READY, "be ready")
+        elif not self._retried(code, now_ms):
+            if code is ErrorCode.TRANSACTION_ABORTABLE:
+                self._fail(AbortableTransactionError(code, "InitProducerId"))
+            else:
+                self._fail(fatal(code, "InitProducerId"))
+
+    def _on_partitions(self, response: Any, now_ms: int) -> None:
+        failures: dict[ErrorCode, TopicPartition] = {}
+        for topic in response.results_by_topic_v3_and_below:
+            for result in topic.results_by_partition:
+                partition = TopicPartition(topic.name, result.partition_index)
+                code = ErrorCode(result.partition_error_code)
+                if code is ErrorCode.NONE:
+                    self._new_partitions.pop(partition, None)
+                    self._partitions.add(partition)
+                else:
+                    failures[code] = partition
+        if len(failures) > 1:  # the error of another partition is why this one was not attempted
+            failures.pop(ErrorCode.OPERATION_NOT_ATTEMPTED, None)
+        final = [code for code in failures if not code.retriable]
+        if not failures:
+            self._retries = 0
+        elif not final:
+            self._retried(next(iter(failures)), now_ms)
+        else:
+            self._fail_request(final[0], f"partition {failures[final[0]]} cannot be added to the transaction")
+
+    def _on_group(self, request: AddOffsetsToTxnRequest, response: Any, now_ms: int) -> None:
+        code = ErrorCode(response.error_code)
+        if code is ErrorCode.NONE:
+            self._retries = 0
+            self._added_groups.add(request.group_id)
+        elif not self._retried(code, now_ms):
+            self._fail_request(code, f"group {request.group_id!r} cannot be added to the transaction")
+
+    def _on_offsets(self, request: TxnOffsetCommitRequest, response: Any, now_ms: int) -> None:
+        codes = {
+            ErrorCode(p.error_code): f"{topic.name}-{p.partition_index}"
+            for topic in response.topics
+            for p in topic.partitions
+            if p.error_code
+        }
+        final = [code for code in codes if not code.retriable]
+        if not codes:
+            self._retries = 0
+            self._offsets.popleft()
+        elif final:
+            self._fail_request(final[0], f"group {request.group_id!r}: the offset of {codes[final[0]]} is refused")
+        else:
+            self._retried(next(iter(codes)), now_ms, (CoordinatorType.GROUP, request.group_id))
+
+    def _on_ended(self, response: Any, now_ms: int) -> None:
+        code = ErrorCode(response.error_code)
+        if code is ErrorCode.NONE:
+            self._retries = 0
+            if self.is_v2 and response.producer_id != NO_PRODUCER_ID:
+                self._set_producer(response.producer_id, response.producer_epoch)
+            self._complete()
+        elif not self._retried(code, now_ms):
+            self._fail_request(code, f"the transaction cannot be {self.state.value.replace('ing', 'ed')}")
+
+    # -- state
+
+    def _fail_request(self, code: ErrorCode, message: str) -> None:
+        """A request within a transaction was refused by an error that is not retriable."""
+        if code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+            self._end_is_skipped = self._bump_required = True
+        elif code is ErrorCode.UNKNOWN_PRODUCER_ID:
+            self._bump_required = self._bump_required or not self.is_v2
+        elif code in FENCED or code in _FATAL_IN_TRANSACTION:
+            self._fail(fatal(code, message))
+            return
+        self._fail(AbortableTransactionError(code, message))
+
+    def _fail(self, error: ApiError) -> None:
+        if self.state is State.FATAL_ERROR:
+            return
+        if isinstance(error, FatalTransactionError):
+            self.state = State.FATAL_ERROR
+        elif self.state is State.ABORTING:  # the abort itself is refused: another one would be too
+            error = FatalTransactionError(error.code, error.message)
+            self.state = State.FATAL_ERROR
+        elif self.state is not State.ABORTABLE_ERROR:
+            self._move(State.ABORTABLE_ERROR, "fail")
+        else:
+            return  # the first error is the one to report
+        self.error = error
+        self._new_partitions.clear()
+        self._offsets.clear()
+
+    def _retried(self, code: ErrorCode, now_ms: int, coordinator: tuple[CoordinatorType, str] | None = None) -> bool:
+        """Whether the error is retriable; then the request will be repeated, at another coordinator where the error
+        says that this one is not."""
+        if not code.retriable:
+            return False
+        if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
+            self._coordinators.pop(coordinator or (CoordinatorType.TRANSACTION, self.transactional_id), None)
+        self._retry(now_ms, _CONCURRENT_RETRY_MS if code is ErrorCode.CONCURRENT_TRANSACTIONS else None)
+        return True
+
+    def _retry(self, now_ms: int, backoff_ms: int | None = None) -> None:
+        exponential_ms = min(_MAX_RETRY_MS, self._retry_backoff_ms << min(self._retries, 10))
+        self._retry_at_ms = now_ms + (exponential_ms if backoff_ms is None else backoff_ms)
+        self._retries += 1
+
+    def _set_producer(self, producer_id: int, producer_epoch: int) -> None:
+        if (producer_id, producer_epoch) != (self.producer_id, self.producer_epoch):
+            self._sequences.clear()
+        self.producer_id, self.producer_epoch = producer_id, producer_epoch
+
+    def _take_version(self) -> None:
+        """The next transaction has the newest version. The first one of version 2 needs a new epoch: a delayed batch of
+        an earlier transaction would be added to it implicitly."""
+        if self._version < _TRANSACTIONS_V2 <= self._finalized_version:
+            self._bump_required = True
+        self._version = self._finalized_version
+
+    def _complete(self) -> None:
+        """The transaction has ended; a new epoch may be needed before the next one."""
+        self._partitions.clear()
+        self._new_partitions.clear()
+        self._added_groups.clear()
+        self._is_started = False
+        needs_producer_id = self._bump_required or self.producer_id == NO_PRODUCER_ID
+        self._move(State.INITIALIZING if needs_producer_id else State.READY, "end")
+
+    def _expect_transaction(self, what: str) -> None:
+        self.check()
+        if self.state is not State.IN_TRANSACTION:
+            raise ApiError(
+                ErrorCode.INVALID_TXN_STATE, f"cannot {what}: the producer is {self.state.value}; begin a transaction"
+            )
+
+    def _move(self, state: State, what: str) -> None:
+        if state not in _NEXT_STATES[self.state]:
+            self.check()
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, f"cannot {what}: the producer is {self.state.value}")
+        self.state = state
+
+    def _raise_error(self) -> NoReturn:
+        assert self.error is not None, "a state of an error has one"
+        raise self.error
+
+
+_FATAL_IN_TRANSACTION = frozenset(
+    (
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        ErrorCode.UNSUPPORTED_VERSION,
+    )
+)
+"""Besides `FENCED`: errors of requests within a transaction after which the producer cannot go on."""
+_FATAL_FOR_BATCHES = frozenset(
+    (
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.UNSUPPORTED_VERSION,
+    )
+)
+_MADE_VOID_BY_ABORT = (AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, TxnOffsetCommitRequest)
+"""Requests whose outcome does not matter where the transaction is aborted meanwhile. An error that fences the producer
+is answered to EndTxn too."""

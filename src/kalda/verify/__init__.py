@@ -1,0 +1,17 @@
+"""Judgement of what clients of transactions have seen: pure functions from a history to a verdict.
+
+A history holds the transactions that clients attempted, what read_committed consumers read, offsets that were committed
+within transactions, samples of the last stable offset, and the logs after everything has ended. The judgement does not
+depend on how the history was recorded: by `kalda verify` on any cluster, or by the simulator.
+
+- `history`: the operations of a history as values
+- `history_file`: a history as JSON lines
+- `findings`: the rules, and what violates one
+- `view`: what the final logs say about each record and each transaction
+- `final_rules`: the final logs against the transactions: lost, torn, aborted, doubled, reordered
+- `read_rules`: what consumers read against the final logs: G1a, G1b, skipped records
+- `information_flow`: cycles of transactions that have read each other's records (G1c)
+- `exactly_once`: inputs to outputs, and the offsets of groups
+- `stable_offsets`: the last stable offset: monotonic, and never stuck
+- `judge`: all rules, and the verdict
+"""

@@ -1,0 +1,86 @@
+"""The last stable offset: it never moves back, is never above the high watermark, and reaches it after the faults.
+
+An open transaction ends by its client or by its timeout. So after the last fault was healed and the last transaction
+ended or was given up, the last stable offset reaches the high watermark within the transaction timeout, and the time
+that the coordinator takes to find what has timed out (`Settings.slack_ms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kalda.base.ids import TopicPartition
+from kalda.verify.findings import Finding, Rule
+from kalda.verify.history import Place, Sample
+from kalda.verify.view import View
+
+
+def stable_offset_findings(view: View) -> Iterator[Finding]:
+    by_partition: dict[TopicPartition, list[Sample]] = {}
+    for sample in view.history.samples:
+        by_partition.setdefault(sample.partition, []).append(sample)
+    quiet_us = _quiet_us(view)
+    for partition, samples in by_partition.items():
+        samples.sort(key=lambda sample: sample.at_us)
+        yield from _monotonic(partition, samples)
+        yield from _stuck(view, partition, samples, quiet_us)
+    for partition, log in view.history.logs.items():
+        if log.last_stable_offset < log.end and partition not in by_partition:
+            yield _stuck_at(view, partition, log.last_stable_offset, log.end)
+
+
+def _quiet_us(view: View) -> int:
+    """When the last fault had been healed and the last transaction had ended, been given up or been begun."""
+    moments = [fault.ended_us for fault in view.history.faults]
+    for transaction in view.history.transactions.values():
+        moments += [transaction.begun_us, transaction.commit_sent_us or 0, transaction.ended_us or 0]
+    return max(moments, default=0)
+
+
+def _monotonic(partition: TopicPartition, samples: list[Sample]) -> Iterator[Finding]:
+    highest = -1
+    for sample in samples:
+        place = Place(partition, sample.last_stable_offset)
+        if sample.last_stable_offset < highest:
+            text = f"the last stable offset of {partition} was {highest}, and then {sample.last_stable_offset}"
+            yield Finding(Rule.LSO_BACKWARDS, text, None, None, place)
+        if sample.last_stable_offset > sample.high_watermark:
+            text = (
+                f"the last stable offset of {partition} was {sample.last_stable_offset}, above its high watermark "
+                f"{sample.high_watermark}"
+            )
+            yield Finding(Rule.LSO_BACKWARDS, text, None, None, place)
+        highest = max(highest, sample.last_stable_offset)
+
+
+def _stuck(view: View, partition: TopicPartition, samples: list[Sample], quiet_us: int) -> Iterator[Finding]:
+    settings = view.history.settings
+    due_us = quiet_us + (settings.transaction_timeout_ms + settings.slack_ms) * 1_000
+    last: Sample | None = None
+    for sample in samples:
+        if sample.at_us < quiet_us:
+            continue
+        if sample.last_stable_offset >= sample.high_watermark:
+            return
+        if sample.at_us > due_us:
+            last = sample
+            break
+    if last is not None:
+        waited_s = (last.at_us - quiet_us) / 1e6
+        yield _stuck_at(view, partition, last.last_stable_offset, last.high_watermark, f"{waited_s:.1f} s ")
+
+
+def _stuck_at(view: View, partition: TopicPartition, stable: int, end: int, waited: str = "") -> Finding:
+    """Names the transaction whose record is first at or above the last stable offset, where it is in the log."""
+    log = view.history.logs.get(partition)
+    first = next((record for record in log.records if record.offset >= stable), None) if log is not None else None
+    writer = view.writers.get(first.value) if first is not None else None
+    place = Place(partition, stable)
+    whose = f"; the first record there is {first.value!r}" if first is not None else ""
+    whose += f" of transaction {writer[0].name}" if writer is not None else ""
+    text = (
+        f"the last stable offset of {partition} is {stable}, below its high watermark {end}, {waited}after the last "
+        f"fault and the last request{whose}"
+    )
+    name = writer[0].name if writer is not None else None
+    return Finding(Rule.LSO_STUCK, text, name, first.value if first is not None else None, place)
