@@ -118,7 +118,11 @@ def end_of(node: MixedNode, index: int, isolation: int) -> int:
     partition = ListOffsetsPartition(partition_index=index, timestamp=LATEST)
     topics = [ListOffsetsTopic(name=TOPIC, partitions=[partition])]
     with node.client() as client:
-        found = client.request(ListOffsetsRequest(isolation_level=isolation, topics=topics)).topics[0].partitions[0]
+        found = (
+            client.request(ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=topics))
+            .topics[0]
+            .partitions[0]
+        )
     return found.offset if found.error_code == ErrorCode.NONE else -1
 
 
