@@ -159,11 +159,10 @@ class Log(LogOffsets):
         """Open the log in `directory`, making it where it is missing. Raises INCONSISTENT_TOPIC_ID where the directory
         belongs to another topic than `topic_id`, and `OSError` where the disk fails.
 
-        `clean`: the process that had it open before stopped cleanly. Otherwise the log is recovered from
-        `recovery_point` on, which reads files, so it is opened on a thread. `high_watermark`: of the checkpoint; the
-        caller sets it afterwards. `compacted_upto`: as in `LogDir.compacted_upto`. `one_of_many`: segments do not get
-        the descriptors that the disk keeps in reserve. `corrupt_files`: of the whole log directory; by default those of
-        this log are bounded alone. `distrusts_cache`: the disk failed under the log, see `DISK_FAILED_FILE`.
+        `clean`: the process that had it open before stopped cleanly; otherwise the log is recovered from
+        `recovery_point` on, on a thread. `high_watermark`: of the checkpoint; the caller sets it. `compacted_upto`: as
+        in `LogDir.compacted_upto`. `one_of_many`: segments do not get the descriptors kept in reserve. `corrupt_files`:
+        of the whole log directory, by default of this log. `distrusts_cache`: the disk failed, see `DISK_FAILED_FILE`.
         """
         kept, segment_disk = corrupt_files or CorruptFiles(), disk.without_reserve if one_of_many else disk
         if fresh := disk.stat(directory) is None:
@@ -188,7 +187,6 @@ class Log(LogOffsets):
         ).load()
         for path in kept.prune() if corrupt_files is None else ():
             disk.remove(path)
-        loaded.producers.limit = producer_limit
         log = cls(
             disk,
             directory,
@@ -202,6 +200,7 @@ class Log(LogOffsets):
             hooks=StandaloneHooks(disk) if hooks is None else hooks,
             jitter=jitter,
         )
+        log.producer_states.limit = producer_limit
         log._settle(fresh, topic_id, distrusts_cache)
         return log
 
