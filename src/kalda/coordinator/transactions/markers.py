@@ -58,6 +58,7 @@ class Completion:
     """A transaction whose outcome is committed, and the partitions that still need its marker."""
 
     __slots__ = (
+        "began_ms",
         "committed",
         "coordinator_epoch",
         "failures",
@@ -81,11 +82,12 @@ class Completion:
         transaction_version: int,
         partitions: Partitions,
         on_written: Callable[[str], None],
+        began_ms: int,
         *,
         committed: bool,
     ) -> None:
-        """`on_written(transactional_id)` is called once no partition remains. `shard` is the partition of
-        `__transaction_state`, `coordinator_epoch` its leader epoch."""
+        """`shard` is the partition of `__transaction_state`, `coordinator_epoch` its leader epoch. `began_ms` is when
+        the outcome was committed. `on_written(transactional_id)` is called once no partition remains."""
         self.shard = shard
         self.transactional_id = transactional_id
         self.producer_id = producer_id
@@ -95,6 +97,7 @@ class Completion:
         self.committed = committed
         self.remaining = {topic: set(numbers) for topic, numbers in partitions.items()}
         self.on_written = on_written
+        self.began_ms = began_ms
         self.failures = 0
         """Attempts that failed, in any partition."""
         self.is_cancelled = False

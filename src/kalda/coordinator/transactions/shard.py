@@ -235,6 +235,7 @@ class TransactionShard:
                 metadata.client_version,
                 metadata.partitions,
                 self._on_written,
+                self._clock.now_ms(),
                 committed=metadata.state is TransactionState.PREPARE_COMMIT,
             )
             self._markers.add(completion, self._clock.now_ms())
