@@ -153,6 +153,11 @@ class MarkerQueues:
         """Transactions whose markers are not all written."""
         return sum(len(completions) for completions in self._completions.values())
 
+    @property
+    def retries(self) -> int:
+        """Groups of markers that are sent again later: they failed, or their partitions have no leader."""
+        return len(self._delayed)
+
     # -- transactions --------------------------------------------------------------------------------------------
 
     def add(self, completion: Completion, now_ms: int) -> None:

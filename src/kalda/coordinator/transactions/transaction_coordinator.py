@@ -422,6 +422,11 @@ class TransactionCoordinator:
             list(shard.transactions.items(shard.partition.committed_epoch())) for shard in shards
         )
 
+    @property
+    def unwritten(self) -> int:
+        """Transactions whose markers are written, but whose complete state could not be appended yet."""
+        return sum(shard.unwritten for shard in self.runtime.active_shards())
+
     # -- shards --------------------------------------------------------------------------------------------------
 
     def _shard_of(self, transactional_id: str) -> TransactionShard:
