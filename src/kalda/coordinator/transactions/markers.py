@@ -181,22 +181,25 @@ class MarkerQueues:
     def _route(self, completion: Completion, partitions: Mapping[str, set[int]], now_ms: int) -> None:
         """Queue markers for the leaders that the partitions have now."""
         homeless: dict[str, set[int]] = {}
+        deleted: list[str] = []
         for topic, numbers in partitions.items():
             for number in numbers:
                 leader = self._leader_of(topic, number)
                 if leader is None:
-                    log.info(
-                        "%s: %s-%d does not exist any more and needs no transaction marker",
-                        completion.transactional_id,
-                        topic,
-                        number,
-                    )
+                    deleted.append(f"{topic}-{number}")
                     _remove(completion.remaining, topic, number)
                 elif leader == NO_LEADER:
                     homeless.setdefault(topic, set()).add(number)
                 else:
                     queue = self._brokers.setdefault(leader, _Broker()).queue
                     queue.setdefault(completion, {}).setdefault(topic, set()).add(number)
+        if deleted:
+            log.info(
+                "%s: %d partitions do not exist any more and need no transaction marker, among them %s",
+                completion.transactional_id,
+                len(deleted),
+                deleted[0],
+            )
         if homeless:
             self._delay(completion, homeless, "has no leader", now_ms)
         self._on_queued()
@@ -295,6 +298,7 @@ class MarkerQueues:
             if completion.is_cancelled:
                 continue
             failed: dict[str, set[int]] = {}
+            refused: dict[ErrorCode, int] = {}
             why = ""
             for topic, numbers in topics.items():
                 for number in numbers:
@@ -302,18 +306,20 @@ class MarkerQueues:
                     if code in _WRITTEN:
                         _remove(completion.remaining, topic, number)
                         if code is not ErrorCode.NONE:
-                            log.info(
-                                "%s: %s-%d takes no transaction marker of producer id %d, epoch %d: %s",
-                                completion.transactional_id,
-                                topic,
-                                number,
-                                completion.producer_id,
-                                completion.producer_epoch,
-                                code.name,
-                            )
+                            refused[code] = refused.get(code, 0) + 1
                     else:
                         failed.setdefault(topic, set()).add(number)
                         why = f"has failed with {code.name}"
+            for code, count in refused.items():
+                log.info(
+                    "%s: %d partitions on broker %d take no transaction marker of producer id %d, epoch %d: %s",
+                    completion.transactional_id,
+                    count,
+                    broker_id,
+                    completion.producer_id,
+                    completion.producer_epoch,
+                    code.name,
+                )
             if failed:
                 self._delay(completion, failed, why, now_ms)
             else:

@@ -361,9 +361,7 @@ class TransactionCoordinator:
         if refusal is not None:
             if refusal is ErrorCode.INVALID_TXN_STATE:
                 outcome = "commit" if committed else "abort"
-                log.warning(
-                    "%s: a producer demands its %s in state %s", transactional_id, outcome, metadata.state.label
-                )
+                log.debug("%s: a producer demands its %s in state %s", transactional_id, outcome, metadata.state.label)
             return failed(refusal)
         needs_id = is_version_2 and metadata.is_epoch_exhausted
         if needs_id and new_id is None:
