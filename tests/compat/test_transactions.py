@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +15,11 @@ import pytest
 from lone_node import LoneNode
 from node_cluster import NodeCluster
 from transactional_clients import WAIT_S, Committers, made, producer_of, send, visible, waited_for
+
+import kalda
+from kalda.client.admin.features import describe_features, update_features
+from kalda.client.cluster_client import ClusterClient
+from kalda.protocol.messages.admin import UpgradeType
 
 pytestmark = pytest.mark.compat
 
@@ -165,6 +171,44 @@ def test_the_coordinator_dies_in_the_middle_of_transactions(trio: NodeCluster, f
             node.start()
         committers.wait_progress()
     committers.check()
+
+
+def test_the_feature_changes_while_transactions_are_open(trio: NodeCluster, fresh: Fresh) -> None:
+    """transaction.version goes down and up again: clients of both versions lose nothing, and see nothing in part."""
+    topic, stop, committed = fresh("transactions"), threading.Event(), []
+    made(trio.addresses, topic)
+
+    def run() -> None:
+        """A producer of version 2, where the cluster has it."""
+        number = 0
+        with kalda.Producer(bootstrap_servers=trio.addresses, transactional_id=f"{topic}-kalda") as producer:
+            while not stop.is_set():
+                number += 1
+                values = [f"kalda.{number} {index}" for index in range(2)]
+                with producer.transaction():
+                    for index, value in enumerate(values):
+                        producer.send(topic, value.encode(), partition=index)
+                committed.extend(values)
+
+    thread = threading.Thread(target=run)
+    with Committers(trio.addresses, topic, 2) as committers, ClusterClient(trio.addresses) as cluster:
+        thread.start()
+        for level in (1, 0, 2, 0, 1, 2):
+            finalize(cluster, level)
+            committers.wait_progress(5)
+            before = len(committed)
+            waited_for(lambda before=before: len(committed) > before + 10, f"commits at level {level}")  # type: ignore[misc]
+        stop.set()
+        thread.join(WAIT_S)
+    committers.check()
+    assert set(committed) <= set(visible(trio.addresses, topic))
+
+
+def finalize(cluster: ClusterClient, level: int) -> None:
+    """Change transaction.version, whichever way that is."""
+    (now,) = (each.finalized for each in describe_features(cluster).features if each.name == "transaction.version")
+    way = UpgradeType.UPGRADE if level > now else UpgradeType.SAFE_DOWNGRADE
+    update_features(cluster, {"transaction.version": level}, upgrade_type=way)
 
 
 # -- aiokafka

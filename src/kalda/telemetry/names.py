@@ -30,6 +30,8 @@ HELP: Final = {
     "broker-connection-accept-rate": "New connections a second, of all listeners that are not protected",
     "ActiveControllerCount": "1 on the active controller",
     "UnderReplicatedPartitions": "Partitions led here of which a replica is not in sync",
+    "UnknownDestinationQueueSize": "Transaction markers that failed, or whose partitions have no leader",
+    "LogAppendRetryQueueSize": "Transactions that are complete, but could not be recorded as such yet",
     "BrokerState": "1 starting, 2 recovery, 3 running, 6 controlled shutdown, 7 shutting down",
 }
 """By the name of the metric."""

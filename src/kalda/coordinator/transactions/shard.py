@@ -219,6 +219,11 @@ class TransactionShard:
         fenced by, so that must not be the last one."""
         return metadata.is_epoch_exhausted and self._transaction_version() >= VERSION_2
 
+    @property
+    def unwritten(self) -> int:
+        """Transactions whose markers are written, but whose complete state could not be appended yet."""
+        return len(self._unwritten)
+
     # -- completion ----------------------------------------------------------------------------------------------
 
     def _complete_all(self, transactional_ids: list[str]) -> None:
@@ -235,6 +240,7 @@ class TransactionShard:
                 metadata.client_version,
                 metadata.partitions,
                 self._on_written,
+                self._clock.now_ms(),
                 committed=metadata.state is TransactionState.PREPARE_COMMIT,
             )
             self._markers.add(completion, self._clock.now_ms())
