@@ -341,6 +341,8 @@ class GroupCoordinator:
             return self._txn_commit_failed(request, version, error.code)
         if not records:
             return response
+        if request.producer_id < 0 or request.producer_epoch < 0:
+            return self._txn_commit_failed(request, version, ErrorCode.UNKNOWN_SERVER_ERROR)
         producer = TransactionalProducer(request.producer_id, request.producer_epoch, verification)
         return answer_after(
             self.runtime.in_time(shard.partition.write_in_transaction(records, None, producer)),
