@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.kalda-installed
-COMPILED := $(addprefix src/kalda/records/,codec.py codec.pxd values.py values.pxd scan.py compacting.py)
+COMPILED := $(addprefix src/kalda/records/,codec.py codec.pxd values.py values.pxd scan.py key_offsets.py \
+	key_offsets.pxd compacting.py compacting_runs.py native_crc.pxd)
 
 .PHONY: setup demo test lint lint-style lint-types lint-floors bench clean
 

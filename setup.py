@@ -8,7 +8,7 @@ import sysconfig
 
 from setuptools import Extension, setup
 
-MODULES = ("codec", "values", "scan", "compacting")
+MODULES = ("codec", "values", "scan", "key_offsets", "compacting", "compacting_runs", "appending", "consuming")
 
 # One record's parsing is a chain of small functions that return structs. Inlined into the loops over records they are
 # a third faster, but with its usual limits gcc stops short of that.

@@ -46,8 +46,10 @@ group.initial.rebalance.delay.ms=0
 class Node:
     """One node of a system, in a directory of its own."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, settings: str = "") -> None:
+        """`settings`: further lines of `server.properties`."""
         self.name = system.name
+        self._settings = settings
         self.directory = Path(tempfile.mkdtemp(prefix=f"bench-{self.name.split()[-1].lower()}-"))
         self.port, self._controller_port = free_ports(2)
         self._system = system
@@ -63,7 +65,7 @@ class Node:
         data = self.directory / "data"
         shutil.rmtree(data, ignore_errors=True)
         text = _PROPERTIES.format(port=self.port, controller=self._controller_port, data=data)
-        self._properties.write_text(text, encoding="utf-8")
+        self._properties.write_text(text + self._settings, encoding="utf-8")
         command = self._system.format_command(self._properties, "--standalone")
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 

@@ -4,3 +4,16 @@ The floors, from the ground up, are listed in ARCHITECTURE.md; imports go down o
 """
 
 __version__ = "0.1.0"
+
+_PUBLIC = {"Consumer": "kalda.client.consumer", "Producer": "kalda.client.producer"}
+
+
+def __getattr__(name: str) -> object:
+    """The public classes, imported at their first use: `import kalda` itself costs nothing."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kalda' has no attribute {name!r}")
+    from importlib import import_module
+
+    found: object = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = found
+    return found

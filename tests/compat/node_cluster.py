@@ -88,16 +88,15 @@ class NodeCluster:
             node.launch()
         for node in self.nodes.values():
             node.wait_line(SERVES, 60)
-        for node in self.nodes.values():
-            self._wait_for_all(node)
+        wait_until(self._all_have_all, "every node has all nodes in its metadata")
 
-    def _wait_for_all(self, node: ClusterNode) -> None:
-        """Wait until a node's metadata has all others: librdkafka fails requests to a broker that is not in it."""
-        with node.client() as client:
-            wait_until(
-                lambda: len(client.request(MetadataRequest(topics=[])).brokers) == len(self.nodes),
-                f"node {node.node_id} has all nodes in its metadata",
-            )
+    def _all_have_all(self) -> bool:
+        """Whether the metadata of every node has all nodes: librdkafka fails requests to a broker that is not in it."""
+        for node in self.nodes.values():
+            with node.client() as client:
+                if len(client.request(MetadataRequest(topics=[])).brokers) < len(self.nodes):
+                    return False
+        return True
 
     @cached_property
     def admin(self) -> AdminClient:

@@ -148,7 +148,7 @@ def test_kafkas_dump_tool_reads_the_log(tools: Tools, kafka_tools: KafkaTools, t
 def test_cluster(tools: Tools, node: LoneNode, topic: str) -> None:
     versions = tools("broker-api-versions")
     assert re.search(r"Produce\(0\): 0 to 13 \[usable: 13\]", versions)
-    assert "AddPartitionsToTxn(24): UNSUPPORTED" in versions
+    assert "AddPartitionsToTxn(24): 0 to 5 [usable: 5]" in versions
     assert "4L6g3nShT-eMCtK--X86sw" in tools("cluster", "cluster-id")
     assert re.search(rf"\b1\s.*127.0.0.1\s+{node.port}\b", tools("cluster", "list-endpoints"))
     quorum = tools("metadata-quorum", "describe", "--status")

@@ -11,6 +11,7 @@ from data_requests import TIME, batch, fetch, produce
 from same_answers import Asker
 
 from kalda.base.ids import ZERO_UUID, Uuid
+from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -108,6 +109,19 @@ def test_produce(both: Both, fresh: Callable[[str], str]) -> None:
         for name in ("", "a b"):
             asker.ask(produce(name, ZERO_UUID, (0, batch())), 12, f"name {name!r}")
         asker.ask(produce("", ZERO_UUID, (0, batch())), 13, "no id")
+
+    both(scenario)
+
+
+def test_produce_to_topics_of_coordinators(both: Both) -> None:
+    def scenario(asker: Asker) -> None:
+        at = ("__share_group_state", asker.make("__share_group_state"))
+        for version in (3, 12, 13):
+            asker.ask(produce(*at, (0, batch())), version, "client")
+            asker.ask(produce(*at, (7, batch())), version, "unknown partition")
+            with BlockingConnection("127.0.0.1", asker.port, client_id="__admin_client", negotiate=False) as admin:
+                answer = admin.request(produce(*at, (0, batch()), acks=1), version)
+            asker.note("admin client", answer.responses[0].partition_responses[0].error_code)
 
     both(scenario)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from data_handlers import handler
 from data_path_world import SELF, Assigned, World, answers_of, offsets
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.broker.metadata_cache import MetadataCache
 from kalda.protocol.messages.fetch import (
     FetchRequest,
     FetchRequestFetchPartition,
@@ -249,3 +252,43 @@ def test_sessions_share_the_names_of_topics() -> None:
         cache.context(requested(1, prefix="a-name"), False, lambda _: None, 0).entries[0].topic for _ in range(2)
     )
     assert first is second
+
+
+# -- throttled answers
+
+
+def test_a_throttled_answer_is_sent_again_whole() -> None:
+    """A consumer that has to pause gets an answer without records; the session must not count the other as sent."""
+    world = World()
+    world.assign("orders")
+    world.produce("orders")
+    handlers, context, _ = handler(world)
+    handlers._metadata = cast(MetadataCache, SimpleNamespace(topic_name=lambda _: None))
+    ask = FetchRequestFetchTopic(topic="orders", partitions=[FetchRequestFetchPartition(partition=0)])
+    full = FetchRequest(session_epoch=0, max_bytes=1 << 20, topics=[ask])
+    ask.partitions[0].partition_max_bytes = 1 << 20
+    answer = handlers.fetch(context, full)
+    assert isinstance(answer, FetchResponse)
+    sent = world.replicas.find("orders", 0).topic_counters.bytes_out  # type: ignore[union-attr]
+    assert answer.session_id
+    assert sent.value > 0
+    throttled = handlers.throttled_fetch(full, answer)
+    assert (throttled.session_id, throttled.responses, sent.value, len(world.sessions)) == (0, [], 0, 0)
+
+    answer = handlers.fetch(context, full)
+    assert isinstance(answer, FetchResponse)
+    ask.partitions[0] = FetchRequestFetchPartition(partition=0, fetch_offset=1, partition_max_bytes=1 << 20)
+    caught_up = FetchRequest(session_id=answer.session_id, session_epoch=1, max_bytes=1 << 20, topics=[ask])
+    assert handlers.fetch(context, caught_up).responses == []  # type: ignore[union-attr]
+    world.produce("orders")
+    again = FetchRequest(session_id=answer.session_id, session_epoch=2, max_bytes=1 << 20)
+    answer = handlers.fetch(context, again)
+    assert isinstance(answer, FetchResponse)
+    assert answer.responses[0].partitions[0].high_watermark == 2
+    throttled = handlers.throttled_fetch(again, answer)
+    assert (throttled.session_id, throttled.responses) == (answer.session_id, [])
+    ask.partitions[0] = FetchRequestFetchPartition(partition=0, fetch_offset=2, partition_max_bytes=1 << 20)
+    later = FetchRequest(session_id=answer.session_id, session_epoch=3, max_bytes=1 << 20, topics=[ask])
+    answer = handlers.fetch(context, later)
+    assert isinstance(answer, FetchResponse)
+    assert answer.responses[0].partitions[0].high_watermark == 2, "though nothing has changed since the unsent answer"

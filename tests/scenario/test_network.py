@@ -13,6 +13,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.stats import MetricConfig
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client import RpcClient, RpcConnection
 from kalda.network.connection import Answer, Buffer, Connection
@@ -263,15 +264,50 @@ def test_an_address_beyond_its_maximum_is_refused() -> None:
 def test_creation_rate_delays() -> None:
     async def scenario() -> None:
         clock = HandClock()
-        server = Server(clock, NodeLimits(max_creation_rate=100))
+        limits = NodeLimits(max_creation_rate=100, rate_config=MetricConfig(20, 11))
+        server = Server(clock, limits)
         listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(backlog=200))
-        held = [await dial(listener.port) for _ in range(103)]
+        held = [await dial(listener.port) for _ in range(23)]
         await until(lambda: server.describe()["waiting"] == 3)
-        clock.now += 20
-        await until(lambda: server.describe()["waiting"] == 1)
+        clock.now += 10
+        await until(lambda: server.describe()["waiting"] == 2)
         clock.now += 1_000
         await until(lambda: server.describe()["waiting"] == 0)
         assert server.describe()["admitted"] == len(held)
+        await server.stop()
+
+    run(scenario)
+
+
+def test_a_reduced_maximum_closes_the_least_recently_active_connections() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        held = [await dial(listener.port) for _ in range(3)]
+        for streams in held:
+            await ask(streams, b"12345678")
+        server.update_limits(NodeLimits(max_connections=1))
+        await until(lambda: len(server.connections) == 1)
+        assert await ask(held[2], b"12345678") == b"re:12345678"
+        await server.stop()
+
+    run(scenario)
+
+
+def test_a_connection_of_an_address_over_its_rate_is_closed_after_a_while() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock(), NodeLimits(rate_config=MetricConfig(20, 11)))
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        server.set_ip_rate("127.0.0.1", 10)
+        first, second, third = [await dial(listener.port) for _ in range(3)]
+        for streams in (first, second):
+            assert await ask(streams, b"12345678") == b"re:12345678"
+        with pytest.raises((asyncio.IncompleteReadError, OSError)):
+            await ask(third, b"12345678")
+        await until(lambda: len(server.connections) == 2)
+        assert server.describe()["admitted"] == 2
+        server.set_ip_rate("127.0.0.1", None)
+        assert await ask(await dial(listener.port), b"12345678") == b"re:12345678"
         await server.stop()
 
     run(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from data_handlers import handler
 from data_path_world import SELF, Assigned, World
 
 from kalda.base.errors import ErrorCode
@@ -185,3 +186,40 @@ def test_a_duplicate_batch_gets_the_answer_of_the_first() -> None:
         answers.append(answer.responses[0].partition_responses[0])
     assert [(each.base_offset, each.error_code) for each in answers] == [(0, 0), (0, 0)]
     assert world.assign("a").log.log_end_offset == 1
+
+
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state", "__share_group_state"])
+def test_topics_of_coordinators_take_records_of_kafkas_admin_client_alone(topic: str) -> None:
+    """Measured on Apache Kafka 4.3.1: other partitions of the request are appended, and a partition that does not
+    exist is unknown."""
+    world = World()
+    world.assign("a")
+    own = world.assign(topic)
+    for client_id, code, end in (("", 17, 0), ("a-client", 17, 0), ("__admin_client", 0, 1)):
+        handlers, context, connection = handler(world, client_id)
+        for index, expected in ((0, code), (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):
+            request = ProduceRequest(
+                acks=1,
+                topic_data=[
+                    TopicProduceData(name=topic, partition_data=[data(index)]),
+                    TopicProduceData(name="a", partition_data=[data()]),
+                ],
+            )
+            response = handlers.produce(context, request)
+            assert isinstance(response, ProduceResponse)
+            refused, appended = (each.partition_responses[0] for each in response.responses)
+            assert refused.error_code == expected
+            assert appended.error_code == ErrorCode.NONE
+            if expected:
+                assert (refused.base_offset, refused.log_start_offset, refused.error_message) == (-1, -1, None)
+        assert own.log.log_end_offset == end
+        unanswered = ProduceRequest(acks=0, topic_data=[TopicProduceData(name=topic, partition_data=[data()])])
+        assert handlers.produce(context, unanswered) is None
+        assert connection.calls == (["close"] if code else [])
+
+
+def test_a_topic_of_coordinators_that_another_broker_leads_takes_no_records() -> None:
+    world = World()
+    world.elsewhere.add("__consumer_offsets")
+    done = run(world, [data()], "__consumer_offsets", refuses_internal_topics=True)
+    assert done.response.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION

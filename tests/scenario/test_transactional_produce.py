@@ -332,14 +332,6 @@ def test_a_request_has_batches_of_one_producer() -> None:
     assert world.replicas.get("a", 0).log.log_end_offset == 0
 
 
-def test_clients_do_not_append_to_logs_of_coordinators() -> None:
-    world = TxnWorld()
-    world.assign("__transaction_state")
-    answer = world.produce("__transaction_state")
-    assert not isinstance(answer, Pending)
-    assert answer.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-
-
 def test_a_higher_sequence_does_not_overtake_one_that_is_being_verified() -> None:
     world = TxnWorld()
     world.assign("a")

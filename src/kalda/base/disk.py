@@ -6,6 +6,8 @@ on what POSIX promises and no more:
 - A write is visible to every later read. It survives a crash only after `File.sync`.
 - A created, renamed or removed name survives a crash only after `Disk.sync_dir` of its directory. A synced file
   whose name was not synced may be missing after a crash.
+- After a sync that failed, reads may return bytes that are not on the device, and later syncs may succeed without
+  writing them. Only `File.drop_cache` shows what the device has.
 - A write either happens whole or raises. After an error the bytes from `position` on are undefined: the caller
   writes them again or truncates the file.
 
@@ -17,7 +19,7 @@ can use it even after the first handle was closed, or the file was renamed or re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -63,6 +65,10 @@ class File(Protocol):
         """All earlier writes are on the device when this returns."""
         ...
 
+    def drop_cache(self) -> None:
+        """Reads come from the device from now on, as far as earlier writes are synced, or count as synced."""
+        ...
+
     def share(self) -> File:
         """Another handle on the same open file, closed on its own."""
         ...
@@ -79,6 +85,11 @@ class Disk(Protocol):
     def without_reserve(self) -> Disk:
         """The same files, for what is kept open and may be very many: it never gets the descriptors that are kept in
         reserve for all else."""
+        ...
+
+    def when_many_are_open(self, call: Callable[[], None] | None) -> None:
+        """`call` is called, on any thread, each time a file is opened while few descriptors are left, or cannot be
+        opened because none is left. None ends that."""
         ...
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> File:

@@ -240,6 +240,15 @@ class InvalidRequest(ApiError):
         super().__init__(ErrorCode.INVALID_REQUEST, message)
 
 
+def as_api_error(error: Exception) -> ApiError:
+    """The error itself; for one that is none of Kafka's, UNKNOWN_SERVER_ERROR with the error as its cause."""
+    if isinstance(error, ApiError):
+        return error
+    unforeseen = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
+    unforeseen.__cause__ = error
+    return unforeseen
+
+
 class CorruptRecord(ApiError):
     """Bytes that are not a valid record batch: bad CRC, bad length, bad count."""
 

@@ -8,17 +8,22 @@ argument, so the same events give the same measurements. Stores.
     counter        a total that only grows
     counter sum    a total over counters that come and go, as topics do
     gauge          a value of this moment
-    rate           so much a second, over the last samples (`MetricConfig`)
+    rate           so much a second, over the last samples (`kalda.base.stats`)
+    average        the mean of the last samples
+    maximum        the largest value of the last samples
 
 Invariant: a tag names something that exists (a topic, a partition), never a name that a client makes up. Where that
-thing is removed, its sensors are (`Sensors.remove`). So the number of sensors is bounded.
+thing is removed, its sensors are (`Sensors.remove`). So the number of sensors is bounded. Sensors of clients have an
+owner that bounds them (`kalda.quota`), and are listed by a source (`Sensors.add_source`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from kalda.base.stats import Avg, Max, MetricConfig, Rate
 
 Tags: TypeAlias = tuple[tuple[str, str], ...]
 """Keys and values, in the order of Kafka's MBean names; another order is another sensor."""
@@ -36,15 +41,6 @@ class SensorName(NamedTuple):
 
     def __str__(self) -> str:
         return ",".join((self.group, f"name={self.name}", *(f"{key}={value}" for key, value in self.tags)))
-
-
-class MetricConfig(NamedTuple):
-    """How long a rate looks back: `samples` windows of `window_ms` each, the last of which is not over yet."""
-
-    window_ms: int = 30_000
-    """`metrics.sample.window.ms`, `quota.window.size.seconds`."""
-    samples: int = 2
-    """`metrics.num.samples`, `quota.window.num`."""
 
 
 class Counter:
@@ -100,95 +96,27 @@ class Gauge:
         return self.value if self._read is None else self._read()
 
 
-class _Sample:
-    __slots__ = ("last_event_ms", "start_ms", "total")
-
-    def __init__(self, now_ms: int) -> None:
-        self.restart(now_ms)
-
-    def restart(self, now_ms: int) -> None:
-        self.start_ms = self.last_event_ms = now_ms
-        self.total = 0.0
-
-
-class Rate:
-    """What was recorded, a second: Kafka's `Rate` over a `WindowedSum`.
-
-    Recorded values are summed in samples, each for `window_ms` from its first value on. A sample counts until no part
-    of it lies within the last `samples` windows, so there is one more sample than that. The rate is their sum over the
-    time since the oldest of them began, and that time is taken to be `samples - 1` whole windows at least: a first
-    value counts as if nothing had come before it, not as if it had all come within a millisecond.
-
-    `now_ms` must not decrease from call to call. A negative value undoes a recorded one.
-    """
-
-    __slots__ = ("_config", "_current", "_samples")
-
-    def __init__(self, config: MetricConfig | None = None) -> None:
-        self._config = config = MetricConfig() if config is None else config
-        assert config.window_ms > 0, "a window has a length"
-        assert config.samples > 0, "a rate has a sample"
-        self._samples: list[_Sample] = []
-        """In the order in which they were first used; at most `samples + 1`, then the next one is used again."""
-        self._current = 0
-        """Where in `_samples` values are recorded."""
-
-    def record(self, value: float, now_ms: int) -> None:
-        """Count `value` at this moment."""
-        samples = self._samples
-        if not samples:
-            samples.append(_Sample(now_ms))
-        sample = samples[self._current]
-        if now_ms - sample.start_ms >= self._config.window_ms:
-            sample = self._next_sample(now_ms)
-        sample.total += value
-        sample.last_event_ms = now_ms
-
-    def _next_sample(self, now_ms: int) -> _Sample:
-        samples = self._samples
-        self._current = (self._current + 1) % (self._config.samples + 1)
-        if self._current == len(samples):
-            samples.append(_Sample(now_ms))
-        else:
-            samples[self._current].restart(now_ms)
-        return samples[self._current]
-
-    def _drop_old(self, now_ms: int) -> None:
-        oldest_ms = now_ms - self._config.samples * self._config.window_ms
-        for sample in self._samples:
-            if sample.last_event_ms <= oldest_ms:
-                sample.restart(now_ms)
-
-    def total(self, now_ms: int) -> float:
-        """The sum of the samples that count."""
-        self._drop_old(now_ms)
-        return sum(sample.total for sample in self._samples)
-
-    def window_size_ms(self, now_ms: int) -> int:
-        """The time by which the sum is divided; a quota computes from it how long a client is to pause."""
-        self._drop_old(now_ms)
-        window_ms, samples = self._config
-        elapsed_ms = now_ms - min((sample.start_ms for sample in self._samples), default=now_ms)
-        missing_windows = samples - 1 - elapsed_ms // window_ms
-        if missing_windows > 0:
-            elapsed_ms += missing_windows * window_ms
-        return max(1, elapsed_ms)
+class Measurable(Protocol):
+    """Anything that has a value now."""
 
     def measure(self, now_ms: int) -> float:
-        """The rate, a second."""
-        return self.total(now_ms) * 1000 / self.window_size_ms(now_ms)
+        """The value now."""
+        ...
 
 
-Sensor: TypeAlias = Counter | CounterSum | Gauge | Rate
-_S = TypeVar("_S", Counter, CounterSum, Gauge, Rate)
+Source: TypeAlias = Callable[[], Iterable[tuple["SensorName", Measurable]]]
+Sensor: TypeAlias = Counter | CounterSum | Gauge | Rate | Avg | Max
+_S = TypeVar("_S", Counter, CounterSum, Gauge, Rate, Avg, Max)
 
 
 class Sensors:
     """The sensors of one node, by name. Invariant: a name has one kind of sensor."""
 
-    __slots__ = ("_by_tags", "_families")
+    __slots__ = ("_by_tags", "_families", "_sources")
 
     def __init__(self) -> None:
+        self._sources: list[Source] = []
+        """Functions that list sensors which are kept elsewhere."""
         self._by_tags: dict[Tags, dict[tuple[str, str], Sensor]] = {}
         """By tags, then by (group, name): what is removed together is kept together."""
         self._families: dict[tuple[str, str], tuple[str, str]] = {}
@@ -206,6 +134,16 @@ class Sensors:
                 families.setdefault((group, name), []).append((SensorName(group, name, tags), sensor))
         return chain.from_iterable(families[family] for family in sorted(families))
 
+    def add_source(self, source: Source) -> None:
+        """Include in `everything` what `source()` lists at that moment."""
+        self._sources.append(source)
+
+    def everything(self) -> Iterator[tuple[SensorName, Measurable]]:
+        """All sensors of this registry, then those of its sources."""
+        yield from self
+        for source in self._sources:
+            yield from source()
+
     def find(self, group: str, name: str, tags: Tags = NO_TAGS) -> Sensor | None:
         """The sensor of that name, where there is one."""
         return self._by_tags.get(tags, {}).get((group, name))
@@ -221,6 +159,14 @@ class Sensors:
     def rate(self, group: str, name: str, tags: Tags = NO_TAGS, config: MetricConfig | None = None) -> Rate:
         """The rate of that name, made with `config` where there is none."""
         return self._get_or_make(group, name, tags, Rate, lambda: Rate(config))
+
+    def average(self, group: str, name: str, tags: Tags = NO_TAGS, config: MetricConfig | None = None) -> Avg:
+        """The average of that name, made with `config` where there is none."""
+        return self._get_or_make(group, name, tags, Avg, lambda: Avg(config))
+
+    def maximum(self, group: str, name: str, tags: Tags = NO_TAGS, config: MetricConfig | None = None) -> Max:
+        """The maximum of that name, made with `config` where there is none."""
+        return self._get_or_make(group, name, tags, Max, lambda: Max(config))
 
     def gauge(self, group: str, name: str, tags: Tags = NO_TAGS, read: Callable[[], float] | None = None) -> Gauge:
         """The gauge of that name, made where there is none. A function is given once: the one of two that is not read

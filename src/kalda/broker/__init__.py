@@ -3,17 +3,25 @@
 It owns the clock, threads, sockets and files. It decides nothing that a floor below can decide.
 
 - `node.py`: one process: start, stop, listeners, identity
+- `gate.py`: requests that arrive before the node can answer them
 - `quorum_side.py`: the metadata log, its loader, and with the controller role a controller
 - `broker_side.py`: with the broker role: the logs, the order of the start and of the stop
 - `services.py`: what a broker serves clients with: the list of its modules
 - `modules/`: one file for each area that a broker serves, and the manual for a new one
 - `dynamic_configs.py`: the effective configuration, handed to all modules when it changes
 - `pipeline.py`: from a frame to an answer, through the stages of the API's row
+- `charging.py`: the stage of the pipeline that charges answers to quotas
+- `throttling.py`: which quotas a request counts against, by how much
+- `quotas.py`: a node's client quotas, fed by the metadata
 - `rows.py`: a row an API: handler, authorization, quota, failure
 - `context.py`: what a handler receives and may return
 - `steps.py`: long work in steps, one in each turn of the loop
 - `large_requests.py`: requests that name very many things: decoded, handled and encoded in steps
+- `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
+- `request_faults.py`: log lines about unforeseen exceptions of handlers
 - `watchdog.py`: how late the event loop is, and after which request
+- `metrics_listener.py`: the HTTP listener for metrics and the use of quotas
+- `node_gauges.py`: gauges of a node, its controller and its quorum
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers
@@ -27,6 +35,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `raft_listeners.py`: delivery of the metadata log to the loader and the controller, in passes
 - `controller_catch_up.py`: a controller that is far behind is made from the loader's image
 - `lifecycle.py`: registration, heartbeats, controlled shutdown, as a machine
+- `replication_throttles.py`: rates and replicas of replication throttles, from configs
 - `peers.py`: what replicas need of other nodes: fetches, decisions on ISRs
 - `assignments.py`: tells the controller in which log directories replicas are
 - `publisher.py`: metadata into partitions that are opened, led, followed, deleted

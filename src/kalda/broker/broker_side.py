@@ -30,10 +30,12 @@ from kalda.broker.modules.module import BrokerContext
 from kalda.broker.opening import OpeningPartitions
 from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.quorum_side import QuorumSide
+from kalda.broker.quotas import NodeQuotas
 from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.network.server import Server
+from kalda.storage.future_logs import Placed
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
 
@@ -58,6 +60,7 @@ class BrokerSide:
         channel: ControllerChannel,
         heartbeats: ControllerChannel,
         sensors: Sensors,
+        quotas: NodeQuotas,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
@@ -73,6 +76,7 @@ class BrokerSide:
         self._has_replicas = False
         """Whether `services` and `lifecycle` exist. A directory may fail before, while it is read for the first time:
         no replica is in it then, and the registration will not name it."""
+        self._cache = MetadataCache(timers)
         configs = DynamicConfigs(config)
         self.logs = make_log_manager(
             config, host, lambda topic: configs.log_config(topic, quorum.loader.image), self._on_dir_failed
@@ -101,10 +105,11 @@ class BrokerSide:
             server=server,
             channel=channel,
             lifecycle=self.lifecycle,
-            cache=MetadataCache(timers),
+            cache=self._cache,
             logs=self.logs,
             dynamic_configs=configs,
             sensors=sensors,
+            quotas=quotas,
             opening=OpeningPartitions(timers),
             faults=PublishingFaults(),
             on_fatal=on_fatal,
@@ -138,26 +143,32 @@ class BrokerSide:
                 each.cancel()
             await asyncio.gather(*loading, return_exceptions=True)
         log.info("opened %d logs", len(logs))
-        logs.futures.settle(partial(assigned_directory, quorum.loader.image, self._config.node_id))
+        assigned = partial(assigned_directory, quorum.loader.image, self._config.node_id)
+        logs.futures.settle(assigned)
         tracker = BrokerRegistrationTracker(self._config.node_id, lifecycle.resend_registration)
         quorum.loader.install_publishers([*services.publishers(), tracker])
-        self._set_stray_logs_aside()
+        self._set_stray_logs_aside(assigned)
         services.start()
         lifecycle.set_ready_to_unfence()
         await wait_settled(lifecycle.milestones.unfenced)
+        # The controller has answered before this node has the record: Metadata responses would not list this broker,
+        # while those of others do. A client that gets fewer brokers than before drops its requests to the others.
+        await wait_settled(self._cache.unfenced(self._config.node_id))
 
-    def _set_stray_logs_aside(self) -> None:
+    def _set_stray_logs_aside(self, assigned: Placed) -> None:
         """Set the logs aside that belong to no replica of this broker by the metadata. They are not deleted.
 
-        A log whose directory failed after it was opened has no replica either, and stays where it is.
+        A log whose directory failed after it was opened has no replica either, and stays where it is. So does the log
+        of a replica that could not be opened: the next start would make an empty one in its place.
         """
         for stray in self.logs:
-            if stray.offline:
-                continue
             topic_partition = stray.topic_partition
-            if self.services.replicas.find(*topic_partition) is None:
-                log.warning("%s: the cluster has no such replica on this broker, the log is set aside", topic_partition)
-                self.logs.set_aside(topic_partition)
+            if stray.offline or self.services.replicas.find(*topic_partition) is not None:
+                continue
+            if assigned(topic_partition, stray.topic_id) is not None:
+                log.error("%s is not served: its replica could not be opened, and the log stays", topic_partition)
+            else:
+                self.logs.set_aside(topic_partition, "belongs to no replica that the cluster has on this broker")
 
     async def _run_job(self, job: Job[T]) -> T:
         """Run a job on a thread, and finish it on the loop."""

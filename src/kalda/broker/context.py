@@ -1,12 +1,13 @@
 """What a request handler receives besides the request, and what it may return.
 
 A handler is `(context, request) -> reply`. The reply is a response; or one that is encoded already; or a `Pending` of
-either, where the answer has to wait; or `Steps`, where making it takes long; or None where the request has no answer.
+either, where the answer has to wait; or `Steps`, where making it takes long, which may return a `Pending` too; or None
+where the request has no answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
 from kalda.base.pending import Pending
@@ -19,6 +20,34 @@ R = TypeVar("R")
 A = TypeVar("A", bound=Response)
 
 
+class Stopwatch:
+    """For how long one request has held the event loop. It runs from the moment at which it is made."""
+
+    __slots__ = ("_now_ns", "_since_ns", "_sum_ns")
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._sum_ns = 0
+        self._since_ns = now_ns()
+        """When it was started; negative while it stands."""
+
+    def start(self) -> None:
+        """Run; no effect where it does."""
+        if self._since_ns < 0:
+            self._since_ns = self._now_ns()
+
+    def stop(self) -> None:
+        """Stand; no effect where it does."""
+        if self._since_ns >= 0:
+            self._sum_ns += self._now_ns() - self._since_ns
+            self._since_ns = -1
+
+    def read(self) -> int:
+        """Nanoseconds so far."""
+        running_ns = self._now_ns() - self._since_ns if self._since_ns >= 0 else 0
+        return self._sum_ns + running_ns
+
+
 class RequestContext(Caller):
     """One request: who sent it, over which connection, and its bytes.
 
@@ -26,7 +55,10 @@ class RequestContext(Caller):
     `forwarded_by` is that broker's principal.
     """
 
-    __slots__ = ("connection", "frame", "header")
+    __slots__ = ("connection", "frame", "header", "stopwatch")
+
+    stopwatch: Stopwatch
+    """Exists only where the time of requests is charged."""
 
     def __init__(
         self, connection: Connection, header: RequestHeader, frame: memoryview, authorizer: Authorizer | None = None
@@ -59,4 +91,6 @@ Steps: TypeAlias = Generator[None, None, R]
 """Work in bounded pieces: each `next` does one, and the generator returns the reply. See `kalda.broker.steps`."""
 Known: TypeAlias = A | Encoded | None
 """A reply that waits for nothing. None: the request has no answer."""
-Reply: TypeAlias = A | Encoded | Pending[A] | Pending[Encoded] | Pending[A | Encoded] | Steps[A | Encoded] | None
+Reply: TypeAlias = (
+    A | Encoded | Pending[A] | Pending[Encoded] | Pending[A | Encoded] | Steps[A | Encoded] | Steps[Pending[A]] | None
+)

@@ -9,7 +9,8 @@ A request that reaches its deadline fails alone: the connection stays open, and 
 that breaks without a sign, as where a firewall drops packets, is found by its silence: it is closed when requests wait
 on it and no byte arrives for `silence_ms`.
 
-A broker has two channels: one for its registration and heartbeats, one for all other requests. A response to another
+A broker has several channels: one for its registration and heartbeats, one for what it requests for itself, and others
+beside that one (`beside`) for requests of clients. A response to another
 request may take long, and responses on a connection keep the order of the requests: a heartbeat behind it would be
 late. Heartbeats are regular and are answered at once, so their channel has a short `silence_ms`. Where it finds its
 connection silent, and a new one to the same controller is answered, the path may have broken: `on_path_broken` is
@@ -86,6 +87,15 @@ class ControllerChannel:
         """Set when another node becomes the active controller. It wakes the requests that wait to be sent again, of
         which the first clears it."""
         self._closed = False
+        self._beside: list[ControllerChannel] = []
+        """Channels that follow this one to another controller, and are closed with it."""
+
+    def beside(self, client_id: str) -> ControllerChannel:
+        """Another connection to the active controller, for requests whose responses may take long: those on one
+        connection keep the order of the requests. It connects at its first request, and is closed with this channel."""
+        channel = ControllerChannel(self._address, client_id, self._timeout_ms, self._silence_ms)
+        self._beside.append(channel)
+        return channel
 
     def send(self, request: Request, timeout_ms: int | None = None) -> Pending[Any]:
         """The controller's response. Fails with REQUEST_TIMED_OUT when none came in time, and also where this node
@@ -106,9 +116,13 @@ class ControllerChannel:
         if address is not None and address != self._connected_to:
             self._disconnect()
             self._controller_changed.set()
+        for channel in self._beside:
+            channel.on_controller_change()
 
     def drop_silent_connection(self, silence_ms: int) -> None:
         """Close the connection if no byte has arrived on it for so long. Requests that wait on it are sent again."""
+        for channel in self._beside:
+            channel.drop_silent_connection(silence_ms)
         connection = self._connection
         if connection is None or connection.closed.is_set():
             return
@@ -124,6 +138,8 @@ class ControllerChannel:
     async def close(self) -> None:
         """Fail all requests under way, and close the connection."""
         self._closed = True
+        for channel in self._beside:
+            await channel.close()
         if self._path_check is not None:
             self._path_check.cancel()
         for task in list(self._tasks):

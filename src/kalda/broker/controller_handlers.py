@@ -6,13 +6,13 @@ Every admin API that changes the cluster ends here, whether a broker forwarded i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.api_versions import Features
-from kalda.broker.context import RequestContext
+from kalda.broker.context import RequestContext, Steps
 from kalda.broker.controller_failures import (
     allocate_producer_ids_failed,
     alter_partition_failed,
@@ -46,6 +46,7 @@ from kalda.broker.handlers.forwarded import (
     update_features_failed,
 )
 from kalda.broker.handlers.shared import describe_cluster_failed, fetch_failed
+from kalda.broker.operation_parts import Failed, in_parts, parts_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.raft_driver import RaftDriver
 from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle, joined, on_cluster
@@ -70,17 +71,29 @@ class _Timed(Protocol):
     timeout_ms: int
 
 
-Q = TypeVar("Q")
+Q = TypeVar("Q", bound=Request)
 T = TypeVar("T", bound=_Timed)
 R = TypeVar("R", bound=Response)
 Handle = Callable[[Q, Caller, int], Pending[R]]
 """A `handle_*` of the controller: request, caller, now."""
+Operation: TypeAlias = Pending[R] | Steps[Pending[R]]
 
 _ANYONE = Authorization.ANYONE
 _PER_ITEM = Authorization.PER_ITEM
 _EXEMPT = QuotaClass.EXEMPT
 _MUTATION = QuotaClass.CONTROLLER_MUTATION
 _REQUEST = QuotaClass.REQUEST
+
+
+def _in_time(handle: Callable[[RequestContext, T], Operation[R]]) -> Callable[[RequestContext, T], Operation[R]]:
+    """`handle`, unless the request's timeout is not positive: it has expired already then, and nothing is changed."""
+
+    def handler(context: RequestContext, request: T) -> Operation[R]:
+        if request.timeout_ms <= 0:
+            raise ApiError(ErrorCode.REQUEST_TIMED_OUT)
+        return handle(context, request)
+
+    return handler
 
 
 class ControllerHandlers:
@@ -168,21 +181,21 @@ class ControllerHandlers:
 
     def _admin_rows(self) -> list[Row]:
         """What brokers forward for their clients."""
-        controller, handled = self._controller, self._handled
+        controller, handled, cut = self._controller, self._handled, self._cut
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         alter_configs = on_cluster(AclOperation.ALTER_CONFIGS)
-        create_topics = self._in_time(controller.handle_create_topics)
-        delete_topics = self._in_time(controller.handle_delete_topics)
-        create_partitions = self._in_time(controller.handle_create_partitions)
-        elect_leaders = self._in_time(controller.handle_elect_leaders)
-        reassign = self._in_time(controller.handle_alter_partition_reassignments)
+        create_topics = _in_time(cut(controller.handle_create_topics, create_topics_failed))
+        delete_topics = _in_time(cut(controller.handle_delete_topics, delete_topics_failed))
+        create_partitions = _in_time(cut(controller.handle_create_partitions, create_partitions_failed))
+        elect_leaders = _in_time(cut(controller.handle_elect_leaders, elect_leaders_failed))
+        reassign = _in_time(cut(controller.handle_alter_partition_reassignments, reassign_failed))
         list_reassignments = handled(controller.handle_list_partition_reassignments)
-        incremental = handled(controller.handle_incremental_alter_configs)
-        client_quotas = handled(controller.handle_alter_client_quotas)
-        scram = handled(controller.handle_alter_user_scram_credentials)
+        incremental = cut(controller.handle_incremental_alter_configs, incremental_alter_configs_failed)
+        client_quotas = cut(controller.handle_alter_client_quotas, alter_client_quotas_failed)
+        scram = cut(controller.handle_alter_user_scram_credentials, alter_scram_failed)
         features = handled(controller.handle_update_features)
         unregister = handled(controller.handle_unregister_broker)
-        legacy = handled(controller.handle_alter_configs)
+        legacy = cut(controller.handle_alter_configs, alter_configs_failed)
         return [
             Row(ApiKey.CREATE_TOPICS, create_topics, create_topics_failed, _PER_ITEM, _MUTATION, True),
             Row(ApiKey.DELETE_TOPICS, delete_topics, delete_topics_failed, _PER_ITEM, _MUTATION, True),
@@ -245,14 +258,17 @@ class ControllerHandlers:
 
         return handler
 
-    def _in_time(self, handle: Handle[T, R]) -> Callable[[RequestContext, T], Pending[R]]:
-        """As `_handled`. Where the timeout is not positive, it has expired already: nothing is changed then."""
-        in_time = self._handled(handle)
+    def _cut(self, handle: Handle[Q, R], failed: Failed) -> Callable[[RequestContext, Q], Operation[R]]:
+        """As `_handled`, in parts where the request is costly."""
+        handle_part = self._handled(handle)
 
-        def handler(context: RequestContext, request: T) -> Pending[R]:
-            if request.timeout_ms <= 0:
-                raise ApiError(ErrorCode.REQUEST_TIMED_OUT)
-            return in_time(context, request)
+        def handler(context: RequestContext, request: Q) -> Operation[R]:
+            if not self._controller.is_active:
+                return handle_part(context, request)
+            parts = parts_of(request, self._controller)
+            if len(parts) == 1:
+                return handle_part(context, request)
+            return in_parts(parts, lambda part: handle_part(context, cast(Q, part)), failed, context)
 
         return handler
 

@@ -6,7 +6,8 @@ on reads there are plain: tmpfs has no device to wait for.
 
 A process can have so many descriptors only. Some are kept in reserve: when there is no other left, files that are small
 or not kept open (checkpoints, the quorum's state, directories) and the metadata log are still opened, with a warning.
-The files of partitions, which may be very many, do not get the reserve (`without_reserve`).
+The files of partitions, which may be very many, do not get the reserve (`without_reserve`). Long before the reserve is
+needed, a callback says that many descriptors are in use, so that files which nobody uses can be closed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ import errno
 import fcntl
 import logging
 import os
+import resource
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from kalda.base.disk import Buffer, File, FileStat, NoHandleLeft
+from kalda.base.memory import unfilled
+
+T = TypeVar("T")
 
 log = logging.getLogger("kalda.disk")
 
@@ -28,6 +34,8 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", None)
 _MAX_VECTORS = 512
 _SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _WARNING_INTERVAL_S = 10.0
+_MANY = 0.75
+"""Few descriptors are left where this share of the limit is in use."""
 
 
 class _Descriptor:
@@ -67,7 +75,7 @@ class RealFile:
     def read_nowait(self, position: int, size: int) -> Buffer | None:
         if not self._nowait:
             return self.read(position, size)
-        buffer = bytearray(size)
+        buffer = unfilled(size)
         try:
             got = os.preadv(self._fd, [buffer], position, _NOWAIT or 0)
         except BlockingIOError:
@@ -115,6 +123,10 @@ class RealFile:
     def sync(self) -> None:
         os.fsync(self._fd)
 
+    def drop_cache(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def share(self) -> RealFile:
         if self._descriptor is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -133,22 +145,44 @@ class _Opener:
         self._spare: list[int] = []
         """Those that are not used at the moment."""
         self._warned_s = float("-inf")
+        self._on_many: Callable[[], None] | None = None
+        self._many: float = float("inf")
+        """Few are left where a descriptor has at least this number: the kernel gives the lowest one that is free."""
+
+    def watch(self, on_many: Callable[[], None] | None) -> None:
+        """As `Disk.when_many_are_open`."""
+        self._on_many = on_many
+        self._many = float("inf") if on_many is None else _MANY * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def open(self, path: str, flags: int, *, spare: bool) -> int:
         """A descriptor; with `spare` from the reserve where there is no other. Raises `NoHandleLeft`."""
+        fd = self.attempt(lambda: os.open(path, flags | os.O_CLOEXEC, 0o644), path, spare=spare)
+        if fd >= self._many:
+            self._report()
+        return fd
+
+    def attempt(self, call: Callable[[], T], path: str, *, spare: bool) -> T:
+        """The result of `call`, which needs a descriptor: with `spare`, one of the reserve is released for it where
+        there is no other. Raises `NoHandleLeft`."""
         while True:
             try:
-                fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+                result = call()
                 break
             except OSError as error:
                 if error.errno not in _SHORTAGES:
                     raise
                 self._warn(error)
+                self._report()
                 if error.errno == errno.ENOMEM or not spare or not self._release_one():
                     raise NoHandleLeft(error.errno, error.strerror, path) from error
         if len(self._spare) < self._reserve:
             self.fill()
-        return fd
+        return result
+
+    def _report(self) -> None:
+        on_many = self._on_many
+        if on_many is not None:
+            on_many()
 
     def fill(self) -> None:
         """Take descriptors into the reserve again, as far as there are any."""
@@ -191,6 +225,9 @@ class RealDisk:
         twin._opener = self._opener
         return twin
 
+    def when_many_are_open(self, call: Callable[[], None] | None) -> None:
+        self._opener.watch(call)
+
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> File:
         flags = os.O_RDWR if writable else os.O_RDONLY
         if create:
@@ -218,7 +255,7 @@ class RealDisk:
         return FileStat(found.st_size, found.st_mtime_ns // 1_000_000, (found.st_mode & 0o170000) == 0o040000)
 
     def list_dir(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
+        return sorted(self._opener.attempt(lambda: os.listdir(path), path, spare=self._may_use_reserve))
 
     def make_dirs(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)

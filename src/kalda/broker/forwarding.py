@@ -15,6 +15,7 @@ from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.rows import Row
 from kalda.network.connection import Answer, AtTurn, Buffer
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.framing import decode_request_header
 from kalda.protocol.messages.brokers import EnvelopeRequest, EnvelopeResponse
@@ -22,6 +23,7 @@ from kalda.protocol.messages.client_protocol import DefaultPrincipalData
 from kalda.protocol.notation import Request
 
 _PRINCIPAL_VERSION = 0
+_CHANGES_OF_VOTERS = frozenset((ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER))
 
 
 def encode_principal(principal: str) -> bytes:
@@ -42,8 +44,11 @@ def decode_principal(raw: bytes) -> str:
 class Forwarding:
     """The broker's side: client requests into envelopes."""
 
-    def __init__(self, channel: ControllerChannel) -> None:
+    def __init__(self, channel: ControllerChannel, changes_of_voters: ControllerChannel | None = None) -> None:
+        """AddRaftVoter and RemoveRaftVoter go over `changes_of_voters`, where it is given: they are answered when the
+        other node has caught up, or a timeout is over, and would delay what comes behind them."""
         self._channel = channel
+        self._changes_of_voters = channel if changes_of_voters is None else changes_of_voters
 
     def forward(self, context: RequestContext, request: Request) -> Pending[Encoded]:
         """Send the request to the active controller; settles with the controller's own response."""
@@ -65,7 +70,9 @@ class Forwarding:
                 pending.complete(Encoded([response.response_data]))
 
         timeout_ms: int = getattr(request, "timeout_ms", 0)
-        self._channel.send(envelope, timeout_ms if timeout_ms > 0 else None).then(settle)
+        is_change_of_voters = context.header.api_key in _CHANGES_OF_VOTERS
+        channel = self._changes_of_voters if is_change_of_voters else self._channel
+        channel.send(envelope, timeout_ms if timeout_ms > 0 else None).then(settle)
         return pending
 
 

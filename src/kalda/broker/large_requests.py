@@ -1,13 +1,14 @@
 """Requests that name very many things: decoded, handled and encoded in steps, so that no other client waits for them.
 
-A request with more than `SMALL_ELEMENTS` structs, strings and numbers is large. It is decoded in steps, cut into parts
+A request with more than `small_elements` structs, strings and numbers is large. It is decoded in steps, cut into parts
 of `PART_ITEMS` items, and each part is passed to the API's handler as a request of its own, one a step. Then the
 responses of the parts are joined into one, which is encoded in steps. Items of a request are independent in all APIs
 that are cut (`CUTS`): each has its own result. Only what a handler does about an item that is named twice depends on
 the parts: it sees those that are in the same part.
 
-What is decided as a whole is not cut: the controller's operations on many topics or resources at once. More than
-`MAX_OPERATIONS` items are refused there, as Kafka refuses a batch of more than 10,000 records.
+What the controller decides is not cut here but on the controller (`operation_parts.py`): some of it is decided about
+the request as a whole. More than `MAX_OPERATIONS` items are refused, as Kafka refuses a batch of more than 10,000
+records.
 
 One large request of a listener is decoded and handled at a time, so that the memory of the decoded requests is bounded.
 Objects are dropped in steps too: a list of a million structs takes a tenth of a second to free.
@@ -18,9 +19,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.broker.context import Encoded, RequestContext, Steps
 from kalda.broker.rows import Row
@@ -33,9 +34,12 @@ from kalda.protocol.messages.fetch import FetchRequest
 from kalda.protocol.notation import Request, Response, Struct, shallow_copy
 from kalda.replication.fetch_session import FINAL_EPOCH, INITIAL_EPOCH
 
+T = TypeVar("T")
 SMALL_ELEMENTS = 4_000
 """Structs, strings and numbers in the lists of a request that is answered at once: some 20 ms where each is a partition
 with an answer of its own."""
+SMALL_OPERATION_ELEMENTS = 500
+"""The same for operations of the controller: the response may be a hundred times as large, as that of CreateTopics."""
 MAX_REQUEST_ELEMENTS = 250_000
 """No client names as many things in one request. A request with more closes its connection."""
 MAX_OPERATIONS = 10_000
@@ -55,7 +59,7 @@ class Cut(NamedTuple):
     asked: tuple[str, ...]
     answered: tuple[str, ...]
     is_one_operation: bool = False
-    """The items are decided as a whole, so the request is not cut."""
+    """An operation of the controller, which is not cut here."""
 
 
 def _partitions(asked: str = "topics", answered: str = "topics") -> tuple[Cut, ...]:
@@ -104,6 +108,12 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _operation("users", answered=("results",)),
 }
 """The cuts of each API; the first whose list is not empty applies."""
+
+
+def small_elements(key: int) -> int:
+    """How many elements a request of that API has at most that is not large."""
+    cuts = CUTS.get(key, ())
+    return SMALL_OPERATION_ELEMENTS if cuts and cuts[0].is_one_operation else SMALL_ELEMENTS
 
 
 _ANSWERED_IN_STEPS = frozenset((ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.DESCRIBE_CONFIGS))
@@ -261,6 +271,10 @@ class Stages(Protocol):
         """Charge the answer to the quotas of the client."""
         ...
 
+    def timed(self, context: RequestContext, steps: Steps[T]) -> Steps[T]:
+        """Measure for how long the steps hold the event loop, where the client is charged for that."""
+        ...
+
 
 class _Reply:
     """A part of a request, and what its handler replied."""
@@ -315,11 +329,11 @@ class LargeRequests:
                 each.then(on_reply)
 
         def encode(cut: Cut | None, replies: list[_Reply]) -> None:
-            encoded = self._encoding.run(_encoded(row, context, cut, replies, stages))
+            encoded = self._encoding.run(stages.timed(context, _encoded(row, context, cut, replies, stages)))
             current[:] = [encoded]
             encoded.then(answer.settle)
 
-        handled = self._handling.run(_handled(row, handler, context, stages))
+        handled = self._handling.run(stages.timed(context, _handled(row, handler, context, stages)))
         current.append(handled)
         answer.on_abandoned = abandon
         handled.then(on_handled)
@@ -356,8 +370,8 @@ def _handled(
                 reply = yield from reply
         except InvalidRequest:
             raise
-        except ApiError as error:
-            reply = stages.failed(row, context, part, error)
+        except Exception as error:
+            reply = stages.failed(row, context, part, as_api_error(error))
         replies.append(_Reply(part, joins, reply))
     return cut, replies
 

@@ -1,4 +1,8 @@
-"""The format of log lines: text for people, or JSON for machines."""
+"""The format of log lines: text for people, or JSON for machines.
+
+Messages name what clients have sent. Control characters in them are escaped here, for all lines, and what follows the
+first line of an exception is indented: no client can forge a line.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,11 @@ import json
 import logging
 import sys
 import time
+from types import TracebackType
+
+from kalda.base.printable import printable, printable_json
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 class TextFormatter(logging.Formatter):
@@ -13,6 +22,15 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("[%(asctime)s] %(levelname)s %(message)s (%(name)s)")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is the base class's
+        """One line."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802
+        """`Traceback`, and indented lines."""
+        return "\n  ".join(map(printable, super().formatException(ei).split("\n")))
 
 
 class JsonFormatter(logging.Formatter):
@@ -28,7 +46,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return printable_json(json.dumps(line, ensure_ascii=False))
 
 
 def set_up(level: str, as_json: bool) -> None:

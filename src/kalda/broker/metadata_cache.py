@@ -22,6 +22,7 @@ from collections.abc import Iterable
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
 from kalda.base.scheduling import Timer, Timers
 from kalda.metadata.cluster import BrokerRegistration
 from kalda.metadata.delta import MetadataDelta
@@ -65,6 +66,8 @@ class MetadataCache:
         means nothing."""
         self._fenced: dict[int, Timer] = {}
         """Fenced brokers that are still listed, by id; the timer removes the entry."""
+        self._to_be_unfenced: dict[int, Pending[None]] = {}
+        """What `unfenced` has returned, until it is settled."""
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: object) -> None:
         """As a publisher: the new image is visible to all readers. It must be the first publisher of a broker."""
@@ -83,6 +86,8 @@ class MetadataCache:
                 died = was is not None and not was.fenced and not was.in_controlled_shutdown
                 if broker.fenced and died:
                     self._list_fenced(broker_id)
+                if not broker.fenced and broker_id in self._to_be_unfenced:
+                    self._to_be_unfenced.pop(broker_id).complete(None)
 
     def _drop_kept(self) -> None:
         self.changes += 1
@@ -117,6 +122,14 @@ class MetadataCache:
             self._missing[broker_id] = broker_epoch
             self._drop_kept()
             self._timers.call_later_ms(MISSING_MS, end)
+
+    def unfenced(self, broker_id: int) -> Pending[None]:
+        """Settles when the broker is not fenced in the image: then responses list it."""
+        pending: Pending[None] = self._to_be_unfenced.setdefault(broker_id, Pending())
+        broker = self.image.cluster.brokers.get(broker_id)
+        if broker is not None and not broker.fenced:
+            self._to_be_unfenced.pop(broker_id).complete(None)
+        return pending
 
     # -- encoded answers
 

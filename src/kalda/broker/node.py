@@ -18,22 +18,23 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kalda.base.configs.listeners import Endpoint
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
 from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dir_locks import DirLocks
+from kalda.broker.gate import Gate
 from kalda.broker.lifecycle import BrokerIdentity
 from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
+from kalda.broker.quotas import NodeQuotas
 from kalda.broker.raft_channel import RaftChannel
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.broker.watchdog import Watchdog
@@ -41,7 +42,7 @@ from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.client import RpcClient
-from kalda.network.connection import Answer, Connection
+from kalda.network.connection import Connection
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Server
 from kalda.protocol.messages.brokers import (
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from kalda.broker.broker_side import BrokerSide
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.controller_registration import ControllerRegistrationManager
+    from kalda.broker.metrics_listener import MetricsListener
     from kalda.broker.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.log_manager import LogManager
@@ -77,39 +79,6 @@ _LAST_STEP_TIMEOUT_S = 5
 
 class StartError(Exception):
     """The node cannot start. The message says why, and what to do."""
-
-
-class Gate:
-    """The frame handler of a listener, which has none of its own yet: requests wait, and are answered in order when
-    the gate opens. Bounded by the network, which limits the unanswered requests of a connection."""
-
-    def __init__(self) -> None:
-        self._handler: Callable[[Connection, memoryview], Answer] | None = None
-        """None until the gate opens."""
-        self._waiting: list[tuple[Connection, memoryview, Pending[Any]]] = []
-        """Requests that came before that, in order of arrival."""
-
-    def __call__(self, connection: Connection, frame: memoryview) -> Answer:
-        if self._handler is not None:
-            return self._handler(connection, frame)
-        pending: Pending[Any] = Pending()
-        self._waiting.append((connection, frame, pending))
-        return pending
-
-    def open(self, handler: Callable[[Connection, memoryview], Answer]) -> None:
-        """Answer the requests that wait; from now on `handler` is called with each request at once."""
-        self._handler = handler
-        waiting, self._waiting = self._waiting, []
-        for connection, frame, pending in waiting:
-            try:
-                answer = handler(connection, frame)
-            except ApiError as error:
-                pending.fail(error)
-                continue
-            if isinstance(answer, Pending):
-                answer.then(pending.settle)
-            else:
-                pending.complete(answer)
 
 
 class Node:
@@ -140,6 +109,7 @@ class Node:
         self._jobs: JobPool | None = None
         self._watchdog: Watchdog | None = None
         self._server: Server | None = None
+        self._quotas: NodeQuotas | None = None
         self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
@@ -152,6 +122,9 @@ class Node:
         """None without the broker role."""
         self._controller_handlers: ControllerHandlers | None = None
         """None without the controller role."""
+
+        self.metrics_listener: MetricsListener | None = None
+        """None where `kalda.metrics.listener` is not set."""
 
         self._stopping = False
         """Whether the part of the stop that cannot be interrupted has begun."""
@@ -217,6 +190,7 @@ class Node:
         cluster_id = ensemble.cluster_id
         assert cluster_id is not None
         _warn_of_properties(config)
+        self._quotas = NodeQuotas(config, self._host, self.sensors, timers, self._jobs)
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
         assert directory_id is not None
@@ -243,9 +217,12 @@ class Node:
             self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
         self._quorum.start()
+        self._quorum.loader.install_publishers([self._quotas])
+        self._quotas.start()
         if config.is_controller:
             self._open_controller(cluster_id)
         self._watchdog.start()
+        await self._open_metrics()
         if self._broker is not None:
             self._watchdog.watch(self._broker.services.pipeline)
             await self._broker.start(self._accept)
@@ -288,7 +265,10 @@ class Node:
     async def _bind(self) -> None:
         """Bind every port. Requests wait in the gate of their listener."""
         config = self.config
-        self._server = Server(self._clock, NodeLimits.of(config))
+        server = self._server = Server(self._clock, NodeLimits.of(config))
+        self.sensors.add_source(server.measured)
+        assert self._quotas is not None, "made before the server"
+        self._quotas.managers.on_ip_rate = server.set_ip_rate
         for endpoint in config.listeners:
             if endpoint.security_protocol != "PLAINTEXT":
                 raise StartError(
@@ -336,6 +316,29 @@ class Node:
             image.offset,
         )
 
+    async def _open_metrics(self) -> None:
+        """Add the gauges of the node, and serve its metrics where the configuration says so."""
+        from kalda.broker.node_gauges import add_controller_gauges, add_quorum_gauges
+
+        quorum = self._quorum
+        assert quorum is not None
+        add_quorum_gauges(self.sensors, quorum)
+        controller = quorum.controller
+        if controller is not None:
+            add_controller_gauges(self.sensors, lambda: controller.is_active, lambda: quorum.loader.image)
+        if self._broker is not None:
+            lifecycle = self._broker.lifecycle
+            self.sensors.gauge("kafka.server:type=KafkaServer", "BrokerState", read=lambda: lifecycle.state)
+        address = self.config["kalda.metrics.listener"]
+        if address:
+            from kalda.broker.metrics_listener import MetricsListener
+
+            assert self._quotas is not None
+            self.metrics_listener = MetricsListener(
+                self.config.node_id, self.sensors, self._quotas.managers, self._clock
+            )
+            await self.metrics_listener.open(address)
+
     # -- controller
 
     def _open_controller(self, cluster_id: str) -> None:
@@ -345,6 +348,7 @@ class Node:
         quorum = self._quorum
         assert quorum is not None
         assert quorum.controller is not None
+        assert self._quotas is not None
         configs = ConfigHandlers(self.config.node_id, self.config, quorum.loader)
         handlers = self._controller_handlers = ControllerHandlers(
             quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, configs, quorum.arm
@@ -353,7 +357,9 @@ class Node:
             self._features,
             asyncio.get_running_loop().call_soon,
             unstable_versions=self.config["unstable.api.versions.enable"],
+            throttle=self._quotas.throttle,
         )
+        self._quotas.add_pipeline(pipeline)
         assert self._watchdog is not None, "made before any listener is opened"
         self._watchdog.watch(pipeline)
         for name in self.config.controller_listener_names:
@@ -412,6 +418,7 @@ class Node:
         assert heartbeats is not None
         assert jobs is not None
         assert server is not None
+        assert self._quotas is not None
         identity = partial(self._broker_identity, cluster_id)
         return BrokerSide(
             config,
@@ -423,6 +430,7 @@ class Node:
             channel,
             heartbeats,
             self.sensors,
+            self._quotas,
             identity,
             self._features,
             self._fatal,
@@ -485,6 +493,10 @@ class Node:
         self._stopping = True
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self.metrics_listener is not None:
+            await self.metrics_listener.close()
+        if self._quotas is not None:
+            self._quotas.close()
         if self._quorum is not None:
             self._quorum.stop_probing()
         if self._broker is not None:

@@ -14,18 +14,15 @@ while many partitions are being opened.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import as_api_error
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timer, Timers
 from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.protocol.notation import Request
-
-log = logging.getLogger("kalda.requests")
 
 MAX_WAIT_MS = 1_000
 MAX_WAITING = 1_000
@@ -129,12 +126,8 @@ class OpeningPartitions:
         self._resumed = request
         try:
             reply = handle(context, request)
-        except ApiError as error:
-            pending.fail(error)
-            return
         except Exception as error:
-            log.exception("a request of %s failed", context.connection)
-            pending.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)))
+            pending.fail(as_api_error(error))
             return
         finally:
             self._resumed = None

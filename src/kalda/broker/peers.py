@@ -28,6 +28,7 @@ from kalda.replication.partition import Partition
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.replica_fetchers import ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log import Log
 from kalda.storage.opening import opening_job
 from kalda.storage.truncating import start_truncations
@@ -116,6 +117,7 @@ class ReplicaFetcherManager:
         random: Callable[[], float],
         on_fatal: Callable[[str], None],
         is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
+        throttle: ReplicaThrottle | None = None,
     ) -> None:
         """`on_fatal` is called with the reason where the task of a fetcher fails: its partitions would not be fetched
         any more, and nothing else would notice. `is_refused(host, port)` probes an address; None: no leader is probed,
@@ -145,6 +147,7 @@ class ReplicaFetcherManager:
             ),
             broker_epoch,
             self._start,
+            throttle,
         )
 
     def resize(self, fetchers_a_leader: int) -> None:

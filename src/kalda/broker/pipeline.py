@@ -8,10 +8,8 @@ same stack.
 A listener serves the APIs that have a row, and ApiVersions announces exactly these. An unsupported version of any API
 but ApiVersions closes the connection, as in Kafka: the client has ignored what ApiVersions announced.
 
-A response is charged when it is known and before it is encoded, so that it can carry the throttle time. The connection
-is muted at the same moment: the answer still leaves at once, and the client's next request waits (KIP-219). A response
-that is `Encoded` already has no throttle time, but its connection is muted all the same. A request out of an envelope
-is not charged here: the broker that holds the client's connection charges it.
+The charge stage is described in `kalda.broker.charging`. A request out of an envelope is not charged here: the broker
+that holds the client's connection charges it. Only the partitions that it creates or deletes are.
 """
 
 from __future__ import annotations
@@ -19,14 +17,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from types import GeneratorType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
+from kalda.broker.charging import Charge
 from kalda.broker.context import Encoded, Known, Reply, RequestContext, Steps
-from kalda.broker.large_requests import SMALL_ELEMENTS, LargeRequests
-from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle
+from kalda.broker.large_requests import LargeRequests, small_elements
+from kalda.broker.request_faults import RequestFaults
+from kalda.broker.rows import Authorization, Row, Throttle
 from kalda.broker.steps import NextTurn, StepRunner
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
@@ -35,9 +35,9 @@ from kalda.protocol.codec import decoder
 from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.framing import decode_request_header, encode_response, response_encoder
 from kalda.protocol.notation import Request, Response
-from kalda.protocol.schema import is_flexible, wire_struct
 
 log = logging.getLogger("kalda.requests")
+T = TypeVar("T")
 
 Handler = Callable[[RequestContext, Any], Reply[Any]]
 Check = Callable[[Caller, Any], ApiError | None]
@@ -46,24 +46,25 @@ Check = Callable[[Caller, Any], ApiError | None]
 class Served:
     """What answers of one version of one API need besides the call of the handler."""
 
-    __slots__ = ("at_once", "encode", "has_throttle_time", "is_charged", "name", "row")
+    __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "row")
 
-    def __init__(self, row: Row, version: int, is_charged: bool) -> None:
+    def __init__(self, row: Row, version: int, throttle: Throttle | None) -> None:
         response = response_class(row.key)
         self.row = row
         self.name = API[row.key].name
         self.encode = response_encoder(response, version)
         """A response's frame, given its correlation id."""
-        self.is_charged = is_charged
-        self.has_throttle_time = is_charged and _has_throttle_time(response, version)
-        """Whether the response has `throttle_time_ms` in this version; False where the route is not charged."""
-        self.at_once: type[Response] = _Charged if is_charged else response
+        self.charge = None if throttle is None else Charge(throttle, row, version, self.encode)
+        """The charge stage; None where the route has none."""
+        self.is_charged = self.charge is not None
+        self.at_once: type[Response] = _Charged if self.is_charged else response
         """The class of the replies that are encoded at once. On a charged route no reply is of it."""
 
 
-Route = tuple[Handler, Callable[..., tuple[Any, int]], type[Response], Callable[..., list[Buffer]], Served]
-"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, and
-`at_once` and `encode` of `Served`. A plain tuple: a subclass of it is unpacked more slowly."""
+Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type[Response], Callable[..., list[Buffer]], Served]
+"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, the
+elements of a request that is not large, and `at_once` and `encode` of `Served`. A plain tuple: a subclass of it is
+unpacked more slowly."""
 
 
 class _Charged(Response):
@@ -86,6 +87,7 @@ class RequestPipeline:
         """Without an authorizer every caller may do everything; without a throttle nothing is charged."""
         self.handling: RequestContext | None = None
         """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
+        self._faults = RequestFaults()
         self._steps = StepRunner(next_turn)
         self._large_requests = LargeRequests(next_turn)
         self._authorizer = authorizer
@@ -116,26 +118,28 @@ class RequestPipeline:
             if made is None:
                 return encode_response(header.correlation_id, unsupported_api_versions(), 0)
             route = made
-        handler, decode, at_once, encode, served = route
+        handler, decode, max_elements, at_once, encode, served = route
         try:
-            request, _ = decode(frame, header.body_at, SMALL_ELEMENTS, 1)
+            request, _ = decode(frame, header.body_at, max_elements, 1)
         except TooManyElements:
             return self._in_parts(served, handler, context)
         try:
             reply = handler(context, request)
-        except ApiError as error:
-            reply = self._failed(served, context, request, error)
-        if type(reply) is at_once:
-            return encode(header.correlation_id, reply)
+            if type(reply) is at_once:
+                return encode(header.correlation_id, reply)
+        except Exception as error:
+            return self._known(served, context, request, self._failed(served, context, request, as_api_error(error)))
         if reply is None and not served.is_charged:
             return None
-        if isinstance(reply, Encoded) and not served.is_charged:
-            return reply.buffers
         if isinstance(reply, Pending):
             return self._later(served, context, request, reply)
         if isinstance(reply, GeneratorType):
             return self._in_steps(served, context, request, reply)
         return self._known(served, context, request, cast(Known[Response], reply))
+
+    def renew_routes(self) -> None:
+        """Decide anew which routes are charged, with the next request of each: other quotas are in use."""
+        self._routes = {}
 
     def answer(self, context: RequestContext) -> Answer:
         """Answer a request out of an envelope."""
@@ -155,17 +159,18 @@ class RequestPipeline:
             if row.key is ApiKey.API_VERSIONS:
                 return None
             raise InvalidRequest(f"{api.name} has versions {served.start} to {served.stop - 1} here, not {version}")
-        is_charged = self._throttle is not None and row.quota is not QuotaClass.EXEMPT
-        found = Served(row, version, is_charged)
+        throttle = self._throttle
+        found = Served(row, version, throttle if throttle is not None and throttle.applies_to(row.quota) else None)
         decode = decoder(request_class(row.key), version)
-        route = self._routes[header[:2]] = (self._handler_of(row), decode, found.at_once, found.encode, found)
+        if found.charge is not None and found.charge.is_timed:
+            decode = found.charge.timed_decode(decode, lambda: self.handling)
+        handler, limit = self._handler_of(row, found.charge), small_elements(row.key)
+        route = self._routes[header[:2]] = (handler, decode, limit, found.at_once, found.encode, found)
         return route
 
-    def _handler_of(self, row: Row) -> Handler:
+    def _handler_of(self, row: Row, charge: Charge | None) -> Handler:
         """The row's handler, behind the stages that come before it."""
-        handler = row.handler
-        if self._throttle is not None and row.quota is QuotaClass.CONTROLLER_MUTATION:
-            handler = _charging_partitions(self._throttle, handler)
+        handler = row.handler if charge is None else charge.handler(row.handler)
         if self._authorizer is None:
             return handler
         if row.authorize is Authorization.UNCHECKED:
@@ -180,25 +185,42 @@ class RequestPipeline:
         self, served: Served, context: RequestContext, request: Request, reply: Known[Response]
     ) -> list[Buffer] | AtTurn | None:
         """The answer of a reply that waits for nothing."""
-        if isinstance(reply, Encoded):
-            if not served.is_charged:
-                return reply.buffers
-            if isinstance(reply.buffers, AtTurn):
-                return self._charged_at_turn(served, context, request, reply, reply.buffers)
-        if served.is_charged:
-            self._charge(served, context, request, reply)
-        if reply is None:
-            return None
-        return reply.buffers if isinstance(reply, Encoded) else served.encode(context.header.correlation_id, reply)
+        try:
+            if served.charge is not None:
+                answer = served.charge.answer(context, request, reply)
+            elif reply is None:
+                return None
+            elif isinstance(reply, Encoded):
+                answer = reply.buffers
+            else:
+                return served.encode(context.header.correlation_id, reply)
+        except Exception as error:
+            return self._after_fault(served, context, request, error)
+        return self._at_turn(served, context, request, answer) if isinstance(answer, AtTurn) else answer
+
+    def _at_turn(self, served: Served, context: RequestContext, request: Request, at_turn: AtTurn) -> AtTurn:
+        """An answer that is made when its turn comes. If that fails, the failure is answered."""
+
+        def make() -> list[Buffer]:
+            try:
+                return at_turn.make()
+            except Exception as error:
+                return self._after_fault(served, context, request, error)
+
+        return AtTurn(make)
 
     def _later(
         self, served: Served, context: RequestContext, request: Request, reply: Pending[Any]
     ) -> Pending[list[Buffer]]:
         answer: Pending[list[Buffer]] = Pending()
         answer.on_abandoned = reply.abandon
+        if served.charge is not None:
+            served.charge.pause_time(context)
 
         def settle(response: Known[Response], error: ApiError | None) -> None:
             try:
+                if served.charge is not None:
+                    served.charge.resume_time(context)
                 if error is not None:
                     response = self._failed(served, context, request, error)
                 if type(response) is served.at_once:
@@ -211,9 +233,11 @@ class RequestPipeline:
                 answer.fail(failure)
                 return
             except Exception as fault:  # this runs on the stack that settled the reply, which must not be harmed
-                log.exception("the answer to %s of %s cannot be written", served.name, context.connection)
-                answer.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
-                return
+                try:
+                    buffers = self._after_fault(served, context, request, fault)
+                except Exception as second:
+                    answer.fail(as_api_error(second))
+                    return
             answer.complete(buffers)
 
         reply.then(settle)
@@ -223,12 +247,16 @@ class RequestPipeline:
         self, served: Served, context: RequestContext, request: Request, steps: Steps[Response | Encoded]
     ) -> Answer:
         """The first step is done here, so that a small request is answered without another turn of the loop."""
+        if served.charge is not None:
+            steps = served.charge.timed_steps(context, steps)
         try:
             next(steps)
         except StopIteration as finished:
+            if isinstance(finished.value, Pending):
+                return self._later(served, context, request, finished.value)
             return self._known(served, context, request, finished.value)
-        except ApiError as error:
-            return self._known(served, context, request, self._failed(served, context, request, error))
+        except Exception as error:
+            return self._known(served, context, request, self._failed(served, context, request, as_api_error(error)))
         if context.forwarded_by is None:
             # The answer may be large: a peer that reads nothing must not have many of them made.
             context.connection.answer_alone()
@@ -238,6 +266,8 @@ class RequestPipeline:
         """Answer a request that names very many things; see `kalda.broker.large_requests`."""
         if context.forwarded_by is None:
             context.connection.answer_alone()
+        if served.charge is not None:
+            served.charge.pause_time(context)
         return self._large_requests.answer(served.row, handler, context, _Stages(self, served))
 
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
@@ -248,37 +278,19 @@ class RequestPipeline:
         if error.code is ErrorCode.NOT_CONTROLLER and context.forwarded_by is not None:
             # For the broker that sent the envelope, which tries another controller; its client could do nothing.
             raise error
-        log.debug("%s of %s failed: %s", served.name, context.connection, error)
+        if error.code is ErrorCode.UNKNOWN_SERVER_ERROR and error.__cause__ is not None:
+            self._faults.report(served.name, context.connection, error)
+        else:
+            log.debug("%s of %s failed: %s", served.name, context.connection, error)
         response = served.row.failed(request, context.api_version, error)
         if response is None:
             context.connection.close()
         return response
 
-    # -- quotas
-
-    def _charge(
-        self, served: Served, context: RequestContext, request: Request, reply: Response | Encoded | None
-    ) -> None:
-        if context.forwarded_by is not None:
-            return
-        assert self._throttle is not None, "a route is charged where there is a throttle"
-        throttle_ms = self._throttle.charge(context, served.row.quota, request, reply)
-        if throttle_ms > 0:
-            if served.has_throttle_time and isinstance(reply, Response):
-                cast(Any, reply).throttle_time_ms = throttle_ms
-            context.connection.mute(throttle_ms)
-
-    def _charged_at_turn(
-        self, served: Served, context: RequestContext, request: Request, reply: Encoded, at_turn: AtTurn
-    ) -> AtTurn:
-        """The answer is known when its turn comes, and is charged then."""
-
-        def make() -> list[Buffer]:
-            buffers = at_turn.make()
-            self._charge(served, context, request, reply)
-            return buffers
-
-        return AtTurn(make)
+    def _after_fault(self, served: Served, context: RequestContext, request: Request, fault: Exception) -> list[Buffer]:
+        """The answer to a request whose response could not be made or encoded."""
+        response = self._failed(served, context, request, as_api_error(fault))
+        return [] if response is None else served.encode(context.header.correlation_id, response)
 
 
 def _unauthorized(context: RequestContext, request: Any) -> Reply[Any]:
@@ -299,8 +311,12 @@ class _Stages:
 
     def charge(self, context: RequestContext, request: Request, response: Response | Encoded | None) -> None:
         """Charge the answer to the quotas of the client."""
-        if self._served.is_charged:
-            self._pipeline._charge(self._served, context, request, response)
+        if self._served.charge is not None:
+            self._served.charge.charge_part(context, request, response)
+
+    def timed(self, context: RequestContext, steps: Steps[T]) -> Steps[T]:
+        """Measure for how long the steps hold the event loop, where the client is charged for that."""
+        return steps if self._served.charge is None else self._served.charge.timed_steps(context, steps)
 
 
 def _authorized(check: Check, handler: Handler) -> Handler:
@@ -311,16 +327,3 @@ def _authorized(check: Check, handler: Handler) -> Handler:
         return handler(context, request)
 
     return authorize_then_handle
-
-
-def _charging_partitions(throttle: Throttle, handler: Handler) -> Handler:
-    def handle(context: RequestContext, request: Request) -> Reply[Any]:
-        context.charge = throttle.charge_partitions
-        return handler(context, request)
-
-    return handle
-
-
-def _has_throttle_time(response: type[Response], version: int) -> bool:
-    layout = wire_struct(response, version, is_flexible(response, version))
-    return any(field.name == "throttle_time_ms" for field in layout.fields + layout.tagged)

@@ -345,8 +345,7 @@ class BrokerPublisher:
             # A log without a topic id may be that of any former topic of that name. It has no record that was ever
             # synced, since the id is synced before (`Log.assign_topic_id`).
             why = "has no topic id" if existing.topic_id is None else "is the log of a former topic of that name"
-            log.warning("%s %s: it is set aside", topic_partition, why)
-            self._logs.set_aside(topic_partition)
+            self._logs.set_aside(topic_partition, why)
         if self._may_be_offline(topic_partition, topic_id, registration):
             # The metadata has the replica online: report it as lost, so that another broker is elected.
             if registration.directory(self._broker_id) != DIRECTORY_LOST:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
@@ -44,7 +44,7 @@ from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
 from kalda.raft.machine import RaftMachine
 from kalda.raft.metadata_log import MetadataLog
-from kalda.raft.roles import Resigned
+from kalda.raft.roles import Follower, Resigned
 from kalda.raft.values import Destination, OffsetAndEpoch
 from kalda.raft.voters import VoterSet
 from kalda.records.control import control_batch, read_control_batch
@@ -54,6 +54,7 @@ _LOG = logging.getLogger("kalda.raft")
 MAX_UNCOMMITTED_BYTES = 80 * 1024 * 1024
 CLEAN_INTERVAL_MS = 60_000
 
+P = ParamSpec("P")
 SendRpc = Callable[[Destination, Request, int], Pending[Any]]
 """Send a request with a timeout in ms. The response, or an `ApiError` where there is none: `ConnectionRefused` where no
 process listens at that address. Raises `ApiError` where the request cannot be sent at all."""
@@ -146,7 +147,7 @@ class RaftDriver:
 
     def start(self) -> None:
         """Take part in the quorum. A quorum of one leads as soon as its first records are synced."""
-        self._clean_timer = self._timers.call_later_ms(CLEAN_INTERVAL_MS, self._clean)
+        self._clean_timer = self._timers.call_later_ms(CLEAN_INTERVAL_MS, self._contained(self._clean))
         self._step(ev.Start())
 
     @property
@@ -185,10 +186,7 @@ class RaftDriver:
                 f"Cannot finalize kraft.version {version} from {self.kraft_version}: {reason}.",
             )
         if not validate_only:
-            self._effects.extend(
-                machine.step(ev.UpgradeKraftVersion(machine.role.epoch, version), self._clock.mono_ms())
-            )
-            self._schedule_turn()
+            self._step_later(ev.UpgradeKraftVersion(machine.role.epoch, version))
 
     @property
     def node_endpoints(self) -> tuple[tuple[int, tuple[Any, ...]], ...]:
@@ -216,13 +214,7 @@ class RaftDriver:
         assert batch is not None, "no batch was prepared"
         decoded = batch.decoded
         assert decoded.base_offset == self.machine.log.end_offset, "something was appended since the batch was prepared"
-        append = ev.Append(decoded.epoch, len(decoded.records), batch)
-        try:
-            self._effects.extend(self.machine.step(append, self._clock.mono_ms()))
-        except Exception as error:
-            self._fail(error)
-            raise
-        self._schedule_turn()
+        self._step_later(ev.Append(decoded.epoch, len(decoded.records), batch))
 
     def resign(self, epoch: int) -> None:
         """Give up the leadership of `epoch`, where this node has it."""
@@ -259,7 +251,7 @@ class RaftDriver:
                 self._step(ev.SnapshotTaken(snapshot))
             done.complete(is_made)
 
-        self._jobs.run(job, finish)
+        self._jobs.run(job, self._contained(finish))
         return done
 
     def handle(self, request: Request, version: int) -> Response | Pending[Response]:
@@ -310,19 +302,29 @@ class RaftDriver:
             return
         self._run_turn()
 
-    def _schedule_turn(self) -> None:
+    def _step_later(self, event: ev.Event) -> None:
+        """Step the machine; the effects are carried out in the next turn of the event loop. Raises what the machine
+        raises, which stops this replica."""
+        try:
+            self._effects.extend(self.machine.step(event, self._clock.mono_ms()))
+        except Exception as error:
+            self._fail(error)
+            raise
         if not self._is_turn_scheduled:
             self._is_turn_scheduled = True
-            self._timers.call_later_ms(0, self._run_scheduled_turn)
+            self._timers.call_later_ms(0, self._contained(self._run_scheduled_turn))
 
     def _run_scheduled_turn(self) -> None:
         self._is_turn_scheduled = False
         self._run_turn()
 
     def _run_turn(self) -> None:
-        self._log_transition()
-        if not self._is_failed:
-            self._turn.run()
+        try:
+            self._log_transition()
+            if not self._is_failed:
+                self._turn.run()
+        except Exception as error:
+            self._fail(error)
 
     def _work(self) -> None:
         """Carry out what is queued, also what is queued meanwhile; then deliver, and set the timer."""
@@ -332,8 +334,18 @@ class RaftDriver:
         except Exception as error:
             self._fail(error)
         if not self._is_failed:
+            self._drop_partial_snapshot()
             self.listeners.deliver()
             self._set_timer()
+
+    def _drop_partial_snapshot(self) -> None:
+        """Remove what was fetched of a snapshot that is not fetched any more."""
+        if self.log.partial is not None:
+            role = self.machine.role
+            try:
+                self.log.drop_partial(role.snapshot if isinstance(role, Follower) else None)
+            except OSError as error:
+                self._fail(error)
 
     def _log_transition(self) -> None:
         role, before = self.machine.role, self._logged_role
@@ -350,9 +362,20 @@ class RaftDriver:
                 before.leader_id,
             )
 
+    def _contained(self, callback: Callable[P, None]) -> Callable[P, None]:
+        """What timers, threads and the network call: where it raises, this replica stops. Their callers would only log
+        the exception, and the machine would wait for the outcome for ever."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                callback(*args, **kwargs)
+            except Exception as error:
+                self._fail(error)
+
+        return call
+
     def _carries_out(self, action: Callable[[], object]) -> bool:
-        """Whether `action` succeeds. Where it raises, this replica stops: most of these calls come from a thread's end
-        or a timer, whose caller would only log the exception, and the machine would wait for the outcome for ever."""
+        """Whether `action` succeeds. Where it raises, this replica stops."""
         try:
             action()
         except Exception as error:
@@ -375,7 +398,8 @@ class RaftDriver:
             self._timer.cancel()
         self._timer_deadline, self._timer = deadline, None
         if deadline is not None:
-            self._timer = self._timers.call_later_ms(max(0, deadline - self._clock.mono_ms()), self._tick)
+            delay_ms = max(0, deadline - self._clock.mono_ms())
+            self._timer = self._timers.call_later_ms(delay_ms, self._contained(self._tick))
 
     def _tick(self) -> None:
         self._timer_deadline = self._timer = None
@@ -456,14 +480,13 @@ class RaftDriver:
             if error is not None:
                 self._fail(error)
                 return
-            if not self._carries_out(job.finish):
-                return
+            job.finish()
             self._flush()
             self._step(ev.Flushed(flush.offset, flush.generation))
             if self._shutdown is not None and not self._is_flushing and not self._shutdown.done:
                 self._shutdown.complete(None)
 
-        self._jobs.run(job.run, finish)
+        self._jobs.run(job.run, self._contained(finish))
 
     def _install(self, snapshot: OffsetAndEpoch) -> None:
         def finish(_: None, error: BaseException | None) -> None:
@@ -474,25 +497,17 @@ class RaftDriver:
             if error is not None:
                 self._fail(error)
                 return
-            try:
-                self.log.restart_at(snapshot)
-                self.listeners.appended.clear()
-                controls = self.log.snapshot_controls(snapshot)
-            except Exception as problem:
-                self._fail(problem)
-                return
+            self.log.restart_at(snapshot)
+            self.listeners.appended.clear()
+            controls = self.log.snapshot_controls(snapshot)
             self._step(ev.SnapshotInstalled(snapshot, controls))
 
-        self._jobs.run(self.log.publish_job(snapshot), finish)
+        self._jobs.run(self.log.publish_job(snapshot), self._contained(finish))
 
     def _clean(self) -> None:
         """Periodically: delete snapshots, and the log before them, as the retention of the metadata log demands."""
-        self._clean_timer = self._timers.call_later_ms(CLEAN_INTERVAL_MS, self._clean)
-        try:
-            cleaned = self.log.clean(self._clock.wall_ms())
-        except Exception as error:
-            self._fail(error)
-            return
+        self._clean_timer = self._timers.call_later_ms(CLEAN_INTERVAL_MS, self._contained(self._clean))
+        cleaned = self.log.clean(self._clock.wall_ms())
         if cleaned is not None:
             self._step(ev.PrefixDeleted(*cleaned))
 
@@ -511,9 +526,9 @@ class RaftDriver:
             pending = self._send(destination, wire.request_of(call), timeout_ms)
         except ApiError as error:
             failure = error
-            self._timers.call_later_ms(0, lambda: on_response(None, failure))
+            self._timers.call_later_ms(0, self._contained(lambda: on_response(None, failure)))
             return
-        pending.then(on_response)
+        pending.then(self._contained(on_response))
 
     def _reply_event(self, correlation: int, call: rpc.Call, response: Any) -> ev.Event:
         """What the machine receives for a response; a failed call where the response makes no sense."""
@@ -545,9 +560,9 @@ class RaftDriver:
             if error is not None:
                 self._fail(error)
             else:
-                self._carries_out(lambda: self._respond(token, _with_records(reply, found)))
+                self._respond(token, _with_records(reply, found))
 
-        self._jobs.run(read, finish)
+        self._jobs.run(read, self._contained(finish))
 
     def _respond(self, token: int, reply: rpc.Reply) -> None:
         request, version, pending = self._received.pop(token)

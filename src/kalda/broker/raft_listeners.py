@@ -208,7 +208,10 @@ class RaftListeners:
 
     def _run_scheduled_pass(self) -> None:
         self._is_pass_scheduled = False
-        self.deliver()
+        try:
+            self.deliver()
+        except Exception as error:
+            self._on_fatal(error)
 
     def _deliver_pass(self) -> None:
         has_more = False

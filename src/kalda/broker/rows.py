@@ -51,16 +51,46 @@ class QuotaClass(Enum):
 class Throttle(Protocol):
     """Charges requests to the quotas of their clients."""
 
-    def charge(
-        self, context: RequestContext, quota: QuotaClass, request: Request, response: Response | Encoded | None
-    ) -> int:
-        """Account for a request whose answer is known but not encoded; None where it has no answer. Returns for how
-        many milliseconds the client has to pause; 0 where it is within its quotas."""
+    @property
+    def measures_time(self) -> bool:
+        """Whether the time of requests is a quota of any client."""
         ...
 
-    def charge_partitions(self, caller: Caller, count: int) -> None:
-        """Account for partitions that a request creates or deletes. Raises `ApiError` THROTTLING_QUOTA_EXCEEDED where
-        the quota of the caller has no room for them."""
+    def applies_to(self, quota: QuotaClass) -> bool:
+        """Whether requests of this class are charged now. Where that changes, `RequestPipeline.renew_routes` has to be
+        called."""
+        ...
+
+    def now_ns(self) -> int:
+        """The clock by which the time of requests is measured."""
+        ...
+
+    def limit_fetch(self, context: RequestContext, request: Request) -> None:
+        """Reduce the bytes of a Fetch to what its client may get without a pause."""
+        ...
+
+    def charge(
+        self,
+        context: RequestContext,
+        quota: QuotaClass,
+        request: Request,
+        response: Response | Encoded | None,
+        size_bytes: int,
+        busy_ns: int,
+    ) -> int:
+        """Account for a request whose answer is known; None where it has no answer. `size_bytes` is that of the encoded
+        answer, 0 where it is not encoded yet. `busy_ns` is for how long the request has held the event loop, 0 where
+        time is not measured. Returns for how many milliseconds the client has to pause; 0 within its quotas. With a
+        pause, a row with `throttled` sends nothing of the answer: the throttle has not counted its bytes."""
+        ...
+
+    def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
+        """Account for the time in which an answer was encoded, after `charge`."""
+        ...
+
+    def mutations_of(self, context: RequestContext) -> Callable[[Caller, int], None]:
+        """What accounts for partitions that a request creates or deletes, called with their number. It raises
+        `ApiError` THROTTLING_QUOTA_EXCEEDED where the quota of the client has no room for them."""
         ...
 
 
@@ -79,6 +109,9 @@ class Row(NamedTuple):
     forwarded: bool = False
     """On a broker: the handler sends the request on to the active controller. On a controller: an envelope may hold
     it."""
+    throttled: Callable[[Any, Any], Response] | None = None
+    """`(request, response)`: what is sent in place of a response to a client that has to pause, as a Fetch without
+    records. None where the response itself is sent."""
 
 
 def joined(listener: Listener, *groups: Iterable[Row]) -> list[Row]:

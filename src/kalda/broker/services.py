@@ -74,7 +74,9 @@ class Services:
             features,
             lambda step: context.timers.call_later_ms(0, step),
             unstable_versions=context.config["unstable.api.versions.enable"],
+            throttle=context.quotas.throttle,
         )
+        context.quotas.add_pipeline(self.pipeline)
         self._cache = context.cache
         self._config_publisher = DynamicConfigPublisher(
             context.dynamic_configs, [module.on_config for module in self.modules], context.faults

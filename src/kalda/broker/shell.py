@@ -96,6 +96,10 @@ class Host:
         self.rng = random.Random()
         """For jitter and for choices that need not be secret."""
 
+    def busy_ns(self) -> int:
+        """A clock for the time for which requests hold the event loop: monotonic nanoseconds."""
+        return time.perf_counter_ns()
+
     def timers(self, loop: asyncio.AbstractEventLoop) -> Timers:
         """Timers that call back on `loop`."""
         return LoopTimers(loop)

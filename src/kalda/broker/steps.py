@@ -7,16 +7,13 @@ many such requests there are, and everything else is served between two steps.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, as_api_error
 from kalda.base.pending import Pending
 from kalda.broker.context import Steps
-
-log = logging.getLogger("kalda.requests")
 
 T = TypeVar("T")
 NextTurn = Callable[[Callable[[], None]], object]
@@ -31,6 +28,14 @@ def run_to_end(steps: Steps[T]) -> T:
         except StopIteration as finished:
             result: T = finished.value
             return result
+
+
+def _settle(pending: Pending[Any], value: object) -> None:
+    if isinstance(value, Pending):
+        pending.on_abandoned = value.abandon
+        value.then(pending.settle)
+    else:
+        pending.complete(value)
 
 
 class _Work(Generic[T]):
@@ -55,7 +60,8 @@ class StepRunner:
         self._is_scheduled = False
 
     def run(self, steps: Steps[T]) -> Pending[T]:
-        """Settles with what `steps` returns or raises. Where the pending answer is abandoned, `steps` is closed."""
+        """Settles with what `steps` returns or raises; where it returns a `Pending`, with the result of that. Where the
+        pending answer is abandoned, `steps` is closed."""
         work = _Work(steps)
         work.pending.on_abandoned = lambda: self._abandon(work)
         self._unfinished.append(work)
@@ -82,12 +88,9 @@ class StepRunner:
         except StopIteration as finished:
             self._unfinished.popleft()
             self._schedule()
-            work.pending.complete(finished.value)
-        except ApiError as error:
-            self._fail(work, error)
-        except Exception as fault:
-            log.exception("a request that is answered in steps failed")
-            self._fail(work, ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(fault)))
+            _settle(work.pending, finished.value)
+        except Exception as error:
+            self._fail(work, as_api_error(error))
         else:
             if self._takes_turns:
                 self._unfinished.rotate(-1)

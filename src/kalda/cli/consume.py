@@ -44,7 +44,8 @@ _COMMIT_MS = 5_000
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end that the partitions have at the start.")
 @click.option(
     "-f", "--format", "layout", type=click.Choice([layout.value for layout in Layout]), default="text",
-    show_default=True, help="text: one line a record; json: one object a line; raw: the values' bytes.",
+    show_default=True, help="text: one line a record, on a terminal without control characters; json: one object a "
+    "line; raw: the values' bytes.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--print-key", is_flag=True, help="Print the key before the value.")

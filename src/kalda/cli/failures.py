@@ -9,6 +9,7 @@ from typing import IO, Any, NoReturn
 import click
 
 from kalda.base.errors import ApiError
+from kalda.base.printable import printable
 
 FAILED = 1
 UNREACHABLE = 3
@@ -30,7 +31,7 @@ class Failure(click.ClickException):
         return type(self)(f"{self.message} ({note})")
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"kalda: {self.message}", file=file, err=file is None)
+        click.echo(f"kalda: {printable(self.message)}", file=file, err=file is None)
 
 
 class CannotReach(Failure):

@@ -8,6 +8,7 @@ from base64 import b64encode
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kalda.base.printable import printable, printable_json
 from kalda.records.batch import TimestampType
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ _LINES_A_WRITE = 1_000
 
 
 class Layout(Enum):
-    """TEXT escapes bytes that are not UTF-8. RAW prints the bytes of each value and a newline, and nothing else."""
+    """TEXT escapes bytes that are not UTF-8, and on a terminal control characters too, as JSON does everywhere. RAW
+    prints the bytes of each value and a newline, and nothing else."""
 
     TEXT = "text"
     JSON = "json"
@@ -37,6 +39,8 @@ class RecordWriter:
         self._layout = layout
         self._parts = parts
         self._separator = separator
+        self._readable = _readable_on_terminal if sys.stdout.isatty() else _readable
+        """Makes a key or a value readable as text."""
 
     def write(self, fetched: Fetched, limit: int | None) -> int | None:
         """Print at most `limit` of the records. Returns the offset of the first that was not printed, or None."""
@@ -54,7 +58,7 @@ class RecordWriter:
                 is_log_append = header.timestamp_type is TimestampType.LOG_APPEND
                 lines += [self._text(fetched, record, is_log_append) for record in records]
             else:
-                lines += [_readable(record.value) for record in records]
+                lines += [self._readable(record.value) for record in records]
             if next_offset is not None:
                 break
         for start in range(0, len(lines), _LINES_A_WRITE):
@@ -65,7 +69,7 @@ class RecordWriter:
         return next_offset
 
     def _text(self, fetched: Fetched, record: Record, is_log_append: bool) -> bytes:
-        parts, shown = self._parts, []
+        parts, readable, shown = self._parts, self._readable, []
         if "timestamp" in parts:
             kind = "LogAppendTime" if is_log_append else "CreateTime"
             shown.append(f"{kind}:{record.timestamp}".encode() if record.timestamp >= 0 else b"NO_TIMESTAMP")
@@ -74,11 +78,11 @@ class RecordWriter:
         if "offset" in parts:
             shown.append(b"Offset:%d" % record.offset)
         if "headers" in parts:
-            headers = b",".join(name.encode() + b":" + _readable(value) for name, value in record.headers)
+            headers = b",".join(readable(name.encode()) + b":" + readable(value) for name, value in record.headers)
             shown.append(headers or b"NO_HEADERS")
         if "key" in parts:
-            shown.append(_readable(record.key))
-        shown.append(_readable(record.value))
+            shown.append(readable(record.key))
+        shown.append(readable(record.value))
         return self._separator.join(shown)
 
     def _json(self, fetched: Fetched, record: Record) -> bytes:
@@ -91,7 +95,7 @@ class RecordWriter:
             "value": as_json(record.value),
             "headers": [[name, as_json(value)] for name, value in record.headers],
         }
-        return json.dumps(document, ensure_ascii=False).encode()
+        return printable_json(json.dumps(document, ensure_ascii=False)).encode()
 
 
 def _readable(data: bytes | None) -> bytes:
@@ -102,6 +106,10 @@ def _readable(data: bytes | None) -> bytes:
     except UnicodeDecodeError:
         return data.decode("utf-8", "backslashreplace").encode()
     return data
+
+
+def _readable_on_terminal(data: bytes | None) -> bytes:
+    return b"null" if data is None else printable(data.decode("utf-8", "backslashreplace")).encode()
 
 
 def as_json(data: bytes | None) -> object:

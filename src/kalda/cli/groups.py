@@ -9,6 +9,7 @@ import click
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.base.printable import printable
 from kalda.cli.completion import complete_group, complete_topic
 from kalda.cli.failures import Failure
 from kalda.cli.output import print_json, print_table
@@ -51,7 +52,7 @@ def list_command(
         print_table(("GROUP", "TYPE", "PROTOCOL", "STATE", "COORDINATOR"), rows)
     else:
         for group in found:
-            click.echo(group.group_id)
+            click.echo(printable(group.group_id))
 
 
 @groups.command("describe")

@@ -1,6 +1,7 @@
 """What commands print: tables, JSON, and a progress line.
 
 On a terminal, rich draws tables. Elsewhere they are plain columns, which `awk` can split, and rich is not loaded.
+Control characters are escaped: the names of groups, members and hosts are what clients have sent.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import click
+
+from kalda.base.printable import printable, printable_json
 
 _PROGRESS_S: Final = 0.2
 NOTHING: Final = "-"
@@ -30,13 +33,14 @@ def is_stdout_closed() -> bool:
 
 def print_json(value: object) -> None:
     """Print one JSON document, indented on a terminal."""
-    click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+    click.echo(printable_json(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False)))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
     """Print rows under headings, numbers aligned right. None is printed as a dash, a list with commas."""
     texts = [[_text(value) for value in row] for row in rows]
     numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(columns))]
+    title = None if title is None else printable(title)
     if sys.stdout.isatty():
         _print_rich(columns, texts, numeric, title)
         return
@@ -63,8 +67,8 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value)) or NOTHING
-    return str(value)
+        return printable(",".join(map(str, value))) or NOTHING
+    return printable(str(value))
 
 
 def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[bool], title: str | None) -> None:

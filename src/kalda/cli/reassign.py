@@ -228,7 +228,7 @@ def show_bytes(count: float) -> str:
     "--throttle",
     type=click.IntRange(min=1),
     metavar="BYTES/S",
-    help="What a broker may copy a second. Apache Kafka's brokers apply it; Kalda's store the config, but do not.",
+    help="What a broker may send, and what it may fetch, of these replicas a second; from 1 MB/s on it is exact.",
 )
 @click.option(
     "--replica-alter-log-dirs-throttle",

@@ -72,11 +72,12 @@ def describe_command(
       kalda topics describe orders
       kalda topics describe --under-replicated-partitions
     """
+    from kalda.client.admin.configs import topic_overrides
     from kalda.client.admin.topics import describe_topics, eligible_replicas, list_topics
 
     found = describe_topics(cluster, names) if names else list_topics(cluster, internal=True)
     eligible = eligible_replicas(cluster, [topic.name for topic in found]) if found else {}
-    overrides = {topic.name: _overrides(cluster, topic.name) for topic in found}
+    overrides = topic_overrides(cluster, [topic.name for topic in found])
 
     def is_shown(partition: Partition) -> bool:
         if unavailable_partitions and partition.leader >= 0:
@@ -131,21 +132,6 @@ def _print_partitions(topic: Topic, eligible: dict[TopicPartition, EligibleRepli
             row += [elr.eligible if elr else None, elr.last_known if elr else None]
         rows.append(row)
     print_table(columns, rows)
-
-
-def _overrides(cluster: ClusterClient, name: str) -> dict[str, str | None]:
-    """Configs set on the topic or dynamically on the brokers; empty where the user has no right to see them."""
-    from kalda.base.configs.resources import ConfigResourceType, ConfigSource
-    from kalda.client.admin.configs import Resource, describe_configs
-
-    shown = (ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_BROKER_CONFIG)
-    try:
-        entries = describe_configs(cluster, Resource(ConfigResourceType.TOPIC, name))
-    except ApiError as error:
-        if error.code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            raise
-        return {}
-    return {entry.name: entry.value for entry in entries if entry.source in shown}
 
 
 def _summary(topic: Topic) -> dict[str, object]:

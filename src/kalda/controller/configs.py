@@ -85,6 +85,7 @@ AlterConfigPolicy = Callable[[ConfigResource, Mapping[str, str | None]], None]
 """`alter.config.policy.class.name`: raises `ApiError` POLICY_VIOLATION."""
 
 Outcome = dict[ConfigResource, ApiError | None]
+_TopicDefaults = tuple[Mapping[str, str] | None, Mapping[str, str] | None, Sequence[EffectiveConfig]]
 
 
 class ConfigControl:
@@ -110,6 +111,9 @@ class ConfigControl:
         self._require_exists = require_exists
         self._policy = policy
         self.values: TimelineDict[ConfigResource, Mapping[str, str]] = TimelineDict(registry)
+        self._topic_defaults: _TopicDefaults | None = None
+        """Computed from the configs of this broker and of all brokers that it begins with, which are never changed in
+        place."""
 
     def of(self, resource: ConfigResource) -> Mapping[str, str]:
         return self.values.get(resource) or {}
@@ -193,8 +197,21 @@ class ConfigControl:
         return int(self._topic_value(topic, MIN_INSYNC_REPLICAS) or 1)
 
     def effective_topic_configs(self, creation: Mapping[str, str]) -> Sequence[EffectiveConfig]:
-        """The effective configs of a topic created with these keys."""
-        return self._schema.effective_topic_configs(creation, self.of(self._node), self.of(CLUSTER_DEFAULT))
+        """The effective configs of a topic created with these keys. Without any, the same object until the configs of
+        brokers change."""
+        broker, cluster = self.values.get(self._node), self.values.get(CLUSTER_DEFAULT)
+        known = self._topic_defaults
+        if known is None or known[0] is not broker or known[1] is not cluster:
+            defaults = self._schema.effective_topic_configs({}, broker or {}, cluster or {})
+            known = self._topic_defaults = (broker, cluster, defaults)
+        if not creation:
+            return known[2]
+        return [
+            each._replace(value=creation[each.name], source=ConfigSource.DYNAMIC_TOPIC_CONFIG)
+            if each.name in creation
+            else each
+            for each in known[2]
+        ]
 
     def load(self, image: ConfigsImage) -> None:
         """Load all configs into the empty state after a reset."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.partition_change import Election
 from kalda.controller.partition_index import TopicIdPartition
@@ -10,6 +11,7 @@ from kalda.controller.partitions import PartitionControl
 from kalda.protocol.messages.topics import (
     ElectionType,
     ElectLeadersRequest,
+    ElectLeadersRequestTopicPartitions,
     ElectLeadersResponse,
     ElectLeadersResponsePartitionResult,
     ReplicaElectionResult,
@@ -35,17 +37,23 @@ class ElectionControl:
         results: list[ReplicaElectionResult] = []
         requested = request.topic_partitions
         if requested is None:
-            for topic, topic_id in self._state.topic_ids.items():
-                partitions = [partition_id for partition_id, _ in self._state.of_topic(topic_id)]
-                answers = [self._elect(topic, partition_id, election, records) for partition_id in partitions]
-                needed = [answer for answer in answers if answer.error_code != ErrorCode.ELECTION_NOT_NEEDED]
-                results.append(ReplicaElectionResult(topic=topic, partition_result=needed))
-        else:
-            for one in requested:
-                answers = [self._elect(one.topic, partition_id, election, records) for partition_id in one.partitions]
-                results.append(ReplicaElectionResult(topic=one.topic, partition_result=answers))
+            requested = self.elections_needed(election)
+        for one in requested:
+            answers = [self._elect(one.topic, partition_id, election, records) for partition_id in one.partitions]
+            results.append(ReplicaElectionResult(topic=one.topic, partition_result=answers))
         check_batch_size(len(records))
         return Result(records, ElectLeadersResponse(replica_election_results=results))
+
+    def elections_needed(self, election: ElectionType) -> list[ElectLeadersRequestTopicPartitions]:
+        """All topics, each with its partitions that need such an election."""
+        index = self._state.index
+        by_topic: dict[Uuid, list[int]] = {topic_id: [] for topic_id in self._state.topic_ids.values()}
+        for at in sorted(index.imbalanced if election is ElectionType.PREFERRED else index.leaderless):
+            by_topic[at.topic_id].append(at.partition_id)
+        return [
+            ElectLeadersRequestTopicPartitions(topic=self._state.topic_names[topic_id], partitions=partitions)
+            for topic_id, partitions in by_topic.items()
+        ]
 
     def balance(self) -> tuple[list[VersionedRecord], bool]:
         """The records that move leaderships to preferred replicas where that is possible, and whether another run is

@@ -15,14 +15,14 @@ from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
 from kalda.base.topic_names import validate_topic_name
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.cluster import ClusterControl
-from kalda.controller.configs import ConfigControl, KeyOp
+from kalda.controller.configs import ConfigControl, EffectiveConfig, KeyOp
 from kalda.controller.features import FeatureControl
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.placement import Random, place_replicas
 from kalda.metadata.configs import topic_resource
 from kalda.metadata.partition import PartitionRegistration
 from kalda.protocol.caller import Caller
-from kalda.protocol.messages.metadata_records import RemoveTopicRecord, TopicRecord
+from kalda.protocol.messages.metadata_records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.topics import (
     CreatableTopic,
@@ -38,6 +38,7 @@ from kalda.protocol.messages.topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
+from kalda.protocol.notation import shallow_copy
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 
@@ -88,6 +89,9 @@ class TopicControl:
         self._new_id = new_id
         self._rng = rng
         self._policy = policy
+        self._shown_defaults: tuple[Sequence[EffectiveConfig], list[CreatableTopicConfigs]] | None = None
+        """The effective configs of a topic that sets none, and as responses show them. The responses share the list:
+        thousands of topics may be created at once."""
 
     # CreateTopics
 
@@ -96,7 +100,7 @@ class TopicControl:
         results: list[CreatableTopicResult] = []
         names = [topic.name for topic in request.topics]
         duplicates = _duplicates(names)
-        if self._requested_partitions(request) > MAX_PARTITIONS_PER_REQUEST:
+        if self.has_too_many_partitions(request):
             too_many = ApiError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
             refused = [CreatableTopicResult(name=name, configs=[], **error_fields(too_many)) for name in names]
             return Result([], CreateTopicsResponse(topics=refused))
@@ -119,12 +123,14 @@ class TopicControl:
         outcome = Result(records, CreateTopicsResponse(topics=results), atomic=True)
         return outcome.without_records() if request.validate_only else outcome
 
-    def _requested_partitions(self, request: CreateTopicsRequest) -> int:
-        total = 0
-        for topic in request.topics:
-            count = self._defaults.num_partitions if topic.num_partitions == _USE_DEFAULT else topic.num_partitions
-            total += len(topic.assignments) or max(0, count)
-        return total
+    def requested_partitions(self, topic: CreatableTopic) -> int:
+        """How many partitions the topic would have."""
+        count = self._defaults.num_partitions if topic.num_partitions == _USE_DEFAULT else topic.num_partitions
+        return len(topic.assignments) or max(0, count)
+
+    def has_too_many_partitions(self, request: CreateTopicsRequest) -> bool:
+        """Whether the request is refused as a whole, for its number of partitions."""
+        return sum(map(self.requested_partitions, request.topics)) > MAX_PARTITIONS_PER_REQUEST
 
     def _check_may_create(self, name: str, caller: Caller) -> None:
         if name == METADATA_TOPIC_NAME:
@@ -161,7 +167,7 @@ class TopicControl:
         caller.charge_partitions(len(partitions))
         topic_id = self._fresh_topic_id()
         records = [VersionedRecord(TopicRecord(name=topic.name, topic_id=topic_id), 0), *config_records]
-        records += [self._partition_record(topic_id, at, partition) for at, partition in enumerate(partitions)]
+        records += self._partition_records(topic_id, 0, partitions)
         return records, self._creation_result(topic.name, topic_id, partitions, configs, caller)
 
     def _manual_partitions(self, topic: CreatableTopic) -> list[PartitionRegistration]:
@@ -219,16 +225,14 @@ class TopicControl:
         result.num_partitions = len(partitions)
         result.replication_factor = len(partitions[0].replicas)
         creation = {key: value for key, value in configs.items() if value is not None}
-        result.configs = [
-            CreatableTopicConfigs(
-                name=config.name,
-                value=None if config.is_sensitive else config.value,
-                read_only=config.read_only,
-                config_source=config.source,
-                is_sensitive=config.is_sensitive,
-            )
-            for config in self._configs.effective_topic_configs(creation)
-        ]
+        defaults = self._configs.effective_topic_configs({})
+        if self._shown_defaults is None or self._shown_defaults[0] is not defaults:
+            self._shown_defaults = (defaults, [_shown(config) for config in defaults])
+        result.configs = self._shown_defaults[1]
+        if creation:
+            effective = self._configs.effective_topic_configs(creation)
+            shown_defaults = zip(effective, result.configs, strict=True)
+            result.configs = [_shown(config) if config.name in creation else shown for config, shown in shown_defaults]
         return result
 
     # CreatePartitions
@@ -288,7 +292,7 @@ class TopicControl:
             for at, assignment in enumerate(topic.assignments):
                 self.check_manual_assignment(assignment.broker_ids, factor)
                 partitions.append(self._manual_partition(present + at, assignment.broker_ids))
-        return [self._partition_record(topic_id, present + at, new) for at, new in enumerate(partitions)]
+        return self._partition_records(topic_id, present, partitions)
 
     # DeleteTopics
 
@@ -407,11 +411,13 @@ class TopicControl:
             placed = place_replicas(self._cluster.usable_brokers(), count, replication_factor, self._rng)
         except ApiError as error:
             raise ApiError(error.code, prefix + error.message) from None
+        known: dict[tuple[int, ...], PartitionRegistration] = {}
         partitions = []
-        for replicas in placed:
-            partition = self._new_partition(replicas)
+        for replicas in map(tuple, placed):
+            partition = known.get(replicas) or self._new_partition(replicas)
             if partition is None:
                 raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, prefix + _ALL_FENCED)
+            known[replicas] = partition
             partitions.append(partition)
         return partitions
 
@@ -429,18 +435,40 @@ class TopicControl:
             partition_epoch=0,
         )
 
-    def _partition_record(self, topic_id: Uuid, at: int, partition: PartitionRegistration) -> VersionedRecord:
+    def _partition_records(
+        self, topic_id: Uuid, first: int, partitions: Sequence[PartitionRegistration]
+    ) -> list[VersionedRecord]:
+        """The records of new partitions, numbered from `first` on. Those of equal partitions share their lists: a topic
+        may have thousands of partitions."""
         version = self._features.metadata_version
-        record = partition.to_record(topic_id, at)
-        if not version.is_directory_assignment_supported:
-            record.directories = []
-        return VersionedRecord(record, version.partition_record_version)
+        models: dict[PartitionRegistration, PartitionRecord] = {}
+        records = []
+        for at, partition in enumerate(partitions, first):
+            model = models.get(partition)
+            if model is None:
+                model = models[partition] = partition.to_record(topic_id, at)
+                if not version.is_directory_assignment_supported:
+                    model.directories = []
+            record = shallow_copy(model)
+            record.partition_id = at
+            records.append(VersionedRecord(record, version.partition_record_version))
+        return records
 
     def _fresh_topic_id(self) -> Uuid:
         while True:
             topic_id = self._new_id()
             if topic_id not in self._state.topic_names:
                 return topic_id
+
+
+def _shown(config: EffectiveConfig) -> CreatableTopicConfigs:
+    return CreatableTopicConfigs(
+        name=config.name,
+        value=None if config.is_sensitive else config.value,
+        read_only=config.read_only,
+        config_source=config.source,
+        is_sensitive=config.is_sensitive,
+    )
 
 
 def _duplicates(names: Sequence[str]) -> dict[str, None]:

@@ -72,6 +72,9 @@ class Load(Generic[Rec]):
                 raise CorruptRecord(f"no whole batch follows offset {self._loaded.load_end - 1}")
         except (CorruptRecord, InvalidRequest) as error:
             self.fail(error.message, now_ms)
+        except Exception as error:  # a fault of the shard: no one else would end this load
+            log.exception("%s: a batch that begins after offset %d", self._name, self._loaded.load_end - 1)
+            self.fail(f"a record cannot be applied: {error!r}", now_ms)
         return not self.has_ended
 
     def finish(self, high_watermark: int, now_ms: int) -> None:

@@ -19,7 +19,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.turn import Turn
 from kalda.coordinator.shard import Rec, Shard
-from kalda.statemachine.runtime import Prepared, ReplicatedRuntime, Result
+from kalda.statemachine.runtime import Prepared, ReplayFault, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
 from kalda.storage.producer_state import Verification
 from kalda.storage.values import TransactionEnd
@@ -62,7 +62,10 @@ class CoordinatorPartition(Generic[Rec]):
         leader_epoch: int,
         log: PartitionLog,
         make_shard: Callable[[CoordinatorPartition[Rec]], Shard[Rec]],
+        on_fault: Callable[[ReplayFault], None] | None = None,
     ) -> None:
+        """`on_fault` is called where a record that was appended to the log cannot be applied, and must close the
+        partition: its log has what its shard lacks. With None, the write raises the fault."""
         self.index = index
         """The partition's number in its topic."""
         self.leader_epoch = leader_epoch
@@ -76,7 +79,7 @@ class CoordinatorPartition(Generic[Rec]):
         self.registry = SnapshotRegistry()
         """Of every timeline collection of the shard."""
         self.runtime: ReplicatedRuntime[Rec | TransactionEnd] = ReplicatedRuntime(
-            self.registry, self._append, self._replay, not_leader=ErrorCode.NOT_COORDINATOR
+            self.registry, self._append, self._replay, on_fault=on_fault, not_leader=ErrorCode.NOT_COORDINATOR
         )
         self._log = log
         self._producer: TransactionalProducer | None = None
@@ -167,7 +170,9 @@ class CoordinatorPartition(Generic[Rec]):
 
     def close(self) -> None:
         """This node no longer leads: everything that waits is answered, the shard is of no use any more."""
-        if self.is_active:
-            self.is_active = False
-            self.shard.on_unloaded()
-        self.runtime.renounce()
+        try:
+            if self.is_active:
+                self.is_active = False
+                self.shard.on_unloaded()
+        finally:
+            self.runtime.renounce()

@@ -12,6 +12,9 @@ States of a partition, and the error for requests in the meantime, as in Kafka's
                fail ▼   │ retry timer, 1 s to 60 s
                    FAILED: NOT_COORDINATOR
 
+Where a record that was just appended cannot be applied, an ACTIVE partition becomes FAILED too: its log has what its
+shard lacks.
+
 A failed load is not LOAD_IN_PROGRESS: heartbeats are answered without an error during a load, so members would wait for
 a partition that may never be loaded. Kafka leaves the partition in FAILED until its leader changes; here the load is
 tried again, since a disk may recover while the leader stays the same.
@@ -39,6 +42,7 @@ from kalda.coordinator.partition import CoordinatorPartition, TransactionalProdu
 from kalda.coordinator.routing import coordinator_partition
 from kalda.coordinator.shard import Shard
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
+from kalda.statemachine.runtime import ReplayFault
 from kalda.storage.values import TransactionEnd
 
 log = logging.getLogger(__name__)
@@ -188,25 +192,50 @@ class CoordinatorRuntime(Generic[S]):
 
         led.state = PartitionState.LOADING
         led.partition = CoordinatorPartition(
-            index, led.leader_epoch, _PartitionLog(self._log, index, self.wall_ms), make_shard
+            index,
+            led.leader_epoch,
+            _PartitionLog(self._log, index, self.wall_ms),
+            make_shard,
+            lambda fault: self._on_fault(led, fault),
         )
         led.load = Load(self.topic, led.partition, lambda _, failure, now_ms: self._end_load(led, failure, now_ms))
         self._new_loads.append(led.load)
 
     def _end_load(self, led: _Led[S], failure: str | None, now_ms: int) -> None:
         self.advance(now_ms)
-        index = led.partition.index
-        if failure is None:
-            led.state = PartitionState.ACTIVE
-            led.partition.activate()
-            log.debug("%s-%d: loaded", self.topic, index)
+        if failure is not None:
+            self._give_up(led, f"load failed: {failure}")
             return
+        led.state = PartitionState.ACTIVE
+        try:
+            led.partition.activate()
+        except Exception as error:
+            self._give_up(led, "load failed at its end", error)
+            return
+        log.debug("%s-%d: loaded", self.topic, led.partition.index)
+
+    def _on_fault(self, led: _Led[S], fault: ReplayFault) -> None:
+        """The log has records that the shard lacks: a new shard is loaded from the log."""
+        self._give_up(led, "a record that was just appended cannot be applied, so the partition is loaded again", fault)
+
+    def _give_up(self, led: _Led[S], why: str, error: Exception | None = None) -> None:
+        """Serve the partition no more until it has been loaded again, after a pause."""
         delay_ms = min(_FIRST_RETRY_MS << min(led.failures, _MAX_DOUBLINGS), _LAST_RETRY_MS)
         led.failures += 1
         led.state = PartitionState.FAILED
-        led.partition.close()
         self.timers.arm(led.retry, self._now_ms + delay_ms)
-        log.error("%s-%d: load failed, next attempt in %d ms: %s", self.topic, index, delay_ms, failure)
+        log.error(
+            "%s-%d: next attempt to load it in %d ms: %s",
+            self.topic,
+            led.partition.index,
+            delay_ms,
+            why,
+            exc_info=error,
+        )
+        try:
+            led.partition.close()
+        except Exception:
+            log.exception("%s-%d: the shard could not be closed", self.topic, led.partition.index)
 
     # -- shards --------------------------------------------------------------------------------------------------
 

@@ -204,12 +204,18 @@ def write(disk: Disk, log_dir: str, properties: MetaProperties, now_ms: int) -> 
 
 
 def make_dirs_durably(disk: Disk, path: str) -> None:
-    """Make the directory and its missing parents. Their names are on the device when this returns."""
-    made = []
-    parent = path.rstrip("/")
-    while parent and disk.stat(parent) is None:
-        parent = parent.rpartition("/")[0]
-        made.append(parent or "/")
+    """Make the directory and its missing parents. Their names are on the device when this returns, also those that
+    another call had made and not synced, because its process was killed."""
+    top = "/" if path.startswith("/") else "."
+    child, parents = path.rstrip("/"), []
+    while child:
+        is_made = disk.stat(child) is None
+        child = child.rpartition("/")[0]
+        parents.append((child or top, is_made))
     disk.make_dirs(path)
-    for directory in made:
-        disk.sync_dir(directory)
+    for parent, is_made in parents:
+        try:
+            disk.sync_dir(parent)
+        except OSError:
+            if is_made:
+                raise  # a parent of what was there before may be another user's, or on a device that is read-only

@@ -1,19 +1,31 @@
 """Which connections are accepted: limits on counts of the node, a listener and an address, and on creation rates.
 
 Pure: the caller passes the time. As in Kafka, a connection from an address over its limit is refused at once; where
-the node or the listener is full, or a rate is used up, a new connection waits (KIP-306, KIP-402, KIP-612). The
-inter-broker listener is protected: when the node is full, its new connection is admitted and the least recently active
-connection of another listener is closed, so that clients cannot block replication.
+the node or the listener is full, or its rate is used up, a new connection waits (KIP-306, KIP-402, KIP-612), and the
+ones behind it on its listener wait too, as those behind Kafka's blocked acceptor. One that its address's rate does not
+allow is refused then, and counts for no rate. The inter-broker listener is protected: when the node is full, its new
+connection is admitted and the least recently active connection of another listener is closed, so that clients cannot
+block replication. Nor does the rate of the node hold for it.
 
 Invariant: the node's count is the sum of the listeners', and no listener has more than its own maximum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
+from ipaddress import ip_address
 from typing import NamedTuple
 
+from kalda.base.sensors import Measurable, SensorName
+from kalda.base.stats import Avg, MetricConfig
 from kalda.network.limits import UNLIMITED, Limits, NodeLimits
+from kalda.quota.client_quotas import SENSOR_LIFETIME_MS
+from kalda.quota.connection_rates import ConnectionRate
+
+_GROUP = "kafka.server:type=socket-server-metrics"
+_MAX_ADDRESSES = 100_000
+"""Addresses whose rates are kept."""
 
 
 class Verdict(Enum):
@@ -22,6 +34,8 @@ class Verdict(Enum):
     ADMITTED = "admitted"
     WAIT = "wait"
     """For `wait_ms`, or where that is 0 until another connection ends."""
+    REFUSED = "refused"
+    """Its address has used up its rate; `wait_ms` is the time for which its end may be put off."""
     EVICT = "evict"
     """Admitted over the node's limit: a connection of an unprotected listener has to be closed."""
 
@@ -33,42 +47,20 @@ class Decision(NamedTuple):
     wait_ms: int = 0
 
 
-class CreationRate:
-    """A token bucket that holds the connections of one second."""
-
-    __slots__ = ("_per_second", "_refilled_ms", "_tokens")
-
-    def __init__(self, per_second: int) -> None:
-        self._per_second = per_second
-        self._tokens = per_second * 1000
-        """In thousandths of a connection."""
-        self._refilled_ms: int | None = None
-
-    def wait_ms(self, now_ms: int) -> int:
-        """0 where one more connection may be made now; else the milliseconds until it may."""
-        if self._per_second >= UNLIMITED:
-            return 0
-        if self._refilled_ms is not None:
-            gained = (now_ms - self._refilled_ms) * self._per_second
-            self._tokens = min(self._per_second * 1000, self._tokens + gained)
-        self._refilled_ms = now_ms
-        if self._tokens >= 1000:
-            return 0
-        return -((self._tokens - 1000) // self._per_second) if self._per_second else 1000
-
-    def take(self) -> None:
-        """Count one connection against the rate."""
-        self._tokens -= 1000
-
-
 class _Listener:
-    __slots__ = ("count", "limits", "protected", "rate")
+    __slots__ = ("count", "ip_throttle_time", "limits", "passes_at_ms", "protected", "rate", "throttle_time")
 
-    def __init__(self, limits: Limits, protected: bool) -> None:
+    def __init__(self, limits: Limits, protected: bool, config: MetricConfig) -> None:
         self.limits = limits
         self.protected = protected
         self.count = 0
-        self.rate = CreationRate(limits.max_creation_rate)
+        self.rate = ConnectionRate(limits.max_creation_rate, config)
+        self.passes_at_ms: int | None = None
+        """When the rates admit the connection that comes next: it is recorded already. None: none is."""
+        self.throttle_time = Avg()
+        """Of connections that waited for a rate of the node or of the listener."""
+        self.ip_throttle_time = Avg()
+        """Of connections that were refused by the rate of their address."""
 
 
 class Admission:
@@ -76,29 +68,47 @@ class Admission:
 
     def __init__(self, limits: NodeLimits) -> None:
         self._limits = limits
-        self._rate = CreationRate(limits.max_creation_rate)
+        self._rate = ConnectionRate(limits.max_creation_rate, limits.rate_config)
         self._listeners: dict[str, _Listener] = {}
         self._by_address: dict[str, int] = {}
         """Connections by peer address, those that wait for admission included."""
         self.count = 0
         """Admitted connections."""
+        self._default_ip_rate: float = UNLIMITED
+        self._ip_limits: dict[str, float] = {}
+        """The rate of creation of each address that has one of its own."""
+        self._ip_rates: dict[str, ConnectionRate] = {}
+        """What each address has used, where it has a limit; in order of their last use."""
 
     def add_listener(self, name: str, limits: Limits, protected: bool) -> None:
         """Start to count a listener's connections. `protected`: the inter-broker listener."""
-        self._listeners[name] = _Listener(limits, protected)
+        self._listeners[name] = _Listener(limits, protected, self._limits.rate_config)
 
-    def update(self, limits: NodeLimits) -> None:
-        """Apply new limits from dynamic configuration. Connections that are admitted stay open."""
-        if limits.max_creation_rate != self._limits.max_creation_rate:
-            self._rate = CreationRate(limits.max_creation_rate)
+    def update(self, limits: NodeLimits) -> int:
+        """Apply new limits from dynamic configuration; what was recorded of rates stays. Returns how many connections
+        exceed the new maximum."""
+        self._rate.bound = limits.max_creation_rate
         self._limits = limits
+        return max(0, self.count - limits.max_connections)
 
     def update_listener(self, name: str, limits: Limits) -> None:
         """Apply new limits of one listener."""
         listener = self._listeners[name]
-        if limits.max_creation_rate != listener.limits.max_creation_rate:
-            listener.rate = CreationRate(limits.max_creation_rate)
+        listener.rate.bound = limits.max_creation_rate
         listener.limits = limits
+
+    def set_ip_rate(self, address: str | None, rate: float | None) -> None:
+        """`connection_creation_rate` of an address, None for the default of all; a rate None removes it."""
+        if address is None:
+            self._default_ip_rate = UNLIMITED if rate is None else rate
+        else:
+            address = "127.0.0.1" if address == "localhost" else str(ip_address(address))
+            if rate is None:
+                self._ip_limits.pop(address, None)
+            else:
+                self._ip_limits[address] = rate
+        for known, used in self._ip_rates.items():
+            used.bound = self._ip_limits.get(known, self._default_ip_rate)
 
     def is_protected(self, listener: str) -> bool:
         """True for the inter-broker listener."""
@@ -123,25 +133,74 @@ class Admission:
         else:
             del self._by_address[address]
 
-    def admit(self, listener: str, now_ms: int) -> Decision:
-        """Decide whether one more connection is served on this listener; count it unless it has to wait."""
+    def admit(self, listener: str, address: str, now_ms: int) -> Decision:
+        """Decide whether the connection of this listener that comes next is served; count it if so.
+
+        It is recorded in the rates when it comes first. Where it has to wait, the next calls for this listener decide
+        about the same connection, or about the one behind it if it has ended.
+        """
         at = self._listeners[listener]
-        wait_ms = at.rate.wait_ms(now_ms)
-        if not at.protected:
-            wait_ms = max(wait_ms, self._rate.wait_ms(now_ms))
-        if wait_ms:
-            return Decision(Verdict.WAIT, wait_ms)
+        if at.passes_at_ms is None:
+            wait_ms = at.rate.record(now_ms)
+            if not at.protected:
+                wait_ms = max(wait_ms, self._rate.record(now_ms))
+            if wait_ms:
+                at.throttle_time.record(wait_ms, now_ms)
+            at.passes_at_ms = now_ms + wait_ms
+        if now_ms < at.passes_at_ms:
+            return Decision(Verdict.WAIT, at.passes_at_ms - now_ms)
         if at.count >= at.limits.max_connections:
             return Decision(Verdict.WAIT)
         full = self.count >= self._limits.max_connections
         if full and (not at.protected or at.count >= self.count):
             return Decision(Verdict.WAIT)
-        at.rate.take()
-        if not at.protected:
-            self._rate.take()
+        at.passes_at_ms = None
+        refused_ms = self._record_ip(at, address, now_ms)
+        if refused_ms:
+            return Decision(Verdict.REFUSED, refused_ms)
         at.count += 1
         self.count += 1
         return Decision(Verdict.EVICT if full else Verdict.ADMITTED)
+
+    def _record_ip(self, at: _Listener, address: str, now_ms: int) -> int:
+        """Record a connection of an address. Returns for how long it should have waited, where the address has used up
+        its rate: the connection is not served, and so not counted in any rate."""
+        limit = self._ip_limits.get(address, self._default_ip_rate)
+        if limit >= UNLIMITED:
+            return 0
+        rate = self._ip_rates.pop(address, None)
+        if rate is None:
+            self._drop_ip_rates(now_ms)
+            rate = ConnectionRate(limit, self._limits.rate_config)
+        self._ip_rates[address] = rate
+        wait_ms = rate.record(now_ms)
+        if wait_ms:
+            rate.unrecord(now_ms)
+            at.rate.unrecord(now_ms)
+            if not at.protected:
+                self._rate.unrecord(now_ms)
+            at.ip_throttle_time.record(wait_ms, now_ms)
+        return wait_ms
+
+    def _drop_ip_rates(self, now_ms: int) -> None:
+        """Forget addresses that made no connection for an hour, and the longest unused where there are too many."""
+        while self._ip_rates:
+            oldest = next(iter(self._ip_rates))
+            is_idle = now_ms - self._ip_rates[oldest].last_ms > SENSOR_LIFETIME_MS
+            if not is_idle and len(self._ip_rates) < _MAX_ADDRESSES:
+                return
+            del self._ip_rates[oldest]
+
+    def measured(self) -> Iterator[tuple[SensorName, Measurable]]:
+        """The rates and throttle times under Kafka's names, a source for `Sensors.add_source`."""
+        yield SensorName(_GROUP, "broker-connection-accept-rate"), self._rate.rate
+        for name, at in self._listeners.items():
+            tags = (("listener", name),)
+            yield SensorName(_GROUP, "connection-accept-rate", tags), at.rate.rate
+            yield SensorName(_GROUP, "connection-accept-throttle-time", tags), at.throttle_time
+            yield SensorName(_GROUP, "ip-connection-accept-throttle-time", tags), at.ip_throttle_time
+        for address, rate in list(self._ip_rates.items()):
+            yield SensorName(_GROUP, "connection-accept-rate", (("ip", address),)), rate.rate
 
     def release(self, listener: str) -> None:
         """Undo an `admit` that did not return `WAIT`."""

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from kalda.base.configs.server import ServerConfig
+from kalda.base.stats import MetricConfig
 
 UNLIMITED = 2**31 - 1
+_RATE_CONFIG = MetricConfig(1_000, 11)
 MIN_REQUEST_BYTES = 8
 """API key, version and correlation id: the smallest request."""
 
@@ -94,6 +96,8 @@ class NodeLimits:
     """max.connections.per.ip.overrides, by address"""
     max_creation_rate: int = UNLIMITED
     """max.connection.creation.rate, connections a second"""
+    rate_config: MetricConfig = _RATE_CONFIG
+    """quota.window.size.seconds and quota.window.num: how far rates look back; fixed at the start"""
     queued_max_request_bytes: int = -1
     """queued.max.request.bytes: size of unanswered requests of all connections; -1: unlimited"""
     descriptors: int = field(default_factory=descriptors_for_connections)
@@ -106,5 +110,6 @@ class NodeLimits:
             max_connections_per_ip=config["max.connections.per.ip"],
             max_connections_per_ip_overrides=MappingProxyType(config.connections_per_ip_overrides()),
             max_creation_rate=config["max.connection.creation.rate"],
+            rate_config=MetricConfig(config["quota.window.size.seconds"] * 1000, config["quota.window.num"]),
             queued_max_request_bytes=config["queued.max.request.bytes"],
         )

@@ -17,10 +17,11 @@ import errno
 import socket
 import ssl
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kalda.base.clock import Clock
+from kalda.base.sensors import Measurable, SensorName
 from kalda.network.admission import Admission, Verdict
 from kalda.network.complaints import Complaints, log
 from kalda.network.connection import Connection, FrameHandler
@@ -155,6 +156,8 @@ class Server:
         """Connections that wait for admission, in order of arrival."""
         self._retry: asyncio.TimerHandle | None = None
         """The timer that admits `_waiting` again when a creation rate allows it."""
+        self._closing_later = 0
+        """Connections that are refused, and closed after a while."""
         self._last_id = 0
         self._queued_bytes = 0
         """Size of the unanswered requests of all connections."""
@@ -195,8 +198,18 @@ class Server:
     def update_limits(self, limits: NodeLimits) -> None:
         """Apply new limits of the node from dynamic configuration."""
         self._limits = limits
-        self._admission.update(limits)
+        for _ in range(self._admission.update(limits)):
+            self._evict("max.connections was reduced")
         self._admit_waiting()
+
+    def set_ip_rate(self, address: str | None, rate: float | None) -> None:
+        """`connection_creation_rate` of an address, None for the default of all; a rate None removes it."""
+        self._admission.set_ip_rate(address, rate)
+        self._admit_waiting()
+
+    def measured(self) -> Iterable[tuple[SensorName, Measurable]]:
+        """Sensors of new connections, a source for `Sensors.add_source`."""
+        return self._admission.measured()
 
     def update_listener_limits(self, name: str, limits: Limits) -> None:
         """Apply new limits of one listener. They apply to open connections too, except sizes, which apply to new
@@ -243,7 +256,7 @@ class Server:
             if not self._admission.is_protected(connection.listener_name):
                 self._refuse(connection, f"{descriptor} descriptors are open, the rest are left for files")
                 return
-            self._evict(f"{descriptor} descriptors are open")
+            self._evict(f"{descriptor} descriptors are open, and another broker connects")
         limit = self._admission.arrive(connection.peer_host)
         if limit is not None:
             self._refuse(connection, f"its address has {limit} connections, the maximum")
@@ -279,6 +292,21 @@ class Server:
         self.complaints(self.now_ms(), "refused connection from %s: %s", connection, reason)
         connection.abort()
 
+    def _refuse_later(self, connection: Connection, wait_ms: int) -> None:
+        """Refuse a connection whose address makes too many. It is closed after a while, so that a client that connects
+        again at once does so less often; at once where many are closed in this way already."""
+        if self._closing_later >= self.listeners[connection.listener_name].limits.backlog:
+            self._refuse(connection, "its address makes too many connections a second")
+            return
+        connection.wait_for_admission()
+        self._closing_later += 1
+
+        def close() -> None:
+            self._closing_later -= 1
+            self._refuse(connection, "its address makes too many connections a second")
+
+        self.loop.call_later(wait_ms / 1000, close)
+
     def _abort_failed(self, connection: Connection, what: str) -> None:
         """Log the exception that is being handled, and abort the connection whose code has raised it."""
         log.exception("%s failed for %s; closing it", what, connection)
@@ -296,7 +324,10 @@ class Server:
             return True
 
     def _try_admit(self, connection: Connection) -> bool:
-        decision = self._admission.admit(connection.listener_name, self.now_ms())
+        decision = self._admission.admit(connection.listener_name, connection.peer_host, self.now_ms())
+        if decision.verdict is Verdict.REFUSED:
+            self._refuse_later(connection, decision.wait_ms)
+            return True
         if decision.verdict is Verdict.WAIT:
             if decision.wait_ms:
                 self._retry_in(decision.wait_ms)
@@ -307,7 +338,7 @@ class Server:
             if not connection.admitted:
                 self._admission.release(connection.listener_name)
         if decision.verdict is Verdict.EVICT:
-            self._evict("max.connections is reached")
+            self._evict("max.connections is reached, and another broker connects")
         return True
 
     def _evict(self, why: str) -> None:
@@ -323,7 +354,7 @@ class Server:
         if oldest is not None:
             self.complaints(
                 self.now_ms(),
-                "closing %s: %s, and another broker connects; this connection is the least recently active one",
+                "closing %s: %s; this connection is the least recently active one",
                 oldest,
                 why,
             )

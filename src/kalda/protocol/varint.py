@@ -24,6 +24,11 @@ def encode_unsigned(value: int) -> bytes:
     return bytes(out)
 
 
+def encode_signed(value: int) -> bytes:
+    """A zig-zag varint, as records have them."""
+    return encode_unsigned(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
 def decode_unsigned(buffer: Buffer, pos: int, max_bytes: int = 5) -> tuple[int, int]:
     """The value and the position after it. Raises `InvalidRequest` for a varint that is cut short or longer than
     `max_bytes`."""

@@ -36,7 +36,7 @@ from kalda.raft.snapshots import (
 from kalda.raft.values import OffsetAndEpoch
 from kalda.raft.voters import VoterHistory, VoterSet
 from kalda.records.control import read_control_batch
-from kalda.storage.checkpoints import replace_file
+from kalda.storage.checkpoints import DISK_FAILED_FILE, mark_failed, replace_file
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
@@ -77,6 +77,8 @@ class MetadataLog:
         self.log = log
         self.snapshots: list[OffsetAndEpoch] = []
         """Complete on disk, oldest first; none ends before the log start offset."""
+        self.partial: OffsetAndEpoch | None = None
+        """The snapshot that is being fetched, of which there is an incomplete file."""
 
     @classmethod
     def open(cls, disk: Disk, directory: str, config: MetadataLogConfig, *, now_ms: int) -> MetadataLog:
@@ -84,6 +86,7 @@ class MetadataLog:
         snapshot begins anew at its end: it ends before the snapshot's end or begins after it, or has another epoch
         there, because the snapshot was fetched in the place of records that were never committed."""
         disk.make_dirs(directory)
+        has_failed = disk.stat(f"{directory}/{DISK_FAILED_FILE}") is not None
         snapshots: list[OffsetAndEpoch] = []
         for name in disk.list_dir(directory):
             parsed = parse_snapshot_name(name)
@@ -93,18 +96,26 @@ class MetadataLog:
                 snapshots.append(parsed[0])
             else:
                 disk.remove(f"{directory}/{name}")
-        log = Log.open(
-            disk,
-            directory,
-            config.log_config(),
-            topic_partition=METADATA_PARTITION,
-            topic_id=METADATA_TOPIC_ID,
-            now_ms=now_ms,
-            clean=False,
-        )
-        # After an unclean stop the end of the log may be in the page cache only, and the next vote or fetch claims that
-        # all of it is durable.
-        log.flush()
+        try:
+            log = Log.open(
+                disk,
+                directory,
+                config.log_config(),
+                topic_partition=METADATA_PARTITION,
+                topic_id=METADATA_TOPIC_ID,
+                now_ms=now_ms,
+                clean=False,
+                distrusts_cache=has_failed,
+            )
+            # After an unclean stop the end of the log may be in the page cache only, and the next vote or fetch claims
+            # that all of it is durable.
+            log.flush()
+        except OSError:
+            mark_failed(disk, directory)
+            raise
+        if has_failed:
+            _write_anew(disk, f"{directory}/{FILE_NAME}")
+            disk.remove(f"{directory}/{DISK_FAILED_FILE}")
         metadata_log = cls(disk, directory, config, log)
         metadata_log.snapshots = sorted(snapshots)
         metadata_log._advance_start_to_epochs()
@@ -277,6 +288,8 @@ class MetadataLog:
             file.close()
 
     def save_chunk(self, snapshot: OffsetAndEpoch, position: int, data: Buffer) -> None:
+        self.drop_partial(snapshot)
+        self.partial = snapshot
         file = self.disk.open(f"{self.directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}", create=True)
         try:
             if position == 0:
@@ -285,9 +298,16 @@ class MetadataLog:
         finally:
             file.close()
 
+    def drop_partial(self, wanted: OffsetAndEpoch | None) -> None:
+        """Remove the incomplete file of a snapshot that is not fetched any more, as `wanted` is."""
+        if self.partial is not None and self.partial != wanted:
+            self.disk.remove(f"{self.directory}/{snapshot_name(self.partial, PARTIAL_SUFFIX)}")
+            self.partial = None
+
     def publish_job(self, snapshot: OffsetAndEpoch) -> Callable[[], None]:
         """A job that verifies, syncs and renames a fetched snapshot; `restart_at` it then. It removes a file that is
         damaged, and raises `CorruptRecord`."""
+        self.partial = None  # the job's from now on
         disk, directory = self.disk, self.directory
         partial = f"{directory}/{snapshot_name(snapshot, PARTIAL_SUFFIX)}"
 
@@ -348,10 +368,19 @@ class MetadataLog:
 
     def flush_job(self, offset: int) -> Job[None]:
         """Sync everything before `offset`. Indexes are not synced: `open` rebuilds them."""
-        return self.log.flush_job(offset, indexes=False)
+        return self.log.flush_job(offset, indexes=False, is_promised=True).on_failure(self._on_failed_flush)
+
+    def _on_failed_flush(self, error: OSError) -> None:
+        raise self.log.failed(error) from error
 
     def close(self) -> None:
         self.log.close(True)
+
+
+def _write_anew(disk: Disk, path: str) -> None:
+    """Sync what the file holds, of which the device may have another version."""
+    if disk.stat(path) is not None:
+        replace_file(disk, path, disk.read_file(path, MAX_FILE_BYTES))
 
 
 def apply_control(history: VoterHistory, offset: int, record: object) -> None:

@@ -87,6 +87,9 @@ def write_snapshot(
         file.write(position, batch)
         position += len(batch)
         file.sync()
+    except OSError:
+        disk.remove(partial)
+        raise
     finally:
         file.close()
     publish_snapshot(disk, directory, snapshot)

@@ -11,7 +11,11 @@ format only: it depends on no log, socket, topic or clock.
   had a C compiler
 - `values`: the section of records to and from Python tuples; compiled likewise
 - `scan`: checks the records of a section, piece by piece; compiled likewise
-- `compacting`: the last offset of each key, and which records compaction keeps; compiled likewise
+- `key_offsets`: the last offset of each key, for compaction; compiled likewise
+- `compacting`: which records of a batch compaction keeps, piece by piece; compiled likewise
+- `compacting_runs`: the same of many batches at once, without the interpreter's lock; compiled likewise
+- `appending`: records of a producer, encoded where they are appended to a batch; compiled likewise
+- `consuming`: the records that a consumer returns, their fields decoded when they are read; compiled likewise
 - `messages`: the messages in metadata batches, most of them decoded by compiled code
 - `builder`: batches from records and records from batches, as Python values
 - `compression`: the four codecs, with bounded output

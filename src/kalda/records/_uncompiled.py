@@ -22,7 +22,11 @@ def cfunc(function: F) -> F:
     return function
 
 
-inline = cclass = cfunc
+inline = cclass = final = no_gc = cfunc
+
+
+def freelist(_size: int) -> Callable[[F], F]:
+    return cfunc
 
 
 class _NoGil:

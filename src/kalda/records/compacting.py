@@ -3,7 +3,7 @@
 """Log compaction's work on single records: the last offset of each key, and which records of a batch are kept.
 
 Three steps over a batch's section, each fed in pieces of any size as they come out of a decompressor, each without an
-object for a record, with the interpreter's lock released while a long piece is worked on:
+object for a record, with the interpreter's lock released while a piece is worked on:
 
 1. `KeyScan` over the dirty part: `KeyOffsets` holds the last offset of each key afterwards.
 2. `KeyScan` with `decide`: a bit for each record says whether it is kept; `kept`, `tombstones` and timestamps say what
@@ -12,20 +12,15 @@ object for a record, with the interpreter's lock released while a long piece is 
    bytes of a record stay as they are.
 
 Memory: `KeyOffsets` has a fixed size, and the bits take an eighth of a byte for each record; no key, value or record
-is kept, however long it is. The table is returned to the operating system by `release`, without the interpreter's
-lock: for 128 MiB that takes 15 ms, which no other thread of the process waits for.
+is kept, however long it is.
 
-`KeyOffsets` holds no keys: 128 bits of SipHash-2-4, keyed by a secret of each cleaning, so that nobody can make two
-keys that are taken for one. One entry is 24 bytes: the hash and the offset. Probing is linear; the table is never
-filled beyond nine tenths.
-
-Compiled like `codec`, whose safety rules hold here too. SipHash: Aumasson and Bernstein, 2012, with the 128-bit output
-of its reference implementation.
+Compiled like `codec`, whose safety rules hold here too.
 """
 
 from __future__ import annotations
 
 from kalda.base.errors import CorruptRecord
+from kalda.base.memory import unfilled
 
 try:
     import cython
@@ -33,264 +28,13 @@ except ImportError:
     from kalda.records import _uncompiled as cython
 
 if cython.compiled:
-    from cython.cimports.kalda.records.codec import _copy, _put_varlong, _sum, _varlong_size
-    from cython.cimports.libc.stdlib import calloc, free
+    from cython.cimports.kalda.records.codec import _copy, _put_varlong, _record, _sum, _varlong_size
+    from cython.cimports.kalda.records.key_offsets import KeyOffsets, _Hash
 else:
-    from kalda.records.codec import _copy, _put_varlong, _sum, _varlong_size
+    from kalda.records.codec import _copy, _put_varlong, _record, _sum, _varlong_size
+    from kalda.records.key_offsets import KeyOffsets, _Hash
 
 COMPILED = cython.compiled
-ENTRY_BYTES = 24
-LOAD_FACTOR = 0.9
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _plus(a: cython.ulonglong, b: cython.ulonglong) -> cython.ulonglong:
-    if cython.compiled:
-        return a + b
-    else:
-        return (a + b) & 0xFFFFFFFFFFFFFFFF
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _rotated(value: cython.ulonglong, bits: cython.int) -> cython.ulonglong:
-    if cython.compiled:
-        return (value << bits) | (value >> (64 - bits))
-    else:
-        return ((value << bits) | (value >> (64 - bits))) & 0xFFFFFFFFFFFFFFFF
-
-
-@cython.cclass
-class _Hash:
-    """SipHash-2-4 with 128 bits of output, fed in pieces."""
-
-    _first0: cython.ulonglong
-    _first1: cython.ulonglong
-    _first2: cython.ulonglong
-    _first3: cython.ulonglong
-    """The state before the first byte."""
-    _v0: cython.ulonglong
-    _v1: cython.ulonglong
-    _v2: cython.ulonglong
-    _v3: cython.ulonglong
-    _tail: cython.ulonglong
-    """The bytes that do not fill a word yet."""
-    _length: cython.ulonglong
-    low: cython.ulonglong
-    high: cython.ulonglong
-
-    def __init__(self, k0: object, k1: object) -> None:
-        self._first0 = k0 ^ 0x736F6D6570736575
-        self._first1 = k1 ^ 0x646F72616E646F6D ^ 0xEE
-        self._first2 = k0 ^ 0x6C7967656E657261
-        self._first3 = k1 ^ 0x7465646279746573
-        self._begin()
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _begin(self) -> cython.void:
-        self._v0 = self._first0
-        self._v1 = self._first1
-        self._v2 = self._first2
-        self._v3 = self._first3
-        self._tail = 0
-        self._length = 0
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _rounds(self, count: cython.int) -> cython.void:
-        v0: cython.ulonglong = self._v0
-        v1: cython.ulonglong = self._v1
-        v2: cython.ulonglong = self._v2
-        v3: cython.ulonglong = self._v3
-        for _ in range(count):
-            v0 = _plus(v0, v1)
-            v1 = _rotated(v1, 13) ^ v0
-            v0 = _rotated(v0, 32)
-            v2 = _plus(v2, v3)
-            v3 = _rotated(v3, 16) ^ v2
-            v0 = _plus(v0, v3)
-            v3 = _rotated(v3, 21) ^ v0
-            v2 = _plus(v2, v1)
-            v1 = _rotated(v1, 17) ^ v2
-            v2 = _rotated(v2, 32)
-        self._v0 = v0
-        self._v1 = v1
-        self._v2 = v2
-        self._v3 = v3
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _add(
-        self,
-        p: cython.pointer[cython.const[cython.uchar]],
-        pos: cython.Py_ssize_t,
-        end: cython.Py_ssize_t,
-    ) -> cython.void:
-        """Add the bytes `p[pos:end]`."""
-        word: cython.ulonglong = self._tail
-        filled: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, 8 * (self._length & 7))
-        self._length += cython.cast(cython.ulonglong, end - pos)
-        while pos < end:
-            word |= cython.cast(cython.ulonglong, p[pos]) << filled
-            filled += 8
-            pos += 1
-            if filled == 64:
-                self._v3 ^= word
-                self._rounds(2)
-                self._v0 ^= word
-                word = 0
-                filled = 0
-        self._tail = word
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _end(self) -> cython.void:
-        """Set `low` and `high`."""
-        if cython.compiled:
-            self._tail |= self._length << 56
-        else:
-            self._tail |= (self._length & 0xFF) << 56
-        self._v3 ^= self._tail
-        self._rounds(2)
-        self._v0 ^= self._tail
-        self._v2 ^= 0xEE
-        self._rounds(4)
-        self.low = self._v0 ^ self._v1 ^ self._v2 ^ self._v3
-        self._v1 ^= 0xDD
-        self._rounds(4)
-        self.high = self._v0 ^ self._v1 ^ self._v2 ^ self._v3
-
-
-def siphash128(data: cython.const[cython.uchar][::1], k0: cython.ulonglong, k1: cython.ulonglong) -> bytes:
-    """The hash of `data` under the key of two little-endian words."""
-    one: _Hash = _Hash(k0, k1)
-    if len(data):
-        if cython.compiled:
-            one._add(cython.address(data[0]), 0, len(data))
-        else:
-            one._add(data, 0, len(data))
-    one._end()
-    return one.low.to_bytes(8, "little") + one.high.to_bytes(8, "little")
-
-
-@cython.cclass
-class KeyOffsets:
-    """The last offset of each key. `latest_offset` is the last offset up to which the map is complete; -1: none."""
-
-    _table: cython.pointer[cython.ulonglong]
-    """Three words an entry: the hash, and the offset plus one, which is 0 where the entry is free."""
-    _slots: cython.Py_ssize_t
-    """How many entries there is room for; 0 once the table has been released."""
-    _size: cython.Py_ssize_t
-    _room: cython.Py_ssize_t
-    _latest: cython.longlong
-    _k0: cython.ulonglong
-    _k1: cython.ulonglong
-
-    def __init__(self, memory_bytes: cython.Py_ssize_t, secret: bytes) -> None:
-        """A table of at most `memory_bytes`; `secret` has 16 bytes."""
-        slots: cython.Py_ssize_t = max(2, memory_bytes // 24)
-        if cython.compiled:
-            # Zeros that no page is made for until an entry is written there.
-            self._table = cython.cast(cython.pointer[cython.ulonglong], calloc(slots, 24))
-            if self._table is cython.NULL:
-                raise MemoryError(f"there is no memory for {slots} keys")
-        else:
-            self._table = memoryview(bytearray(24 * slots)).cast("Q")
-        self._slots = slots
-        self._size = 0
-        self._room = int(slots * LOAD_FACTOR)
-        self._latest = -1
-        self._k0 = int.from_bytes(secret[:8], "little")
-        self._k1 = int.from_bytes(secret[8:16], "little")
-
-    def __dealloc__(self) -> None:
-        if cython.compiled:
-            with cython.nogil:
-                free(self._table)
-
-    def release(self) -> None:
-        """Free the table. No scan and no `get` may follow. To be called on the thread of a job."""
-        self._slots = 0
-        if cython.compiled:
-            with cython.nogil:
-                free(self._table)
-            self._table = cython.NULL
-
-    @property
-    def size(self) -> int:
-        """How many keys there are."""
-        return self._size
-
-    @property
-    def max_size(self) -> int:
-        """How many keys there may be."""
-        return self._room
-
-    @property
-    def latest_offset(self) -> int:
-        return self._latest
-
-    @latest_offset.setter
-    def latest_offset(self, offset: int) -> None:
-        self._latest = offset
-
-    def get(self, key: cython.const[cython.uchar][::1]) -> int:
-        """The key's last offset; -1 where it is not in the map."""
-        if self._slots == 0:
-            raise ValueError("the map has been released")
-        digest = siphash128(key, self._k0, self._k1)
-        low: cython.ulonglong = int.from_bytes(digest[:8], "little")
-        high: cython.ulonglong = int.from_bytes(digest[8:], "little")
-        at: cython.Py_ssize_t = self._find(low, high)
-        return self._offset(at)
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _find(self, low: cython.ulonglong, high: cython.ulonglong) -> cython.Py_ssize_t:
-        """Where the key's entry is, or the free one where it would go."""
-        slot: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, high % cython.cast(cython.ulonglong, self._slots))
-        at: cython.Py_ssize_t = 3 * slot
-        while self._table[at + 2] != 0:
-            if self._table[at] == low and self._table[at + 1] == high:
-                return at
-            slot += 1
-            if slot == self._slots:
-                slot = 0
-            at = 3 * slot
-        return at
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _offset(self, at: cython.Py_ssize_t) -> cython.longlong:
-        return cython.cast(cython.longlong, self._table[at + 2]) - 1
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _put(self, low: cython.ulonglong, high: cython.ulonglong, offset: cython.longlong) -> cython.bint:
-        """Offsets are put in rising order. False where there is no room for one more key."""
-        at: cython.Py_ssize_t = self._find(low, high)
-        if self._table[at + 2] == 0:
-            if self._size >= self._room:
-                return False
-            self._size += 1
-            self._table[at] = low
-            self._table[at + 1] = high
-        self._table[at + 2] = cython.cast(cython.ulonglong, offset + 1)
-        return True
 
 
 @cython.cclass
@@ -412,10 +156,7 @@ class KeyScan:
             p: cython.pointer[cython.const[cython.uchar]] = cython.address(piece[0])
         else:
             p = piece
-        if size >= 2_048:
-            with cython.nogil:
-                intact = self._run(p, size)
-        else:
+        with cython.nogil:
             intact = self._run(p, size)
         if not intact:
             raise CorruptRecord(f"record {self._index} of {self._count} at offset {self._base_offset} is malformed")
@@ -435,6 +176,13 @@ class KeyScan:
         number: cython.longlong
         value: cython.ulonglong
         while pos < size:
+            if self._state == 0 and self._shift == 0 and self._index < self._count:
+                stop = self._whole(p, pos, size)
+                if stop > 0:
+                    pos = stop
+                    if not self._record():
+                        return True  # full: what follows is not looked at
+                    continue
             if self._state == 5 or self._state == 7:
                 stop = pos + cython.cast(cython.Py_ssize_t, self._skip if self._skip < size - pos else size - pos)
                 if self._state == 5:
@@ -485,6 +233,35 @@ class KeyScan:
             if self._state == 7 and self._left == 0:
                 return False  # the header count is missing
         return True
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _whole(
+        self,
+        p: cython.pointer[cython.const[cython.uchar]],
+        pos: cython.Py_ssize_t,
+        size: cython.Py_ssize_t,
+    ) -> cython.Py_ssize_t:
+        """The position after a record that lies in this piece as a whole. -1, and nothing has changed, where it does
+        not, or may be damaged: it is read field by field then."""
+        stop: cython.Py_ssize_t
+        timestamp: cython.longlong
+        delta: cython.longlong
+        key_at: cython.Py_ssize_t
+        key_size: cython.Py_ssize_t
+        value_size: cython.Py_ssize_t
+        stop, timestamp, delta, key_at, key_size, _at, value_size, _headers, _headers_at = _record(p, pos, size)
+        if stop < 0 or delta < 0 or delta > self._last_delta or self._base_offset + delta <= self._offset:
+            return -1
+        self._offset = self._base_offset + delta
+        self._timestamp = _sum(self._base_timestamp, timestamp)
+        self._has_key = key_size >= 0
+        self._has_value = value_size >= 0
+        if key_size >= 0:
+            self._hash._begin()
+            self._hash._add(p, key_at, key_at + key_size)
+        return stop
 
     @cython.cfunc
     @cython.nogil
@@ -607,7 +384,7 @@ class Rewriting:
         """What is left of the next bytes of the section."""
         size: cython.Py_ssize_t = len(piece)
         # A record of 7 bytes may become one of 16: its length stays one byte, its delta takes up to ten.
-        out = bytearray(3 * size + 32)
+        out = unfilled(3 * size + 32)
         written: cython.Py_ssize_t
         if size == 0:
             return bytearray()
@@ -618,10 +395,7 @@ class Rewriting:
         else:
             p = piece
             to = out
-        if size >= 2_048:
-            with cython.nogil:
-                written = self._run(p, size, to)
-        else:
+        with cython.nogil:
             written = self._run(p, size, to)
         room = None  # type: ignore[assignment]  # a bytearray that is looked at cannot be cut
         del out[written:]
@@ -642,7 +416,19 @@ class Rewriting:
         byte: cython.uint
         number: cython.longlong
         value: cython.ulonglong
+        stop: cython.Py_ssize_t
+        rest: cython.Py_ssize_t
         while pos < size:
+            if self._state == 0 and self._shift == 0:
+                stop, number, _1, _2, _3, _4, _5, _6, _7 = _record(p, pos, size)
+                if stop > 0:
+                    if self._is_kept():
+                        rest = _behind_number(p, _behind_number(p, pos) + 1)
+                        at = self._put(out, at, number, stop - rest)
+                        at = _copy(out, at, p, rest, stop - rest)
+                    self._index += 1
+                    pos = stop
+                    continue
             if self._state == 3:
                 span = cython.cast(cython.Py_ssize_t, self._left if self._left < size - pos else size - pos)
                 if self._is_kept():
@@ -677,10 +463,7 @@ class Rewriting:
                 self._state = 1
                 continue
             if self._is_kept():
-                number = _sum(number if self._keeps_deltas else 0, self._shift_ms)
-                at = _put_varlong(out, at, 1 + _varlong_size(number) + cython.cast(cython.Py_ssize_t, self._left))
-                out[at] = 0
-                at = _put_varlong(out, at + 1, number)
+                at = self._put(out, at, number, cython.cast(cython.Py_ssize_t, self._left))
             self._state = 3
         return at
 
@@ -688,5 +471,33 @@ class Rewriting:
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
+    def _put(
+        self,
+        out: cython.pointer[cython.uchar],
+        at: cython.Py_ssize_t,
+        number: cython.longlong,
+        left: cython.Py_ssize_t,
+    ) -> cython.Py_ssize_t:
+        """Write a record up to its timestamp delta, which was `number`, and is followed by `left` bytes."""
+        number = _sum(number if self._keeps_deltas else 0, self._shift_ms)
+        at = _put_varlong(out, at, 1 + _varlong_size(number) + left)
+        out[at] = 0
+        return _put_varlong(out, at + 1, number)
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
     def _is_kept(self) -> cython.bint:
         return (self._bits[self._index >> 3] >> (self._index & 7)) & 1
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _behind_number(p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """The position behind a number that is known to be whole."""
+    while p[at] >= 0x80:
+        at += 1
+    return at + 1

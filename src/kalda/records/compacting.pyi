@@ -1,20 +1,7 @@
 from kalda.records.batch import Buffer
+from kalda.records.key_offsets import KeyOffsets
 
 COMPILED: bool
-ENTRY_BYTES: int
-LOAD_FACTOR: float
-
-def siphash128(data: Buffer, k0: int, k1: int) -> bytes: ...
-
-class KeyOffsets:
-    latest_offset: int
-    def __init__(self, memory_bytes: int, secret: bytes) -> None: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def max_size(self) -> int: ...
-    def get(self, key: Buffer) -> int: ...
-    def release(self) -> None: ...
 
 class KeyScan:
     def __init__(

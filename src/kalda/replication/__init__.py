@@ -17,6 +17,7 @@ is a machine; followers, ISR, sessions and counters are stores.
 - `replica_fetcher`: a follower's fetching from one leader
 - `fetch_session_handler`: the follower's end of a fetch session
 - `replica_fetchers`: which partition is fetched from which leader
+- `throttle`: the interface of a quota for replicas
 - `waiting`: requests that wait for a partition to advance: the purgatory
 - `fetch`: the fetch path: read, wait for more
 - `read_replica`: which replica a consumer should read from

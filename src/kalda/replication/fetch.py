@@ -33,6 +33,7 @@ from kalda.protocol.notation import maker
 from kalda.replication.counters import NO_FETCH_FAILURES
 from kalda.replication.fetch_session import CaughtUp, FetchContext, FetchEntry
 from kalda.replication.partition import Partition
+from kalda.replication.throttle import ReplicaThrottle
 from kalda.replication.waiting import DelayedOperation, Waiter
 from kalda.storage.reading import ColdRead, start_reads
 from kalda.storage.values import FetchInfo
@@ -62,6 +63,8 @@ class Fetch:
         "_read_bytes",
         "_request",
         "_tell_leaders",
+        "_throttle",
+        "_throttled",
         "answers",
         "from_followers",
         "max_bytes",
@@ -101,6 +104,11 @@ class Fetch:
         self._advanced = False
         """Whether a high watermark advanced by this fetch: what waited for that may have appended to any partition."""
         self._read_bytes = 0
+        throttle = manager.throttle if self._follower_id >= 0 else None
+        self._throttle = throttle if throttle is not None and throttle.is_enabled else None
+        """The quota of throttled replicas; None for a consumer, and where no replica is throttled."""
+        self._throttled: set[Partition] = set()
+        """Partitions that are left out because the rate of throttled replicas is exceeded."""
         self._cold: list[tuple[int, Partition, ColdRead]] = []
         """Partitions that a job reads: index of the answer, partition, the read."""
 
@@ -120,6 +128,7 @@ class Fetch:
             partition
             for entry in self._context.entries
             if (partition := self._manager.find(entry.topic, entry.index)) is not None
+            and partition not in self._throttled
         ]
         pending: Pending[FetchResponse] = Pending()
         waiter = FetchWaiter(self, pending, request.min_bytes - self._read_bytes)
@@ -139,6 +148,8 @@ class Fetch:
         for entry, answer in zip(self._context.entries, self.answers, strict=True):
             if answer is None or not answer.records:
                 partition = self._manager.find(entry.topic, entry.index)
+                if partition in self._throttled:
+                    continue
                 if partition is not None and partition.log.log_end_offset > entry.asked.fetch_offset:
                     return True
         return False
@@ -171,6 +182,10 @@ class Fetch:
         skips_idle_follower = follower_id >= 0 and self._context.incremental
         skips_idle_consumer = follower_id < 0 and self._context.incremental and self._prefer is None
         note_ms = self._manager.now_ms() if skips_idle_follower and note_follower else None
+        throttle = self._throttle
+        self._throttled.clear()
+        if throttle is not None and not throttle.is_exceeded(self._manager.now_ms()):
+            throttle = None
         for entry in self._context.entries:
             asked = entry.asked
             partition = find((entry.topic, entry.index))
@@ -208,6 +223,8 @@ class Fetch:
                 if allowed < 0:
                     remaining = max(0, remaining)
                     raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{allowed} is no number of bytes")
+                if throttle is not None and self._must_wait(throttle, partition):
+                    allowed = 0
                 info = self._read_one(partition, asked.fetch_offset, allowed)
                 if note_follower:
                     self._note_follower(partition, asked)
@@ -217,7 +234,7 @@ class Fetch:
                 else:
                     remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
                     self._fill(answer, partition, info)
-                    if follower_id >= 0 and not info.size_bytes:
+                    if follower_id >= 0 and not info.size_bytes and partition not in self._throttled:
                         entry.caught_up = CaughtUp(partition, asked, partition.leader_epoch)
             except ApiError as error:
                 self._fail(answer, error.code, partition)
@@ -270,9 +287,26 @@ class Fetch:
         self._fill(answer, partition, FetchInfo.EMPTY)
         return True
 
+    def _must_wait(self, throttle: ReplicaThrottle, partition: Partition) -> bool:
+        """Whether the follower gets no records of a partition now. A follower in sync never waits."""
+        if self._follower_id in partition.isr or not throttle.is_throttled(*partition.topic_partition):
+            return False
+        self._throttled.add(partition)
+        return True
+
+    def _record_throttled(self, throttle: ReplicaThrottle) -> None:
+        """Count the bytes of throttled replicas that are sent."""
+        size = sum(
+            len(answer.records)
+            for entry, answer in zip(self._context.entries, self.answers, strict=True)
+            if answer is not None and answer.records and throttle.is_throttled(entry.topic, entry.index)
+        )
+        if size:
+            throttle.record(size, self._manager.now_ms())
+
     def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | ColdRead:
         end_offset = self._end_of(partition)
-        if max_bytes <= 0 and self._read_bytes:
+        if max_bytes <= 0 and (self._read_bytes or partition in self._throttled):
             partition.check_range(offset)
             return FetchInfo.EMPTY
         # A follower gets a copy: it may read records that this broker truncates under a new leader.
@@ -357,6 +391,8 @@ class Fetch:
 
     def response(self) -> FetchResponse:
         """What has been read, by topic; to an incremental request only what has changed."""
+        if self._throttle is not None:
+            self._record_throttled(self._throttle)
         context = self._context
         response = _response(context.session_id)
         session = context.session

@@ -24,6 +24,7 @@ from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.messages.fetch import (
     FetchRequest,
     FetchRequestFetchPartition,
+    FetchResponse,
     FetchResponsePartitionData,
 )
 
@@ -179,6 +180,24 @@ class FetchSessionCache:
             session = self._create(request, entries, uses_topic_ids, now_ms)
             return FetchContext(list(entries.values()), session, False, uses_topic_ids)
         return self._incremental(request, uses_topic_ids, topic_name, now_ms)
+
+    def retract(self, request: FetchRequest, response: FetchResponse) -> int:
+        """The response is not sent, because its client is throttled: the next one has to contain all that it contains.
+        Returns the session of the answer that is sent in its place: 0 for a full request, whose session ends, since
+        its fetcher has not got the session's partitions."""
+        session = self._sessions.get(response.session_id)
+        if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+            if session is not None and response.session_id:
+                self._remove(session)
+            return 0
+        if session is not None:
+            for topic in response.responses:
+                for answer in topic.partitions:
+                    key = (topic.topic_id if session.uses_topic_ids else topic.topic, answer.partition_index)
+                    entry = session.entries.get(key)
+                    if entry is not None:
+                        entry.high_watermark = entry.log_start_offset = -1
+        return response.session_id
 
     def _incremental(
         self, request: FetchRequest, uses_topic_ids: bool, topic_name: Callable[[Uuid], str | None], now_ms: int

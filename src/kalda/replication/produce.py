@@ -387,6 +387,16 @@ class Produce:
         _fill_error(result, error, partition)
         answer.partition_responses.append(result)
 
+    def refuse_internal(self, topic: str, answer: TopicProduceResponse, index: int) -> None:
+        """Add to `answer` the refusal of records for a topic of coordinators. As in Kafka, a partition that does not
+        exist is reported as such."""
+        code = ErrorCode.INVALID_TOPIC_EXCEPTION
+        if (topic, index) not in self._manager.partitions:
+            missing_code = self._manager.missing_code(topic, None, index)
+            if missing_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                code = missing_code
+        self.refuse(answer, index, ApiError(code))
+
     def _final_response(self) -> ProduceResponse:
         response = self.response
         if self.failed:
@@ -407,17 +417,17 @@ def run(
     *,
     zstd: bool = True,
     by_id: bool = False,
+    refuses_internal_topics: bool = False,
     tell_leaders: Callable[[ProduceResponse], None] | None = None,
     transaction: Transaction | None = None,
-    may_write_internal: bool = False,
 ) -> Produce:
     """Append the records of a request. `names` are the topics' names, in order; empty where an id is unknown.
 
     `zstd`: whether the request's version allows that codec (KIP-110). `by_id`: whether it names topics by id.
+    `refuses_internal_topics`: whether records for the topics of coordinators get INVALID_TOPIC_EXCEPTION.
     `tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the request's
-    version has no field for them. `transaction` is what the request names. `may_write_internal`: whether the caller may
-    append to the topics of coordinators. Of a partition that is named twice, the last records count. Raises `ApiError`
-    where the whole request is refused.
+    version has no field for them. `transaction` is what the request names. Of a partition that is named twice, the
+    last records count. Raises `ApiError` where the whole request is refused.
     """
     if transaction is not None:
         _check_one_producer(request)
@@ -429,16 +439,14 @@ def run(
         partitions = topic.partition_data
         if len(partitions) > 1:
             partitions = list({data.index: data for data in partitions}.values())
-        refusal = None
-        if not name:
-            refusal = ApiError(unnamed)
-        elif name in INTERNAL_TOPICS and not may_write_internal:
-            refusal = ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {name}")
+        is_refused = refuses_internal_topics and name in INTERNAL_TOPICS
         for data in partitions:
-            if refusal is None:
-                produce.append(name, answer, data)
+            if not name:
+                produce.refuse(answer, data.index, ApiError(unnamed))
+            elif is_refused:
+                produce.refuse_internal(name, answer, data.index)
             else:
-                produce.refuse(answer, data.index, refusal)
+                produce.append(name, answer, data)
     return produce
 
 

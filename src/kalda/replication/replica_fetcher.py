@@ -40,6 +40,7 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.replication.fetch_session_handler import FetchSessionHandler, Key
 from kalda.replication.partition import Partition
+from kalda.replication.throttle import RETRY_MS, ReplicaThrottle
 from kalda.storage.log import Log
 from kalda.storage.truncating import Truncation, begin_anew_at, begin_truncation
 from kalda.storage.values import UnexpectedAppendOffset
@@ -70,7 +71,16 @@ class FetcherConfig:
 class Followed:
     """One partition that is fetched, in one leader epoch: another epoch has a new object."""
 
-    __slots__ = ("asked", "backoff_ms", "is_fenced", "leader_epoch", "partition", "retry_at_ms", "spec_to_look_up")
+    __slots__ = (
+        "asked",
+        "backoff_ms",
+        "is_fenced",
+        "is_in_sync",
+        "leader_epoch",
+        "partition",
+        "retry_at_ms",
+        "spec_to_look_up",
+    )
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -85,6 +95,8 @@ class Followed:
         """No request before this time."""
         self.backoff_ms = 0
         """The last pause; 0 after a successful append."""
+        self.is_in_sync = False
+        """Whether the log reached the leader's high watermark with the last response: no throttle leaves it out."""
         self.is_fenced = False
         """No request any more: the epoch is over, or the disk has failed."""
 
@@ -131,8 +143,16 @@ def _next_backoff(backoff_ms: int, longest_ms: int) -> int:
 class ReplicaFetcher:
     """Fetches from one leader. Invariant: a partition in `_cold` is in `_followed`."""
 
-    def __init__(self, leader_id: int, config: FetcherConfig, broker_epoch: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        leader_id: int,
+        config: FetcherConfig,
+        broker_epoch: Callable[[], int],
+        throttle: ReplicaThrottle | None = None,
+    ) -> None:
+        """`throttle` is the rate at which throttled replicas are fetched; None: there is none."""
         self.leader_id = leader_id
+        self._throttle = throttle
         self.wake: Callable[[], None] = _nothing
         """Called when there may be a request before `deadline_ms`."""
         self.on_added: Callable[[], None] = _nothing
@@ -193,6 +213,8 @@ class ReplicaFetcher:
             if followed:
                 return self._list_offsets(followed, timestamp)
         max_bytes = self._config.partition_max_bytes
+        if self._throttle is not None and self._throttle.is_enabled:
+            self._hold_back(self._throttle, now_ms)
         wanted = {
             key: followed.fetch_data(max_bytes)
             for key, followed in self._followed.items()
@@ -212,6 +234,14 @@ class ReplicaFetcher:
         self._session.fill(request, wanted)
         self._in_flight = wanted
         return request
+
+    def _hold_back(self, throttle: ReplicaThrottle, now_ms: int) -> None:
+        """Leave throttled partitions that are not in sync out of the next requests, while the rate is exceeded."""
+        if not throttle.is_exceeded(now_ms):
+            return
+        for followed in self._followed.values():
+            if not followed.is_in_sync and throttle.is_throttled(*followed.partition.topic_partition):
+                followed.retry_at_ms = max(followed.retry_at_ms, now_ms + RETRY_MS)
 
     def _list_offsets(self, partitions: list[Followed], timestamp: OffsetSpec) -> ListOffsetsRequest:
         topics: dict[str, ListOffsetsTopic] = {}
@@ -306,6 +336,10 @@ class ReplicaFetcher:
                 records, followed.leader_epoch, data.high_watermark, data.log_start_offset
             )
             followed.backoff_ms = 0
+            followed.is_in_sync = data.high_watermark <= followed.partition.log.log_end_offset
+            throttle = self._throttle
+            if throttle is not None and records and throttle.is_throttled(*followed.partition.topic_partition):
+                throttle.record(len(records), now_ms)
         except (CorruptRecord, UnexpectedAppendOffset) as error:
             log.error("%s: the leader's records cannot be appended: %s", followed.partition, error)
             followed.pause(now_ms, self._config.backoff_ms)

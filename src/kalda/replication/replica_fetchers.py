@@ -13,6 +13,7 @@ from dataclasses import replace
 from kalda.base.ids import TopicPartition
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
+from kalda.replication.throttle import ReplicaThrottle
 
 Started = Callable[[ReplicaFetcher], None]
 
@@ -20,8 +21,15 @@ Started = Callable[[ReplicaFetcher], None]
 class ReplicaFetchers:
     """Invariant: a partition is fetched by one fetcher at most, and only while it follows."""
 
-    def __init__(self, config: FetcherConfig, broker_epoch: Callable[[], int], started: Started) -> None:
-        """`started` is called with a new fetcher, before it has a partition."""
+    def __init__(
+        self,
+        config: FetcherConfig,
+        broker_epoch: Callable[[], int],
+        started: Started,
+        throttle: ReplicaThrottle | None = None,
+    ) -> None:
+        """`started` is called with a new fetcher, before it has a partition. All fetchers share `throttle`."""
+        self._throttle = throttle
         self._config = config
         self._broker_epoch = broker_epoch
         self._started = started
@@ -60,7 +68,7 @@ class ReplicaFetchers:
         shard = (zlib.crc32(topic.encode()) + index) % self._config.fetchers_a_leader
         fetcher = self._fetchers.get((partition.leader_id, shard))
         if fetcher is None:
-            fetcher = ReplicaFetcher(partition.leader_id, self._config, self._broker_epoch)
+            fetcher = ReplicaFetcher(partition.leader_id, self._config, self._broker_epoch, self._throttle)
             self._fetchers[partition.leader_id, shard] = fetcher
             self._started(fetcher)
         return fetcher

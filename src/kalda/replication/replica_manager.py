@@ -17,6 +17,7 @@ from kalda.base.sensors import Sensors
 from kalda.replication.counters import ReplicaCounters, make_gauges
 from kalda.replication.followers import ReplicationPeers
 from kalda.replication.partition import NO_LEADER, Partition
+from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log import Log
 
 
@@ -66,6 +67,8 @@ class ReplicaManager:
         self.jobs = jobs
         self.fetch_max_bytes = fetch_max_bytes
         self.following = following
+        self.throttle: ReplicaThrottle | None = None
+        """The rate at which throttled replicas are sent to followers; None: there is none."""
         self._topic_exists = topic_exists
         self._cluster = cluster
         self.partitions: dict[tuple[str, int], Partition] = {}

@@ -7,7 +7,8 @@ because journaling filesystems keep these in order.
 
 Faults on request: a full disk (`capacity_bytes`), a directory whose calls fail (`fail`), a flipped bit (`flip_bit`), a
 write to a wrong place (`misdirect`), a cold page cache (`cold`, so that `read_nowait` returns None), no descriptor left
-(`handles_left`), syncs without effect (`lying`, `lie_below`).
+(`handles_left`), syncs without effect (`lying`, `lie_below`), failed syncs after which bytes count as synced
+(`forgets_failed_writes`).
 """
 
 from __future__ import annotations
@@ -174,10 +175,21 @@ class SimFile:
         node.modified_ms = self._disk.now_ms()
 
     def sync(self) -> None:
-        node = self._check("sync")
+        try:
+            node = self._check("sync")
+        except OSError:
+            if self._disk.forgets_failed_writes:
+                self._node.pending.clear()
+            raise
         self._disk.syncs += 1
         if not self._disk.lies_about(self.path):
             node.sync()
+
+    def drop_cache(self) -> None:
+        node = self._check("read")
+        node.data[:] = node.durable
+        for position, piece in node.pending:
+            _apply(node.data, position, piece)
 
     def share(self) -> SimFile:
         self._check("read")
@@ -206,6 +218,7 @@ class SimDisk:
         self.now_ms = now_ms
         self.capacity_bytes = capacity_bytes
         self.handles_left: int | None = None
+        self._on_many_open: Callable[[], None] | None = None
         """So many files can be opened, and none after them, small files that are replaced excepted; None: no limit."""
         self.cold = False
         """`read_nowait` finds nothing in the page cache."""
@@ -213,6 +226,8 @@ class SimDisk:
         """Syncs have no effect."""
         self.lie_below = ""
         """Syncs below this directory have no effect, as with a drive that has a volatile cache."""
+        self.forgets_failed_writes = False
+        """After a sync that fails, the bytes that it was to write count as synced, and are in the page cache only."""
         self.before: Callable[[str, str], None] = _nothing
         """Called with the path and the operation before each operation; an exception that it raises replaces it."""
         self.generation = 0
@@ -292,6 +307,8 @@ class SimDisk:
 
     def _check_handles(self, path: str) -> None:
         if self.handles_left == 0:
+            if self._on_many_open is not None:
+                self._on_many_open()
             raise NoHandleLeft(errno.EMFILE, "no simulated descriptor left", path)
 
     def room(self) -> int:
@@ -304,6 +321,9 @@ class SimDisk:
     @property
     def without_reserve(self) -> SimDisk:
         return self
+
+    def when_many_are_open(self, call: Callable[[], None] | None) -> None:
+        self._on_many_open = call
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> SimFile:
         self.check(path, "write" if create else "read")

@@ -14,7 +14,6 @@ Keys and values are columns of bytes, which queries decode. Streaming queries ar
 - `options`: parsing and checking of the user's options
 - `filters`: conditions of a query that reduce what is read
 - `planning`: options and filters to ranges of offsets, and ranges to tasks
-- `columns`: Spark's columns from decoded batches
 - `source`: the classes that Spark calls
 """
 

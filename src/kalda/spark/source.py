@@ -171,7 +171,7 @@ class TopicReader(DataSourceReader):
             return [RangePartition(one) for one in plan(cluster, self.options, self.narrowing)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from kalda.spark.columns import SparkColumns
+        from kalda.client.columns import SparkColumns
 
         if partition.value is None:  # where no range was planned, Spark runs one task with None
             return
@@ -207,7 +207,7 @@ def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
     """The Arrow schema that PySpark derives from these columns (name, nullable)."""
     import pyarrow as pa
 
-    from kalda.spark.columns import TYPES
+    from kalda.client.columns import TYPES
 
     return pa.schema([pa.field(name, TYPES[name], nullable) for name, nullable in columns])
 

@@ -74,6 +74,7 @@ class ReplicatedRuntime(Generic[Rec]):
         "_deferred",
         "_max_records_per_batch",
         "_not_leader",
+        "_on_fault",
         "_prepare",
         "_replay",
         "_schedule",
@@ -88,19 +89,22 @@ class ReplicatedRuntime(Generic[Rec]):
         replay: Callable[[Rec, int], None],
         *,
         schedule: Callable[[], None] | None = None,
+        on_fault: Callable[[ReplayFault], None] | None = None,
         not_leader: ErrorCode,
         max_records_per_batch: int = MAX_RECORDS_PER_BATCH,
     ) -> None:
         """`prepare(epoch, records)` fixes the offsets of one batch as the leader of `epoch`, and raises `ApiError`
         where the batch cannot be appended. `schedule()` hands the batch prepared last to the log; None for a log that
         fixes offsets only by appending, and so has appended in `prepare`: a replay that fails then leaves records in
-        the log that the state lacks. `replay(record, offset)` applies one record. `not_leader` is the error of a write
-        on a node that does not lead."""
+        the log that the state lacks. `on_fault(fault)` is called where a record of a write cannot be applied, and must
+        end the leadership; with None, the write raises the fault. `replay(record, offset)` applies one record.
+        `not_leader` is the error of a write on a node that does not lead."""
         self.registry = registry
         self.offsets = OffsetControl(registry)
         self._prepare = prepare
         self._schedule = schedule
         self._replay = replay
+        self._on_fault = on_fault
         self._not_leader = not_leader
         self._max_records_per_batch = max_records_per_batch
         self._deferred = DeferredQueue()
@@ -139,6 +143,13 @@ class ReplicatedRuntime(Generic[Rec]):
                 self._write_records(self._claimed_epoch, result)
         except ApiError as error:
             pending.fail(error)
+            return pending
+        except ReplayFault as fault:
+            if self._on_fault is None:
+                raise
+            self._on_fault(fault)
+            assert not self.active, "the state lacks what is in the log, so it must not be used"
+            pending.fail(self._wrong_leader())
             return pending
         self._park(pending, result.response)
         return pending

@@ -28,6 +28,7 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `loading`: opening a log, cleanly or by recovery
 - `corrupt_files`: what recovery has cut off, kept for a while
 - `recovery`: of one segment, batch by batch
+- `open_files`: files of logs that rest are closed where descriptors run short
 - `opening`: files of logs that are about to be appended to, on another thread
 - `reading`: where the batches that are read come from, and who waits for them
 - `searching`: offsets by time

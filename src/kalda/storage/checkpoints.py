@@ -11,11 +11,14 @@ and anything malformed raises `ValueError` with the file's name.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 
 from kalda.base.disk import Disk
 from kalda.base.ids import TopicPartition, Uuid, uuid_from_text, uuid_to_text
 from kalda.base.properties import format_properties, parse_properties
+
+log = logging.getLogger("kalda.logs")
 
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
@@ -26,9 +29,23 @@ PARTITION_METADATA_FILE = "partition.metadata"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 META_PROPERTIES_FILE = "meta.properties"
 LOCK_FILE = ".lock"
+DISK_FAILED_FILE = ".kalda_disk_failed"
+"""Empty. The disk failed under the directory: bytes that the page cache returns may not be on the device. Apache Kafka
+passes the file over."""
 
 _CHECKPOINT_VERSION = "0"
 _MAX_BYTES = 64 * 1024 * 1024
+
+
+def mark_failed(disk: Disk, directory: str) -> None:
+    """Leave `DISK_FAILED_FILE`, if the disk takes it. It is not synced: where the page cache is lost, so is the reason
+    for the mark."""
+    try:
+        disk.open(f"{directory}/{DISK_FAILED_FILE}", create=True).close()
+    except OSError as error:
+        log.warning(
+            "%s cannot be marked as failed, a start should follow a restart of the machine: %s", directory, error
+        )
 
 
 def replace_file(disk: Disk, path: str, data: bytes, *, durable: bool = True) -> None:

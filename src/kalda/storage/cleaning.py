@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kalda.base.ids import TopicPartition
-from kalda.records.compacting import ENTRY_BYTES, LOAD_FACTOR, KeyOffsets
+from kalda.records.key_offsets import ENTRY_BYTES, LOAD_FACTOR, KeyOffsets
 from kalda.storage.compaction import CleanedTransactions, CleanRules, LastRecord
 from kalda.storage.compaction_passes import KeyMapping, Pass, Rewriting, group_segments
 from kalda.storage.job import Job

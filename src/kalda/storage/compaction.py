@@ -17,6 +17,7 @@ All of this runs on any thread.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -38,9 +39,10 @@ from kalda.records.batch import (
 )
 from kalda.records.builder import read_records, rebuild_batch
 from kalda.records.checksum import crc32c
-from kalda.records.compacting import KeyOffsets, KeyScan, Rewriting
+from kalda.records.compacting import KeyScan, Rewriting
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression, PackedTooLarge, Packer, decompress_pieces
 from kalda.records.control import ControlType, read_control_type
+from kalda.records.key_offsets import KeyOffsets
 from kalda.storage.txn_index import AbortedTxn
 
 _PIECE_BYTES = 256 * 1024
@@ -174,6 +176,11 @@ class CleanRules:
     now_ms: int
     round_end: int
     """the offset at which the range to be cleaned ends"""
+
+    @property
+    def last_offsets(self) -> array[int]:
+        """The last offsets of batches of data that `keeps_producer` keeps, rising."""
+        return array("q", sorted(last.last_data_offset for last in self.last_records.values()))
 
     def keeps_producer(self, header: BatchHeader) -> bool:
         """Whether an active producer's state is rebuilt from this batch."""

@@ -18,9 +18,20 @@ from collections.abc import Generator, Iterator, Sequence
 
 from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord
-from kalda.records.batch import ATTRIBUTES_POSITION, HEADER_SIZE, BatchHeader, check_crc, read_header
+from kalda.records.batch import (
+    ATTRIBUTES_POSITION,
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    HEADER_SIZE,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    check_crc,
+    read_header,
+)
 from kalda.records.checksum import crc32c
-from kalda.records.compacting import KeyOffsets, KeyScan
+from kalda.records.compacting import KeyScan
+from kalda.records.compacting_runs import RunFilter, map_run
+from kalda.records.key_offsets import KeyOffsets
 from kalda.storage.compaction import (
     CleanedTransactions,
     CleanRules,
@@ -36,6 +47,9 @@ from kalda.storage.segment import MAX_RELATIVE_OFFSET, Placed, Segment
 
 _WRITE_BYTES = 1024 * 1024
 _READ_BYTES = 1024 * 1024
+_LEAST_READ_BYTES = 64 * 1024
+_LOW_ATTRIBUTES_POSITION = ATTRIBUTES_POSITION + 1
+_NOT_PLAIN = COMPRESSION_MASK | TRANSACTIONAL_BIT | CONTROL_BIT
 _LARGE_BYTES = 8 * 1024 * 1024
 """A larger batch is read twice, first piece by piece for its CRC: a damaged length must not occupy that much memory."""
 _SPARE_BYTES = 64 * 1024 * 1024
@@ -44,32 +58,74 @@ _MAX_GROUP = 100
 """Segments that become one in one cleaning; each is an open file meanwhile."""
 
 
-def read_batches(segment: Segment, position: int = 0) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """(header, whole bytes) of each batch, by large reads. Raises `CorruptRecord`: a damaged log is not cleaned."""
-    file, end, wanted = segment.reading(read_waiting), segment.size, _READ_BYTES
-    while position < end:
-        size = min(wanted, end - position)
-        chunk = memoryview(file.read(position, size))
-        if len(chunk) < size:
-            raise CorruptRecord(f"{segment.path(LOG_SUFFIX)} ends at {position + len(chunk)}, not at {end}")
-        at, wanted = 0, _READ_BYTES
+class BatchReader:
+    """The batches of a segment, by large reads. Raises `CorruptRecord`: a damaged log is not cleaned."""
+
+    def __init__(self, segment: Segment, position: int = 0) -> None:
+        self.chunk = memoryview(b"")
+        """What was read last."""
+        self.at = 0
+        """Where the next batch begins in it."""
+        self.read_bytes = _READ_BYTES
+        """How much is read at once, where no batch is larger."""
+        self._segment = segment
+        self._file = segment.reading(read_waiting)
+        self._position = position
+        """Of the chunk's beginning in the file."""
+        self._header: BatchHeader | None = None
+        """Of the batch that was found last."""
+
+    def find(self) -> bool:
+        """Whether there is a further batch. It is whole in the chunk then."""
+        end, wanted = self._segment.size, self.read_bytes
+        while True:
+            left, position = len(self.chunk) - self.at, self._position + self.at
+            if left >= HEADER_SIZE or (left and position + left >= end):
+                try:
+                    header = self._header = read_header(self.chunk, self.at)
+                    if header.size_bytes <= left:
+                        return True
+                    wanted = _whole(self._file, header, position, end, self.read_bytes)
+                except CorruptRecord as error:
+                    raise self._located(error) from None
+            elif position >= end:
+                return False
+            self._read(position, min(wanted, end - position))
+
+    def _read(self, position: int, size: int) -> None:
+        self.chunk, self.at, self._position = memoryview(self._file.read(position, size)), 0, position
+        if len(self.chunk) < size:
+            where = self._segment.path(LOG_SUFFIX)
+            raise CorruptRecord(f"{where} ends at {position + len(self.chunk)}, not at {self._segment.size}")
+
+    def may_be_plain(self) -> bool:
+        """Whether the batch that `find` found may begin a run (`compacting_runs`)."""
+        return not self.chunk[self.at + _LOW_ATTRIBUTES_POSITION] & _NOT_PLAIN
+
+    def take(self) -> tuple[BatchHeader, memoryview]:
+        """(header, whole bytes) of the batch that `find` found."""
+        at, header = self.at, self._header
+        assert header is not None, "no batch was found"
         try:
-            while size - at >= HEADER_SIZE or not at:
-                header = read_header(chunk, at)
-                after = at + header.size_bytes
-                if after > size:
-                    wanted = _whole(file, header, position + at, end)
-                    break
-                check_crc(chunk, at, header)
-                yield header, chunk[at:after]
-                at = after
+            check_crc(self.chunk, at, header)
         except CorruptRecord as error:
-            where = f"{segment.path(LOG_SUFFIX)}, read from position {position}"
-            raise CorruptRecord(f"{where}: {error.message}") from None
-        position += at
+            raise self._located(error) from None
+        self.at = at + header.size_bytes
+        return header, self.chunk[at : self.at]
+
+    def _located(self, error: CorruptRecord) -> CorruptRecord:
+        where = f"{self._segment.path(LOG_SUFFIX)}, read from position {self._position}"
+        return CorruptRecord(f"{where}: {error.message}")
 
 
-def _whole(file: File, header: BatchHeader, position: int, end: int) -> int:
+def read_batches(segment: Segment, position: int = 0) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Each batch of a segment, as `BatchReader.take` returns it."""
+    reader = BatchReader(segment, position)
+    while reader.find():
+        yield reader.take()
+
+
+def _whole(file: File, header: BatchHeader, position: int, end: int, read_bytes: int) -> int:
     """How much is to be read at `position` for a batch of that header, of which the last read had only a part."""
     size = header.size_bytes
     if position + size > end:
@@ -80,7 +136,7 @@ def _whole(file: File, header: BatchHeader, position: int, end: int) -> int:
             crc = crc32c(file.read(start, min(_READ_BYTES, upto - start)), crc)
         if crc != header.crc:
             raise CorruptRecord(f"the batch at position {position} (offset {header.base_offset}) has CRC {crc}")
-    return max(_READ_BYTES, size)
+    return max(read_bytes, size)
 
 
 class Pass(ABC):
@@ -93,14 +149,19 @@ class Pass(ABC):
         self._bytes_unpacked = 0
         """Decompressed; no I/O, but time."""
         self._segments = segments
+        self._read_bytes = _READ_BYTES
+        """How much is read at once."""
+        self._limit = 0
+        """Up to how much `_effort` the slice goes."""
         self._steps = self._work()
 
     def run(self, most_bytes: int) -> bool:
         """Continue until about so many bytes were read, decompressed or written. Whether the pass is complete."""
-        limit = self._effort() + most_bytes
+        self._limit = self._effort() + most_bytes
+        self._read_bytes = min(max(most_bytes, _LEAST_READ_BYTES), _READ_BYTES)
         try:
             for _ in self._steps:
-                if self._effort() >= limit:
+                if self._effort() >= self._limit:
                     return False
         except Exception:
             self.discard()
@@ -121,9 +182,24 @@ class Pass(ABC):
     def _effort(self) -> int:
         return self.bytes_read + self.bytes_written + self._bytes_unpacked
 
+    def _reader(self, segment: Segment, position: int) -> Iterator[BatchReader]:
+        """The reader of a segment, each time that it has a further batch."""
+        reader = BatchReader(segment, position)
+        while True:
+            reader.read_bytes = self._read_bytes
+            if not reader.find():
+                return
+            before = reader.at
+            yield reader
+            self.bytes_read += reader.at - before
+
+    def _stop(self, reader: BatchReader) -> int:
+        """At which position of the chunk a run of batches may end."""
+        return reader.at + max(1, self._limit - self._effort())
+
     @abstractmethod
     def _work(self) -> Generator[None, None, None]:
-        """All of the work; stops after each batch."""
+        """All of the work; stops after each batch, or run of batches."""
 
 
 class KeyMapping(Pass):
@@ -152,13 +228,17 @@ class KeyMapping(Pass):
             following = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else self._upto
             position = segment.locate(start, read_waiting) if start > segment.base_offset else 0
             if position is not None:
-                for header, data in read_batches(segment, position):
-                    self.bytes_read += len(data)
-                    if not self._map(header, data):
-                        self.is_full = True
-                        return
-                    if header.last_offset >= start:
-                        offsets.latest_offset = max(offsets.latest_offset, header.last_offset)
+                for reader in self._reader(segment, position):
+                    at = reader.at
+                    if reader.may_be_plain():
+                        reader.at = map_run(offsets, reader.chunk, at, self._stop(reader), start)
+                    if reader.at == at:
+                        header, data = reader.take()
+                        if not self._map(header, data):
+                            self.is_full = True
+                            return
+                        if header.last_offset >= start:
+                            offsets.latest_offset = max(offsets.latest_offset, header.last_offset)
                     yield
             offsets.latest_offset = max(offsets.latest_offset, following - 1)
 
@@ -210,6 +290,12 @@ class Rewriting(Pass):
         self._transactions = transactions
         self._spare_bytes = 0
         """How much of the disk's space it leaves."""
+        self._out: list[Buffer] = []
+        """What is to be written next, without what `RunFilter` holds."""
+        self._placed: list[Placed] = []
+        """The batches in it."""
+        self._pending = 0
+        """How many bytes of it are not held by the `RunFilter`."""
 
     def take(self) -> Segment:
         """The complete segment, which belongs to the caller from now on."""
@@ -227,35 +313,35 @@ class Rewriting(Pass):
                 self._remove(self._disk)
 
     def _work(self) -> Generator[None, None, None]:
-        segments, rules, transactions = self._segments, self._rules, self._transactions
+        segments, rules = self._segments, self._rules
         modified_ms = segments[-1].modified_ms()
         base_offset = segments[0].base_offset
         self._spare_bytes = min(_SPARE_BYTES, self._disk.total_bytes(self._directory) // 100)
         cleaned = self.cleaned = Segment.create(
             self._disk, self._directory, base_offset, self._config, rules.now_ms, suffix=CLEANED_SUFFIX
         )
-        out: list[Buffer] = []
-        placed: list[Placed] = []
-        pending = 0
+        runs = RunFilter(
+            rules.offsets,
+            rules.last_offsets,
+            rules.round_end,
+            rules.now_ms,
+            rules.delete_retention_ms,
+            self._config.index_interval_bytes,
+        )
         for segment in segments:
-            for header, data in read_batches(segment):
-                self.bytes_read += len(data)
-                if header.is_control:
-                    left, ended = filter_marker(rules, transactions, header, data)
-                    if ended is not None:
-                        cleaned.txn_index.append(ended)
-                else:
-                    left = filter_batch(rules, header, data, transactions.on_batch(header))
-                    self._bytes_unpacked += left.unpacked
-                if left.parts:
-                    out += left.parts
-                    placed.append(Placed(header.last_offset, left.max_timestamp, left.size_bytes))
-                    pending += left.size_bytes
-                    if pending >= _WRITE_BYTES:
-                        self._write(out, placed)
-                        pending = 0
+            for reader in self._reader(segment, 0):
+                at, is_full = reader.at, False
+                if reader.may_be_plain():
+                    reader.at = runs.run(reader.chunk, at, self._stop(reader))
+                    is_full = runs.is_full
+                    self._take(runs)
+                if reader.at == at and not is_full:
+                    self._filter(*reader.take())
+                if is_full or runs.written + self._pending >= _WRITE_BYTES:
+                    self._write()
+                    runs.clear()
                 yield
-        self._write(out, placed)
+        self._write()
         cleaned.seal()
         for file in cleaned.sync_files():
             try:
@@ -264,17 +350,41 @@ class Rewriting(Pass):
                 file.close()
         self._disk.set_modified(cleaned.path(LOG_SUFFIX), modified_ms)
 
-    def _write(self, out: list[Buffer], placed: list[Placed]) -> None:
-        assert self.cleaned is not None
+    def _filter(self, header: BatchHeader, data: memoryview) -> None:
+        """Collect what is left of a batch that is not plain."""
+        rules, transactions = self._rules, self._transactions
+        if header.is_control:
+            left, ended = filter_marker(rules, transactions, header, data)
+            if ended is not None:
+                assert self.cleaned is not None
+                self.cleaned.txn_index.append(ended)
+        else:
+            left = filter_batch(rules, header, data, transactions.on_batch(header))
+            self._bytes_unpacked += left.unpacked
+        if left.parts:
+            self._out += left.parts
+            self._placed.append(Placed(header.last_offset, left.max_timestamp, left.size_bytes))
+            self._pending += left.size_bytes
+
+    def _take(self, runs: RunFilter) -> None:
+        """Collect what is left of the plain batches before."""
+        part, placed = runs.take()
         if placed:
+            self._out.append(part)
+            self._placed += map(Placed._make, placed)
+
+    def _write(self) -> None:
+        assert self.cleaned is not None
+        if self._placed:
             usable = self._disk.usable_bytes(self._directory)
             if usable < self._spare_bytes:
                 raise OSError(errno.ENOSPC, f"the disk has {usable} bytes left, which are for appends", self._directory)
             before = self.cleaned.size
-            self.cleaned.append(out, placed)
+            self.cleaned.append(self._out, self._placed)
             self.bytes_written += self.cleaned.size - before
-        out.clear()
-        placed.clear()
+        self._out.clear()
+        self._placed.clear()
+        self._pending = 0
 
 
 def group_segments(segments: Sequence[Segment], config: LogConfig, upto: int) -> list[list[Segment]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.disk import Disk
+from kalda.storage.checkpoints import mark_failed
 from kalda.storage.job import Job
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class StandaloneHooks:
         self._disk = disk
 
     def on_io_error(self, log: Log, error: OSError) -> None:
-        pass
+        mark_failed(self._disk, log.directory)
 
     def on_rolled(self, log: Log) -> None:
         if (job := log.snapshot_job()) is not None:

@@ -4,8 +4,8 @@ After a clean stop the files are complete: sizes are taken from the directory's 
 last index entry, the producers' state from the last snapshot. After any other stop everything from the recovery point
 on is read: batches must follow one another and have the CRC that their header names. The log ends before the first one
 that does not, later segments are removed, and indexes, transaction index, leader epochs and producers' state are made
-anew from what was read. Whatever is cut off or dropped is named in a warning, and kept for a while
-(`corrupt_files.py`).
+anew from what was read. After a failure of the disk that is what the device has, not what the page cache returns.
+Whatever is cut off or dropped is named in a warning, and kept for a while (`corrupt_files.py`).
 
 A recovery that cuts nothing syncs nothing and leaves the recovery point where it was, as Kafka does: a start after the
 next crash reads the same again, and a node with thousands of logs does not wait for as many syncs. What was read may
@@ -84,6 +84,7 @@ class Loading:
         expiration_ms: int,
         jitter: Callable[[int], int],
         corrupt_files: CorruptFiles,
+        distrusts_cache: bool,
         high_watermark: int | None = None,
     ) -> None:
         self._disk = disk
@@ -107,7 +108,9 @@ class Loading:
         self._name = name
         """For messages."""
         self._corrupt_files = corrupt_files
-        self._changed = False
+        self._distrusts_cache = distrusts_cache
+        """What is above the recovery point may be in the page cache only, and count as synced there."""
+        self._changed = distrusts_cache
         """Names in the directory were changed."""
         self._truncated = False
         """Records were cut off, or segments removed."""
@@ -265,6 +268,8 @@ class Loading:
         why, is_damaged = "it has no entries", self._clean or self._recovery_point > 0
         try:
             epochs = LeaderEpochs.load(self._disk, self._directory)
+            if self._distrusts_cache:
+                epochs.write()
             if epochs.entries or not segments.size_bytes:
                 return epochs
         except ValueError as error:
@@ -363,6 +368,9 @@ class Loading:
 
     def _recover_segment(self, segment: Segment, upto: int | None) -> bool:
         """`recover_segment`; whether something was cut off, which is kept and reported."""
+        if self._distrusts_cache:
+            segment.file().sync()
+            segment.file().drop_cache()
         position, why = recover_segment(segment, self._producers, self._epochs, upto)
         cut = segment.size - position
         if cut:

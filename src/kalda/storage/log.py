@@ -154,14 +154,15 @@ class Log(LogOffsets):
         jitter: Callable[[int], int] = lambda _: 0,
         one_of_many: bool = False,
         corrupt_files: CorruptFiles | None = None,
+        distrusts_cache: bool = False,
     ) -> Log:
         """Open the log in `directory`, making it where it is missing. Raises INCONSISTENT_TOPIC_ID where the directory
         belongs to another topic than `topic_id`, and `OSError` where the disk fails.
 
-        `clean`: the process that had it open before stopped cleanly. Otherwise the log is recovered from
-        `recovery_point` on, which reads files, so it is opened on a thread. `high_watermark`: of the checkpoint; the
-        caller sets it afterwards. `compacted_upto`: as in `LogDir.compacted_upto`. `one_of_many`: segments do not get
-        the descriptors that the disk keeps in reserve. `corrupt_files`: of the whole log directory, or of this log.
+        `clean`: the process that had it open before stopped cleanly; otherwise the log is recovered from
+        `recovery_point` on, on a thread. `high_watermark`: of the checkpoint; the caller sets it. `compacted_upto`: as
+        in `LogDir.compacted_upto`. `one_of_many`: segments do not get the descriptors kept in reserve. `corrupt_files`:
+        of the whole log directory, by default of this log. `distrusts_cache`: the disk failed, see `DISK_FAILED_FILE`.
         """
         kept, segment_disk = corrupt_files or CorruptFiles(), disk.without_reserve if one_of_many else disk
         if fresh := disk.stat(directory) is None:
@@ -181,11 +182,11 @@ class Log(LogOffsets):
             expiration_ms=producer_expiration_ms,
             jitter=jitter,
             corrupt_files=kept,
+            distrusts_cache=distrusts_cache,
             high_watermark=high_watermark,
         ).load()
         for path in kept.prune() if corrupt_files is None else ():
             disk.remove(path)
-        loaded.producers.limit = producer_limit
         log = cls(
             disk,
             directory,
@@ -199,10 +200,17 @@ class Log(LogOffsets):
             hooks=StandaloneHooks(disk) if hooks is None else hooks,
             jitter=jitter,
         )
-        log.cold = not fresh
-        if found is None and topic_id is not None:
-            log.assign_topic_id(topic_id)
+        log.producer_states.limit = producer_limit
+        log._settle(fresh, topic_id, distrusts_cache)
         return log
+
+    def _settle(self, fresh: bool, expected: Uuid | None, distrusts_cache: bool) -> None:
+        """The last part of `open`, where `fresh` says that there was no log."""
+        self.cold = not fresh
+        if self.topic_id is not None and distrusts_cache:
+            write_partition_metadata(self.disk, self.unsynced.metadata_path, self.topic_id, durable=False)
+        if self.topic_id is None and expected is not None:
+            self.assign_topic_id(expected)
 
     # Properties
 

@@ -20,6 +20,7 @@ from kalda.storage.checkpoint_file import CheckpointFile, leftovers
 from kalda.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
+    DISK_FAILED_FILE,
     HIGH_WATERMARK_FILE,
     LOCK_FILE,
     LOG_START_OFFSET_FILE,
@@ -72,6 +73,7 @@ class LogDir:
         "corrupt_files",
         "directory_id",
         "disk",
+        "distrusts_cache",
         "futures",
         "had_clean_shutdown",
         "high_watermarks",
@@ -97,6 +99,8 @@ class LogDir:
         """Logs that are to replace those of other directories; a partition has one log of either kind here."""
         self.had_clean_shutdown = False
         """`prepare` found the marker of a clean stop, and checkpoints that can be read."""
+        self.distrusts_cache = False
+        """The disk failed when the directory was in use last: recovery reads what the device has."""
         self.previous_broker_epoch = -1
         """The broker epoch in that marker; -1 for none."""
         self.recovery_points: dict[TopicPartition, int] = {}
@@ -138,6 +142,10 @@ class LogDir:
             self.directory_id = uuid_from_text(text)
         marker = f"{path}/{CLEAN_SHUTDOWN_FILE}"
         broker_epoch = read_clean_shutdown(disk, marker)
+        if disk.stat(f"{path}/{DISK_FAILED_FILE}") is not None:
+            log_.warning("%s failed when it was used last: what was not synced is read from the device", path)
+            self.distrusts_cache, broker_epoch = True, None
+            disk.remove(marker)
         if broker_epoch is not None:
             self.had_clean_shutdown, self.previous_broker_epoch = True, broker_epoch
             # Removed before anything else is changed: a crash from now on is an unclean stop.
@@ -183,6 +191,13 @@ class LogDir:
     def expect(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """These logs were found, and are about to be opened."""
         self._unopened.update(topic_partitions)
+        self._trust_again()
+
+    def _trust_again(self) -> None:
+        """Once all logs have been recovered from the device."""
+        if self.distrusts_cache and self.may_be_marked:
+            self.disk.remove(f"{self.path}/{DISK_FAILED_FILE}")
+            self.distrusts_cache = False
 
     def opened(self, log: Log) -> None:
         """One of them has been opened. Where the checkpoint has a higher recovery point than was found, it is replaced
@@ -195,6 +210,7 @@ class LogDir:
         if self._checkpoint_too_high and self.may_be_marked:
             self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
             self._checkpoint_too_high = False
+        self._trust_again()
 
     def forget(self, topic_partition: TopicPartition) -> None:
         """Its log was removed from this directory."""

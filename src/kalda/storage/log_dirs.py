@@ -15,6 +15,7 @@ from typing import TypeVar
 from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, is_reserved
+from kalda.storage.checkpoints import mark_failed
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir, LogDirDescription
@@ -93,6 +94,7 @@ class LogDirs:
         """The disk failed: the directory is offline from now on."""
         if directory.online:
             directory.take_offline()
+            mark_failed(directory.disk, directory.path)
             self._on_failed(directory, error)
 
     def fail_of(self, log: Log, error: OSError) -> None:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
+from kalda.storage.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.future_logs import FutureLogs
 from kalda.storage.job import Job
@@ -31,17 +32,23 @@ from kalda.storage.log_dirs import LogDirs
 from kalda.storage.naming import (
     DELETE_DIR_SUFFIX,
     FUTURE_DIR_SUFFIX,
+    SEGMENT_SUFFIXES,
     STRAY_DIR_SUFFIX,
     dir_name,
+    file_name,
     marked_dir_name,
     parse_dir_name,
 )
+from kalda.storage.open_files import OpenFiles
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.upkeep import Upkeep
 
 log = logging.getLogger("kalda.logs")
 
 _LOGS_A_JOB = 8
+_FILES_OF_EMPTY_LOG = frozenset(
+    (LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, *(file_name(0, suffix) for suffix in SEGMENT_SUFFIXES))
+)
 
 
 class NewLog(NamedTuple):
@@ -86,6 +93,7 @@ class LogManager:
         self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._count_producer_ids)
         self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs, corrupt_bytes=self.config.corrupt_bytes)
         self.upkeep = Upkeep(self.dirs, self._logs, self.config, now_ms)
+        self.open_files = OpenFiles(self._logs)
         self.futures = FutureLogs(self, unique, now_ms)
         """Replicas on their way to another directory."""
 
@@ -101,12 +109,12 @@ class LogManager:
         for directory in self.dirs:
             try:
                 found = self._found(directory, directory.prepare(), now)
+                directory.expect(tp for tp, _ in found)
             except BlockingIOError:
                 raise
             except (OSError, ValueError) as error:
                 self.dirs.fail(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
                 continue
-            directory.expect(tp for tp, _ in found)
             if directory.had_clean_shutdown:
                 jobs.append(self._load_job(directory, found))
             else:
@@ -181,6 +189,7 @@ class LogManager:
             log_start_offset=directory.log_starts.get(topic_partition, 0),
             high_watermark=None if is_future else directory.high_watermarks.get(topic_partition),
             corrupt_files=directory.corrupt_files,
+            distrusts_cache=directory.distrusts_cache,
             compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
             producer_expiration_ms=self.config.producer_expiration_ms,
             verify_transactions=self.config.verify_transactions,
@@ -358,11 +367,17 @@ class LogManager:
         self.futures.drop(topic_partition)
         self._retire(topic_partition, DELETE_DIR_SUFFIX)
 
-    def set_aside(self, topic_partition: TopicPartition) -> None:
+    def set_aside(self, topic_partition: TopicPartition, why: str) -> None:
         """Drop a log that the metadata does not have, and its future log; the directories are kept under names that end
-        in `-stray`, for an operator to inspect."""
+        in `-stray`, for an operator to inspect. A log that was never complete is deleted. `why` goes to the log."""
         self.futures.set_aside(topic_partition)
-        self.set_log_aside(topic_partition)
+        found = self._logs.get(topic_partition)
+        if found is not None and _was_never_complete(found):
+            log.info("%s %s, and it has no record: it is deleted", topic_partition, why)
+            self._retire(topic_partition, DELETE_DIR_SUFFIX)
+        else:
+            log.warning("%s %s: it is set aside", topic_partition, why)
+            self.set_log_aside(topic_partition)
 
     def set_log_aside(self, topic_partition: TopicPartition) -> None:
         """`set_aside`, of the log alone: its future log is to replace it."""
@@ -480,6 +495,18 @@ class LogManager:
         directory = self.dirs.holder(log)
         if directory is not None:
             self.upkeep.remove_later(directory, self._now_ms() + delay_ms, remove)
+
+
+def _was_never_complete(log: Log) -> bool:
+    """Whether the process before this one was killed while it made the log. Its topic id is written last, before the
+    first record. There is nothing to keep where the directory has the files of an empty log, and no others."""
+    if log.topic_id is not None or log.log_end_offset or log.size_bytes:
+        return False
+    try:
+        names = log.disk.list_dir(log.directory)
+    except OSError:
+        return False
+    return all(name in _FILES_OF_EMPTY_LOG for name in names)
 
 
 def _remove(disk: Disk, paths: Sequence[str]) -> None:

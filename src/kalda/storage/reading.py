@@ -135,6 +135,12 @@ class Reads:
             if len(self._opened) > _OPEN_SEGMENTS:
                 self._opened.pop(0).close()
 
+    def release(self) -> None:
+        """Close the files of the segments before the active one."""
+        for segment in self._opened:
+            segment.close()
+        self._opened.clear()
+
     def adopt(self, segment: Segment, view: Segment) -> None:
         """Keep the files open that a cold read has opened, where its segment is still the log's."""
         if view.is_open and self._segments.floor(segment.base_offset) is segment:

@@ -182,6 +182,12 @@ class Segment:
             self._file = self._disk.open(self.path(LOG_SUFFIX), create=True)
         return self._file
 
+    def release(self) -> None:
+        """Close the log file, which the next read or append opens again. The indexes stay as they are."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     @property
     def is_open(self) -> bool:
         """Whether the log file is."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.base.sensors import Counter, CounterSum, MetricConfig, Rate, SensorName, Sensors
+from kalda.base.sensors import Counter, CounterSum, SensorName, Sensors
+from kalda.base.stats import MetricConfig, Rate
 
 TOPICS = "kafka.server:type=BrokerTopicMetrics"
 A, B = (("topic", "a"),), (("topic", "b"),)

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from paper_connection import PaperConnection
 
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
@@ -16,19 +18,23 @@ from kalda.broker.api_versions import Features
 from kalda.broker.context import RequestContext
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.controller_failures import alter_partition_failed, broker_heartbeat_failed
-from kalda.broker.handlers.forwarded import create_topics_failed
+from kalda.broker.forwarding import Unwrapping, envelope_failed
+from kalda.broker.handlers.forwarded import add_raft_voter_failed, create_topics_failed
+from kalda.broker.modules.forwarding import ForwardingModule
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import Authorization, Row
 from kalda.broker.shell import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.framing import decode_request_header
 from kalda.protocol.messages.brokers import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
 )
+from kalda.protocol.messages.quorum import AddRaftVoterRequest, AddRaftVoterResponse
 from kalda.protocol.messages.topics import CreateTopicsRequest, CreateTopicsResponse
 from kalda.protocol.notation import Request
 from kalda.sim.loop import SimLoop
@@ -53,11 +59,17 @@ class Controller:
         """Heartbeats that wait until the test completes them; None: they are answered at once."""
         self._broken: set[int] = set()
         anyone = Authorization.ANYONE
+        forwarded = [
+            Row(ApiKey.CREATE_TOPICS, self._create, create_topics_failed, anyone, forwarded=True),
+            Row(ApiKey.ADD_RAFT_VOTER, self._create, add_raft_voter_failed, anyone, forwarded=True),
+        ]
+        unwrapping = Unwrapping(forwarded, lambda context: self._pipeline.answer(context))
         self._pipeline = RequestPipeline(
             [
                 Row(ApiKey.BROKER_HEARTBEAT, self._answer(BrokerHeartbeatResponse), broker_heartbeat_failed, anyone),
                 Row(ApiKey.ALTER_PARTITION, self._answer(AlterPartitionResponse), alter_partition_failed, anyone),
-                Row(ApiKey.CREATE_TOPICS, self._create, create_topics_failed, anyone),
+                Row(ApiKey.ENVELOPE, unwrapping.unwrap, envelope_failed, anyone),
+                *forwarded,
             ],
             lambda: Features({}, {}, 0),
             lambda step: None,
@@ -183,6 +195,35 @@ def test_a_heartbeat_does_not_wait_behind_other_requests() -> None:
         assert now_ms() - began_ms < 100
         world.controller.topics[0].complete(CreateTopicsResponse())
         await slow
+
+    running(scenario)
+
+
+def test_a_brokers_own_requests_do_not_wait_behind_those_of_clients() -> None:
+    """Nor do clients wait behind a change of the voters, which is answered when the new voter has caught up."""
+
+    async def scenario(world: World) -> None:
+        context = cast(Any, SimpleNamespace(channel=world.requests, config=SimpleNamespace(node_id=1)))
+        forwarding = ForwardingModule(context).forwarding
+        client = PaperConnection()
+        voters, voters_frame = AddRaftVoterRequest(cluster_id="c"), client.frame(AddRaftVoterRequest(cluster_id="c"), 0)
+        topics_frame = client.frame(CreateTopicsRequest(), 7)
+        added, created = (
+            forwarding.forward(RequestContext(cast(Any, client), decode_request_header(frame), frame), request)
+            for request, frame in ((voters, voters_frame), (CreateTopicsRequest(), topics_frame))
+        )
+        await asyncio.sleep(1)
+        assert [type(each) for each in world.controller.requests] == [AddRaftVoterRequest, CreateTopicsRequest]
+        began_ms = now_ms()
+        await world.answer(world.requests, AlterPartitionRequest())
+        assert now_ms() - began_ms < 100
+        world.controller.topics[1].complete(CreateTopicsResponse())
+        await asyncio.sleep(1)
+        assert (created.done, added.done) == (True, False)
+        assert len(world.controller.connections) == 3
+        world.controller.topics[0].complete(cast(Any, AddRaftVoterResponse()))
+        await asyncio.sleep(1)
+        assert added.done
 
     running(scenario)
 

@@ -95,7 +95,7 @@ def test_an_answer_in_steps_is_the_one_that_is_made_at_once(
     assert (turns > 3) == (topics is None or len(topics) != 3_999)
     got = read_answer(answer, request, 9)
     monkeypatch.setattr(metadata, "_SMALL_ANSWER", 100_000)
-    monkeypatch.setattr("kalda.broker.pipeline.SMALL_ELEMENTS", 100_000)
+    monkeypatch.setattr("kalda.broker.large_requests.SMALL_ELEMENTS", 100_000)
     assert got == read_answer(World().send(request, 9), request, 9)
 
 

@@ -271,6 +271,26 @@ def test_a_consumer_that_fetches_very_many_partitions_gets_no_session(replica_id
         assert sum(each.max_bytes for each in handled) <= 13_000
 
 
+def test_a_fault_in_one_part_fails_that_part() -> None:
+    [cut] = CUTS[ApiKey.DESCRIBE_GROUPS]
+    parts: list[int] = []
+    row = refusing(ApiKey.DESCRIBE_GROUPS, [], cut)
+
+    def handler(context: RequestContext, request: Request) -> Any:
+        parts.append(1)
+        if len(parts) == 2:
+            raise KeyError("a fault of the program")
+        return row.handler(context, request)
+
+    bench = Bench(row._replace(handler=handler))
+    request = large(ApiKey.DESCRIBE_GROUPS, cut, 5, 5_000)
+    answer = bench.send(request, 5)
+    bench.settle(answer, lambda: None)
+    codes = [group.error_code for group in read_answer(answer, request, 5).groups]
+    assert codes.count(ErrorCode.UNKNOWN_SERVER_ERROR) == PART_ITEMS
+    assert codes.count(ErrorCode.TOPIC_AUTHORIZATION_FAILED) == 5_000 - PART_ITEMS
+
+
 def test_what_waits_is_abandoned_with_the_connection() -> None:
     [cut] = CUTS[ApiKey.PRODUCE]
     abandoned: list[int] = []

@@ -140,3 +140,18 @@ def test_a_broker_that_registered_again_is_not_missing() -> None:
     world = World()
     world.cache.mark_missing(1, 0)
     assert world.leader == (1, ErrorCode.NONE)
+
+
+def test_a_broker_waits_until_responses_list_it() -> None:
+    """The heartbeat that unfences it may be answered before this node has the record."""
+    world = World()
+    world.fence()
+    waiting = world.cache.unfenced(1)
+    assert world.cache.unfenced(1) is waiting
+    world.update(TopicRecord(name="u", topic_id=Uuid(bytes(15) + b"\x08")))
+    assert not waiting.done
+    world.update(BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, fenced=-1))
+    assert waiting.done
+    assert 1 in world.listed
+    assert world.cache.unfenced(1).done
+    assert not world.cache.unfenced(3).done, "it is not registered"

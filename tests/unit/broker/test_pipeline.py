@@ -45,19 +45,48 @@ def features() -> Features:
 class Throttle:
     """Charges every request the same, and records what it was called with."""
 
-    def __init__(self, throttle_ms: int) -> None:
+    def __init__(self, throttle_ms: int, measures_time: bool = False) -> None:
         self.throttle_ms = throttle_ms
+        self.measures_time = measures_time
+        self.is_in_use = True
+        self.now = 0
+        """Nanoseconds; each look at the clock takes a microsecond."""
+        self.busy_ns: list[int] = []
+        self.encoding_ns: list[int] = []
+        self.sizes: list[int] = []
+        self.limited: list[Request] = []
         self.charged: list[tuple[str, QuotaClass, type[Request], Any]] = []
         self.partitions: list[tuple[str, int]] = []
 
+    def applies_to(self, quota: QuotaClass) -> bool:
+        return self.is_in_use and quota is not QuotaClass.EXEMPT
+
+    def now_ns(self) -> int:
+        self.now += 1_000
+        return self.now
+
+    def limit_fetch(self, context: RequestContext, request: Request) -> None:
+        self.limited.append(request)
+
     def charge(
-        self, context: RequestContext, quota: QuotaClass, request: Request, response: Response | Encoded | None
+        self,
+        context: RequestContext,
+        quota: QuotaClass,
+        request: Request,
+        response: Response | Encoded | None,
+        size_bytes: int,
+        busy_ns: int,
     ) -> int:
         self.charged.append((context.principal, quota, type(request), response))
-        return self.throttle_ms
+        self.busy_ns.append(busy_ns)
+        self.sizes.append(size_bytes)
+        return 0 if context.forwarded_by is not None else self.throttle_ms
 
-    def charge_partitions(self, caller: Caller, count: int) -> None:
-        self.partitions.append((caller.principal, count))
+    def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
+        self.encoding_ns.append(busy_ns)
+
+    def mutations_of(self, context: RequestContext) -> Callable[[Caller, int], None]:
+        return lambda caller, count: self.partitions.append((caller.principal, count))
 
 
 class Bench:
@@ -254,14 +283,16 @@ def test_a_request_without_an_answer_is_charged() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_an_encoded_answer_is_charged_but_not_changed(is_late: bool) -> None:
+def test_an_encoded_answer_is_charged_in_a_copy(is_late: bool) -> None:
     throttle = Throttle(10)
     encoded = Encoded(encode_response(77, MetadataResponse(), 12))
     reply = settled(encoded) if is_late else encoded
     row = Row(ApiKey.METADATA, lambda context, request: reply, metadata_failed, ANYONE)
     bench = Bench(row, throttle=throttle)
-    assert bench.ask(MetadataRequest(), 12).throttle_time_ms == 0
+    before = b"".join(encoded.buffers)  # type: ignore[arg-type]
+    assert bench.ask(MetadataRequest(), 12).throttle_time_ms == 10
     assert bench.connection.mutes == [10]
+    assert b"".join(encoded.buffers) == before, "others may get the same bytes"  # type: ignore[arg-type]
 
 
 def test_an_answer_that_is_made_at_its_turn_is_charged_then() -> None:
@@ -319,7 +350,7 @@ def test_a_request_out_of_an_envelope() -> None:
     assert (context.principal, context.forwarded_by) == ("User:alice", "User:broker-1")
     assert (context.client_host, context.client_id) == ("10.0.0.9", "alices-tool")
     assert throttle.partitions == [("User:alice", 3)]
-    assert (throttle.charged, broker.mutes) == ([], [])
+    assert broker.mutes == []
     # An envelope holds forwarded APIs only, and an address.
     assert bench.ask(envelope(HEARTBEAT, 4), 0, broker).error_code == ErrorCode.INVALID_REQUEST
     with pytest.raises(InvalidRequest, match="address of 3 bytes"):
@@ -452,6 +483,70 @@ def test_a_fault_in_a_later_step_fails_the_request(caplog: pytest.LogCaptureFixt
     codes = [read_answer(answer, LIST, 5).error_code for answer in answers]
     assert codes == [ErrorCode.UNKNOWN_SERVER_ERROR, 2]
     assert "broken step" in caplog.text
+
+
+# -- faults of the program: the client gets UNKNOWN_SERVER_ERROR, as from Apache Kafka, and the connection stays open
+
+
+class _Unencodable:
+    """A value that no encoder takes."""
+
+
+def _raising(context: RequestContext, request: ListGroupsRequest) -> Any:
+    raise RuntimeError("broken handler")
+
+
+def _raising_in_first_step(context: RequestContext, request: ListGroupsRequest) -> Generator[None, None, Any]:
+    raise RuntimeError("broken handler")
+    yield
+
+
+def _without_encoding(context: RequestContext, request: ListGroupsRequest) -> Any:
+    return ListGroupsResponse(error_code=_Unencodable())  # type: ignore[arg-type]
+
+
+def _late_without_encoding(context: RequestContext, request: ListGroupsRequest) -> Any:
+    late: Pending[ListGroupsResponse] = Pending()
+    late.complete(_without_encoding(context, request))
+    return late
+
+
+def _raising_at_its_turn(context: RequestContext, request: ListGroupsRequest) -> Any:
+    return Encoded(AtTurn(lambda: [bytes(1 // (request is None))]))
+
+
+@pytest.mark.parametrize("is_charged", [False, True])
+@pytest.mark.parametrize(
+    "handler",
+    [_raising, _raising_in_first_step, _without_encoding, _late_without_encoding, _raising_at_its_turn],
+)
+def test_a_fault_is_answered_with_the_error_of_the_api(
+    handler: Handler, is_charged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(lists(handler), throttle=Throttle(0) if is_charged else None)
+    assert bench.ask(LIST, 5).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert not bench.connection.is_closed
+    [line] = caplog.records
+    assert "LIST_GROUPS of" in line.message or "ListGroups of" in line.message
+    assert line.exc_info is not None, "the cause is logged"
+
+
+def test_a_fault_where_no_answer_is_expected_closes_the_connection() -> None:
+    bench = Bench(Row(ApiKey.PRODUCE, _raising, produce_failed, ANYONE))
+    assert not bench.send(ProduceRequest(acks=0), 9)
+    assert bench.connection.is_closed
+
+
+def test_the_same_fault_again_and_again_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(lists(_raising))
+    now_s = 100.0
+    bench.pipeline._faults._now_s = lambda: now_s
+    for _ in range(1_000):
+        assert bench.ask(LIST, 5).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert len(caplog.records) == 1
+    now_s += 2
+    bench.ask(LIST, 5)
+    assert "999 more requests" in caplog.records[-1].message
 
 
 # -- over sockets

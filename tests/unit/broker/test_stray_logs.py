@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.storage.log_manager import LogManager
 from kalda.testing import Cluster
 
 PARTITIONS = 16
@@ -27,3 +29,21 @@ def test_logs_of_a_directory_that_fails_while_they_are_opened_are_not_set_aside(
     assert f"log directory {broken} is offline" in caplog.text
     assert "set aside" not in caplog.text
     assert sorted(path.name for path in broken.glob("orders-*")) == logs
+
+
+def test_the_log_of_a_replica_that_cannot_be_opened_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the records. The next start would make an empty log in its place, and serve that."""
+
+    def refuse(*_: object) -> None:
+        raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "no descriptor is left")
+
+    with Cluster(directory=tmp_path) as cluster:
+        cluster.create_topic("orders")
+        cluster.stop_node(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(LogManager, "get_or_create_log", refuse)
+            cluster.start_node(1)
+        assert "orders-0 is not served: its replica could not be opened, and the log stays" in caplog.text
+        assert [path.name for path in cluster.directory(1).glob("orders-*")] == ["orders-0"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kalda.cli.commands import NOUNS, cli
-from kalda.cli.output import print_table
+from kalda.cli.failures import Failure
+from kalda.cli.output import print_json, print_table
 
 VARIABLE = "KALDA_BOOTSTRAP_SERVER"
 
@@ -204,3 +206,16 @@ def test_tables_are_plain_without_a_terminal() -> None:
         "LIST  NONE  FLAG",
         "1,2   -     yes",
     ]
+
+
+def test_names_of_clients_cannot_forge_rows_or_send_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "group\nother  Stable\x1b[2J\x9b"
+    print_table(("GROUP", "MEMBERS"), [(name, [name])])
+    print_json([name])
+    Failure(f"{name} cannot be deleted").show()
+    printed = capsys.readouterr()
+    shown = r"group\nother  Stable\x1b[2J\x9b"
+    assert printed.out.splitlines()[1] == f"{shown}  {shown}"
+    assert json.loads(printed.out.splitlines()[2]) == [name]
+    assert all(line.isprintable() for line in printed.out.splitlines())
+    assert printed.err == "kalda: group other Stable\\x1b[2J\\x9b cannot be deleted\n"

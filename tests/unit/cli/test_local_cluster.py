@@ -23,7 +23,7 @@ from kalda.broker.disk import RealDisk
 from kalda.cli.cluster_local import complete_node
 from kalda.cli.commands import cli
 from kalda.cli.local import joining, layout, starting, stopping
-from kalda.cli.local.layout import Layout, LayoutError
+from kalda.cli.local.layout import Layout, LayoutError, Place
 from kalda.cli.local.log_lines import Follower, Line, merged_tail, tail
 from kalda.cli.local.process import NodeProcess, wait_until_ended
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
@@ -152,6 +152,33 @@ def test_a_taken_client_port_is_replaced_and_a_controllers_is_an_error(tmp_path:
         starting.move_from_taken_ports(made.with_place(replace(made.nodes[0], controller_port=held)), messages.append)
     with pytest.raises(LayoutError, match=f"have taken {held}"):
         make(tmp_path / "other", 1, 1, first_port=held)
+
+
+def test_all_nodes_serve_when_each_lists_all_in_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker may be fenced again while the metadata of other nodes is awaited."""
+    made = make(tmp_path, 3, 1)
+    everyone = {place.node_id for place in made.nodes}
+    first, second, third = made.nodes
+    # Before the third node has all, the first has lost the second.
+    answers = {
+        first.node_id: [everyone, everyone - {second.node_id}, everyone],
+        second.node_id: [everyone, everyone],
+        third.node_id: [everyone - {second.node_id}, everyone],
+    }
+    asked: list[int] = []
+
+    def unfenced(_: Layout, place: Place) -> set[int]:
+        asked.append(place.node_id)
+        return answers[place.node_id].pop(0)
+
+    monkeypatch.setattr(starting, "_unfenced_brokers", unfenced)
+    monkeypatch.setattr(starting, "_check_alive", lambda _: None)
+    monkeypatch.setattr(starting, "_POLL_S", 0)
+    shown: list[int] = []
+    starting.wait_until_all_serve(made, 30, shown.append)
+    assert asked[-3:] == [first.node_id, second.node_id, third.node_id]
+    assert len(asked) == 7
+    assert shown == sorted(shown)
 
 
 # -- processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import UTC, datetime
 
@@ -70,6 +71,27 @@ def test_text_with_everything(capfdbinary: pytest.CaptureFixture[bytes]) -> None
     assert capfdbinary.readouterr().out.startswith(b"LogAppendTime:5|")
 
 
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record may hold sequences by which a terminal clears its screen, or worse."""
+    rows = [(1, b"k\x1b[2J", "Grüße\n\x9b".encode(), (("h\x07", b"\x00"),)), (1, None, b"\xff\x1b", ())]
+    batch = Fetched("logs", 3, memoryview(build_batch(rows)), 0, None, 2, 2)
+    shown = {}
+    for is_terminal in (True, False):
+        stdout = (Terminal if is_terminal else io.TextIOWrapper)(io.BytesIO(), encoding="utf-8")
+        monkeypatch.setattr("sys.stdout", stdout)
+        RecordWriter(Layout.TEXT, {"headers", "key"}, b"|").write(batch, None)
+        RecordWriter(Layout.RAW, set(), b"").write(batch, 1)
+        shown[is_terminal] = stdout.buffer.getvalue()  # type: ignore[attr-defined]
+    raw = "Grüße\n\x9b\n".encode()
+    assert shown[True] == "h\\x07:\\x00|k\\x1b[2J|Grüße\\n\\x9b\nNO_HEADERS|null|\\xff\\x1b\n".encode() + raw
+    assert shown[False] == b"h\x07:\x00|k\x1b[2J|" + raw + b"NO_HEADERS|null|\\xff\x1b\n" + raw
+
+
 def test_a_limit_returns_the_next_offset(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     writer = RecordWriter(Layout.RAW, set(), b"")
     assert writer.write(fetched(), 2) == 12
@@ -90,6 +112,9 @@ def test_records_that_a_closed_pipe_did_not_take_are_not_counted(monkeypatch: py
 
         def flush(self) -> None:
             pass
+
+        def isatty(self) -> bool:
+            return False
 
     pipe = Pipe()
     pipe.buffer = pipe

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +17,14 @@ from kalda.cli.consume import _ending_normally
 
 @pytest.fixture(autouse=True)
 def hangups() -> Iterator[None]:
-    """Makes SIGHUP not ignored, also where the tests run under nohup, and restores all handlers afterwards."""
+    """Makes SIGHUP not ignored, also where the tests run under nohup, and restores afterwards what a node sets."""
+    interval_s = sys.getswitchinterval()
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    sys.setswitchinterval(interval_s)
 
 
 def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -35,6 +38,7 @@ def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: p
             self._skipped = asyncio.Event()
 
         async def start(self) -> None:
+            assert sys.getswitchinterval() == 0.001, "a thread's Python does not hold up the loop for longer"
             signal.raise_signal(signal.SIGHUP)
             await asyncio.Event().wait()
 

@@ -11,7 +11,7 @@ from scripted_broker import TOPIC_ID, ScriptedBroker
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.admin.configs import Resource, describe_configs
+from kalda.client.admin.configs import Resource, describe_configs, topic_overrides
 from kalda.client.admin.groups import describe_group
 from kalda.client.admin.offsets import list_offsets
 from kalda.client.admin.reassignments import alter_reassignments
@@ -19,7 +19,12 @@ from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster_client import ClusterClient
 from kalda.client.errors import Unreachable, refused
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.configs import DescribeConfigsResponse, DescribeConfigsResult
+from kalda.protocol.messages.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+)
 from kalda.protocol.messages.fetch import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
@@ -228,6 +233,37 @@ def test_configs_of_an_unknown_topic_are_retried_but_not_until_the_deadline(
     with pytest.raises(ApiError, match=r"topic old: deleted$"):
         describe_configs(cluster, Resource(ConfigResourceType.TOPIC, "old"))
     assert len(broker.requests(ApiKey.DESCRIBE_CONFIGS)) > 1
+
+
+def test_overrides_of_many_topics_are_described_in_few_requests(broker: ScriptedBroker, cluster: ClusterClient) -> None:
+    def describe(request: DescribeConfigsRequest, version: int) -> DescribeConfigsResponse:
+        results = [
+            DescribeConfigsResult(
+                resource_type=2,
+                resource_name=each.resource_name,
+                configs=[
+                    DescribeConfigsResourceResult(name="retention.ms", value="7", config_source=1),
+                    DescribeConfigsResourceResult(name="cleanup.policy", value="delete", config_source=5),
+                ],
+            )
+            for each in request.resources
+        ]
+        results[0] = DescribeConfigsResult(
+            resource_type=2,
+            resource_name=request.resources[0].resource_name,
+            error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        )
+        return DescribeConfigsResponse(results=results)
+
+    broker.answers[ApiKey.DESCRIBE_CONFIGS] = describe
+    overrides = topic_overrides(cluster, [f"t{number}" for number in range(250)])
+    assert len(broker.requests(ApiKey.DESCRIBE_CONFIGS)) == 3
+    assert [len(overrides), overrides["t0"], overrides["t1"]] == [250, {}, {"retention.ms": "7"}]
+    broker.answers[ApiKey.DESCRIBE_CONFIGS] = lambda request, version: DescribeConfigsResponse(
+        results=[DescribeConfigsResult(resource_name="t1", error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)]
+    )
+    with pytest.raises(ApiError, match="topic t1"):
+        topic_overrides(cluster, ["t1"])
 
 
 def test_error_codes_without_a_message_get_advice() -> None:

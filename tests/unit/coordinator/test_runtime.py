@@ -101,6 +101,77 @@ def test_an_append_that_fails_changes_nothing() -> None:
     assert world.shard.total == 2
 
 
+def a_shard_that_fails_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    replay = CountingShard.replay
+
+    def replay_most(self: CountingShard, record: int, offset: int, producer_id: int) -> None:
+        replay(self, record, offset, producer_id)
+        if record == number:
+            raise KeyError("a fault of the program")
+
+    monkeypatch.setattr(CountingShard, "replay", replay_most)
+
+
+def test_a_partition_whose_state_lacks_a_record_of_its_log_is_loaded_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    world.log.replicated = False
+    shard = world.shard
+    earlier = shard.partition.write([1])
+    a_shard_that_fails_at(monkeypatch, 2)
+    faulty = shard.partition.write([2, 3])
+    assert [error_of(each) for each in (earlier, faulty)] == ["NOT_COORDINATOR"] * 2
+    assert shard.events == ["loaded", "unloaded"]
+    with pytest.raises(ApiError, match="NOT_COORDINATOR"):
+        world.runtime.shard_for("key")
+    assert error_of(shard.partition.write([4])) == "NOT_COORDINATOR"
+    assert world.log.end == 3, "nothing is appended for the old shard"
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "loaded again" in line.message
+    assert line.exc_info is not None
+    monkeypatch.undo()
+    world.runtime.poll(2_000)
+    (load,) = world.runtime.take_loads()
+    load.replay(counter_batch(0, 1, 2, 3), 3, 2_000)
+    load.finish(3, 2_000)
+    assert world.shard is not shard
+    assert world.shard.total == 6
+
+
+def test_a_load_in_which_a_record_cannot_be_applied_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must not end in silence: the partition would answer COORDINATOR_LOAD_IN_PROGRESS for ever."""
+    world = World()
+    a_shard_that_fails_at(monkeypatch, 2)
+    world.runtime.on_elected(0, 2, 0)
+    for attempt in range(3):
+        (load,) = world.runtime.take_loads()
+        assert not load.replay(counter_batch(0, 1, 2), 2, world.runtime.now_ms())
+        assert load.has_ended
+        world.runtime.poll(world.runtime.next_deadline_ms() or 0)
+        assert "cannot be applied" in caplog.text, attempt
+    monkeypatch.undo()
+    (load,) = world.runtime.take_loads()
+    load.replay(counter_batch(0, 1, 2), 2, 0)
+    load.finish(2, 0)
+    assert world.shard.total == 3
+
+
+def test_a_load_whose_shard_fails_at_its_end_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    monkeypatch.setattr(CountingShard, "on_loaded", lambda self: {}["a fault of the program"])
+    world.runtime.on_elected(0, 2, 0)
+    (load,) = world.runtime.take_loads()
+    load.finish(0, 0)
+    monkeypatch.undo()
+    world.runtime.poll(world.runtime.next_deadline_ms() or 0)
+    (load,) = world.runtime.take_loads()
+    load.finish(0, 0)
+    assert world.shard.events == ["loaded"]
+
+
 def test_many_records_are_written_in_parts() -> None:
     world = World()
     assert world.shard.partition.write_in_parts([1] * 2_500).done

@@ -7,7 +7,13 @@ import random
 import pytest
 
 from kalda.base.ids import Uuid, uuid_to_text
-from kalda.metadata.meta_properties import MetaProperties, MetaPropertiesEnsemble, MetaPropertiesError, write
+from kalda.metadata.meta_properties import (
+    MetaProperties,
+    MetaPropertiesEnsemble,
+    MetaPropertiesError,
+    make_dirs_durably,
+    write,
+)
 from kalda.sim.disk import SimDisk
 
 IDS = [Uuid(bytes([n]) * 16) for n in range(1, 9)]
@@ -116,3 +122,20 @@ def test_an_identity_survives_a_crash_and_is_shown() -> None:
     assert str(properties) == (
         f"{{cluster.id=4L6g3nShT-eMCtK--X86sw, directory.id={uuid_to_text(IDS[0])}, node.id=7, version=1}}"
     )
+
+
+def test_directories_of_a_format_that_was_killed_are_made_durable_by_the_next() -> None:
+    disk = SimDisk(random.Random(3))
+    disk.make_dirs("/a/b/c")  # killed before any sync
+    make_dirs_durably(disk, "/a/b/c")
+    disk.crash()
+    assert disk.names("/a/b") == ["c"]
+
+
+def test_directories_above_that_cannot_be_synced_are_passed_over() -> None:
+    disk = SimDisk(random.Random(3))
+    disk.make_dirs("/a")
+    disk.fail("/", operations=frozenset(("sync",)))
+    make_dirs_durably(disk, "/a")
+    with pytest.raises(OSError, match="EIO"):
+        make_dirs_durably(disk, "/a/b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kalda.network.admission import Admission, CreationRate, Decision, Verdict
+from kalda.network.admission import Admission, Decision, Verdict
 from kalda.network.limits import Limits, NodeLimits
 
 
@@ -23,43 +23,106 @@ def test_an_address_has_its_own_limit() -> None:
 
 def test_on_a_full_node_clients_wait_and_replicas_evict_clients() -> None:
     admission = two_listeners(NodeLimits(max_connections=2))
-    assert admission.admit("CLIENT", 0).verdict is Verdict.ADMITTED
-    assert admission.admit("CLIENT", 0).verdict is Verdict.ADMITTED
-    assert admission.admit("CLIENT", 0) == Decision(Verdict.WAIT)
-    assert admission.admit("INTERNAL", 0).verdict is Verdict.EVICT
+    assert admission.admit("CLIENT", "a", 0).verdict is Verdict.ADMITTED
+    assert admission.admit("CLIENT", "a", 0).verdict is Verdict.ADMITTED
+    assert admission.admit("CLIENT", "a", 0) == Decision(Verdict.WAIT)
+    assert admission.admit("INTERNAL", "a", 0).verdict is Verdict.EVICT
     admission.release("CLIENT")
-    assert admission.admit("CLIENT", 0) == Decision(Verdict.WAIT)
+    assert admission.admit("CLIENT", "a", 0) == Decision(Verdict.WAIT)
     admission.release("CLIENT")
-    assert admission.admit("CLIENT", 0).verdict is Verdict.ADMITTED
+    assert admission.admit("CLIENT", "a", 0).verdict is Verdict.ADMITTED
 
 
 def test_replicas_do_not_evict_each_other() -> None:
     admission = two_listeners(NodeLimits(max_connections=1))
-    assert admission.admit("INTERNAL", 0).verdict is Verdict.ADMITTED
-    assert admission.admit("INTERNAL", 0) == Decision(Verdict.WAIT)
+    assert admission.admit("INTERNAL", "a", 0).verdict is Verdict.ADMITTED
+    assert admission.admit("INTERNAL", "a", 0) == Decision(Verdict.WAIT)
 
 
 def test_a_listener_has_its_own_limit() -> None:
     admission = two_listeners(NodeLimits(), Limits(max_connections=1))
-    assert admission.admit("CLIENT", 0).verdict is Verdict.ADMITTED
-    assert admission.admit("CLIENT", 0) == Decision(Verdict.WAIT)
+    assert admission.admit("CLIENT", "a", 0).verdict is Verdict.ADMITTED
+    assert admission.admit("CLIENT", "a", 0) == Decision(Verdict.WAIT)
     admission.update_listener("CLIENT", Limits(max_connections=2))
-    assert admission.admit("CLIENT", 0).verdict is Verdict.ADMITTED
+    assert admission.admit("CLIENT", "a", 0).verdict is Verdict.ADMITTED
 
 
-def test_the_rate_of_creation() -> None:
+def admit_until_waiting(admission: Admission, now_ms: int, listener: str = "CLIENT", address: str = "10.0.0.1") -> int:
+    """How many connections are admitted at this moment."""
+    for count in range(1_000):
+        if admission.admit(listener, address, now_ms).verdict is not Verdict.ADMITTED:
+            return count
+    return 1_000
+
+
+def test_the_rate_of_creation_is_that_of_all_windows_but_one() -> None:
+    """As in Kafka: two a second allow twenty at once, and then each waits for a window at most."""
     admission = two_listeners(NodeLimits(max_creation_rate=2))
-    assert [admission.admit("CLIENT", 0).verdict for _ in range(2)] == [Verdict.ADMITTED] * 2
-    assert admission.admit("CLIENT", 0) == Decision(Verdict.WAIT, 500)
-    assert admission.admit("CLIENT", 499) == Decision(Verdict.WAIT, 1)
-    assert admission.admit("CLIENT", 500).verdict is Verdict.ADMITTED
-    assert admission.admit("INTERNAL", 500).verdict is Verdict.ADMITTED
+    assert admit_until_waiting(admission, 0) == 20
+    assert admission.admit("CLIENT", "a", 0) == Decision(Verdict.WAIT, 500), "(2.1 - 2) / 2 * 10 s"
+    assert admission.admit("CLIENT", "a", 499) == Decision(Verdict.WAIT, 1)
+    assert admission.admit("INTERNAL", "a", 499).verdict is Verdict.ADMITTED, "the rate of the node is not for brokers"
+    assert admission.admit("CLIENT", "a", 500).verdict is Verdict.ADMITTED, "it was recorded when it came"
+    assert admission.admit("CLIENT", "a", 500) == Decision(Verdict.WAIT, 500), "(22 / 10.5 - 2) / 2 * 10.5 s"
+    admission.update(NodeLimits(max_creation_rate=1))
+    assert admission.admit("CLIENT", "a", 1_000).verdict is Verdict.ADMITTED
+    assert admission.admit("CLIENT", "a", 1_000) == Decision(Verdict.WAIT, 1_000), "one window at most"
 
 
-def test_a_bucket_holds_one_second() -> None:
-    rate = CreationRate(3)
-    rate.wait_ms(0)
-    for _ in range(3):
-        assert rate.wait_ms(100_000) == 0
-        rate.take()
-    assert rate.wait_ms(100_000) == 334
+def test_a_listener_has_its_own_rate() -> None:
+    admission = two_listeners(NodeLimits(), Limits(max_creation_rate=1))
+    assert admit_until_waiting(admission, 0) == 10
+    assert admission.admit("INTERNAL", "a", 0).verdict is Verdict.ADMITTED
+
+
+def test_a_rate_that_changes_keeps_what_was_used() -> None:
+    admission = two_listeners(NodeLimits(max_creation_rate=1))
+    assert admit_until_waiting(admission, 0) == 10
+    assert admission.update(NodeLimits(max_creation_rate=5)) == 0
+    assert admission.admit("CLIENT", "a", 1_000).verdict is Verdict.ADMITTED, "it had waited already"
+    assert admit_until_waiting(admission, 1_000) == 50 - 11
+
+
+def test_an_address_over_its_rate_is_refused_and_counts_for_no_rate() -> None:
+    admission = two_listeners(NodeLimits(max_creation_rate=2))
+    admission.set_ip_rate("10.0.0.1", 1)
+    assert admit_until_waiting(admission, 0) == 10
+    refused = admission.admit("CLIENT", "10.0.0.1", 0)
+    assert refused.verdict is Verdict.REFUSED
+    assert 0 < refused.wait_ms <= 1_000
+    assert admit_until_waiting(admission, 0, address="10.0.0.2") == 10, "the refused ones left the node's rate alone"
+    admission.set_ip_rate("10.0.0.1", None)
+    measured = {str(name): sensor.measure(0) for name, sensor in admission.measured()}
+    group = "kafka.server:type=socket-server-metrics"
+    assert measured[f"{group},name=connection-accept-rate,ip=10.0.0.1"] == 1.0
+    assert measured[f"{group},name=broker-connection-accept-rate"] == 2.1, "one more waits"
+    assert measured[f"{group},name=ip-connection-accept-throttle-time,listener=CLIENT"] == refused.wait_ms
+
+
+def test_the_default_rate_of_addresses() -> None:
+    admission = two_listeners(NodeLimits())
+    admission.set_ip_rate(None, 1)
+    admission.set_ip_rate("::1", 3)
+    assert admit_until_waiting(admission, 0, address="10.0.0.1") == 10
+    assert admit_until_waiting(admission, 0, address="10.0.0.2") == 10
+    assert admit_until_waiting(admission, 0, address="::1") == 30
+    admission.set_ip_rate(None, None)
+    assert admit_until_waiting(admission, 0, address="10.0.0.1") == 1_000
+    admission.set_ip_rate("localhost", 1)
+    assert admit_until_waiting(admission, 0, address="127.0.0.1") == 10
+
+
+def test_addresses_without_connections_for_an_hour_are_forgotten() -> None:
+    admission = two_listeners(NodeLimits())
+    admission.set_ip_rate(None, 100)
+    for number in range(50):
+        admission.admit("CLIENT", f"10.0.0.{number}", 0)
+    admission.admit("CLIENT", "10.0.0.7", 1_000)
+    admission.admit("CLIENT", "10.0.1.0", 3_600_001)
+    assert sorted(admission._ip_rates) == ["10.0.0.7", "10.0.1.0"]
+
+
+def test_a_reduced_maximum_names_how_many_are_too_many() -> None:
+    admission = two_listeners(NodeLimits(max_connections=5))
+    assert admit_until_waiting(admission, 0) == 5
+    assert admission.update(NodeLimits(max_connections=2)) == 3

@@ -352,3 +352,14 @@ def test_it_reads_a_whole_log_of_apache_kafka(tmp_path: Path) -> None:
         "KRaftVersionRecord",
         "VotersRecord",
     ]
+
+
+def test_what_was_fetched_of_a_snapshot_is_removed_when_it_is_given_up(tmp_path: Path) -> None:
+    world = World()
+    replica = Replica(world, f"{tmp_path}/m", static_voters=static_voter())
+    replica.start()
+    replica.driver.log.save_chunk(OffsetAndEpoch(9, 1), 0, b"abc")
+    assert list((tmp_path / "m").glob("*.part"))
+    append(replica.driver, 1, [topic("a")])
+    world.run()
+    assert not list((tmp_path / "m").glob("*.part"))

@@ -11,9 +11,10 @@ from raft_world import Replica, World, append, static_voter, topic
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.broker.raft_listeners import AppendedBatches
 from kalda.protocol.messages.quorum import VoteRequest, VoteResponse
 from kalda.protocol.notation import Request
-from kalda.raft import wire
+from kalda.raft import reconfiguration, wire
 from kalda.raft.values import Destination, OffsetAndEpoch
 from kalda.raft.voters import VoterSet
 
@@ -109,9 +110,46 @@ def a_clean_up_that_fails(replica: Replica, patch: pytest.MonkeyPatch) -> None:
     replica.world.run(60_000)
 
 
+def a_snapshot_whose_end_calls_back_what_raises(replica: Replica, patch: pytest.MonkeyPatch) -> None:
+    replica.driver.create_snapshot(1, 1, [], 5).then(raise_bug)
+
+
+def a_transition_that_cannot_be_logged(replica: Replica, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replica.driver, "_log_transition", raise_bug)
+    replica.driver.resign(1)
+
+
+def a_delivery_that_fails_in_a_turn(replica: Replica, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replica.driver.listeners, "deliver", raise_bug)
+    append(replica.driver, 1, [topic("a")])
+
+
+def a_delivery_that_fails_in_a_pass(replica: Replica, patch: pytest.MonkeyPatch) -> None:
+    replica.driver.listeners._schedule_pass()
+    patch.setattr(AppendedBatches, "drop_before", raise_bug)
+
+
+def a_deadline_that_cannot_be_set(replica: Replica, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replica.driver, "_set_timer", raise_bug)
+    append(replica.driver, 1, [topic("a")])
+
+
+def an_upgrade_at_which_the_machine_fails(replica: Replica, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconfiguration, "upgrade_refusal", lambda *_: None)
+    patch.setattr(replica.driver.machine, "step", raise_bug)
+    with pytest.raises(Bug):
+        replica.driver.upgrade_kraft_version(1, validate_only=False)
+
+
 @pytest.mark.parametrize(
     "fail",
     [
+        a_snapshot_whose_end_calls_back_what_raises,
+        a_transition_that_cannot_be_logged,
+        a_delivery_that_fails_in_a_turn,
+        a_delivery_that_fails_in_a_pass,
+        a_deadline_that_cannot_be_set,
+        an_upgrade_at_which_the_machine_fails,
         a_sync_that_fails,
         the_end_of_a_sync_that_fails,
         a_machine_that_fails_at_an_append,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import snapshot_name, write_snapshot
 from kalda.raft.values import OffsetAndEpoch
 from kalda.raft.voters import VoterSet
+from kalda.sim.disk import SimDisk
 
 
 @pytest.mark.parametrize(("at", "value"), [(8, 0xFF), (16, 9), (23, 0xFF), (30, 0xFF)])
@@ -39,7 +41,7 @@ class Cleaning(RealDisk):
         return super().open(path, create=create, exclusive=exclusive, writable=writable)
 
 
-def snapshot_of_one_topic(disk: RealDisk, tmp_path: Path, snapshot: OffsetAndEpoch) -> int:
+def snapshot_of_one_topic(disk: RealDisk | SimDisk, tmp_path: Path, snapshot: OffsetAndEpoch) -> int:
     """In the directory `m` of the log. Returns its size."""
     return write_snapshot(
         disk,
@@ -86,3 +88,34 @@ def test_a_snapshot_from_before_the_log_start_is_ignored(tmp_path: Path) -> None
     assert state.snapshots == [OffsetAndEpoch(60, 5)]
     assert not (tmp_path / "m" / snapshot_name(OffsetAndEpoch(40, 3))).exists()
     log.close()
+
+
+def test_a_snapshot_that_is_not_fetched_any_more_leaves_no_file(tmp_path: Path) -> None:
+    log = MetadataLog.open(RealDisk(), f"{tmp_path}/m", MetadataLogConfig(), now_ms=1)
+    first, second = OffsetAndEpoch(40, 3), OffsetAndEpoch(60, 5)
+
+    def parts() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "m").glob("*.part"))
+
+    log.save_chunk(first, 0, b"abc")
+    log.save_chunk(first, 3, b"def")
+    assert parts() == ["00000000000000000040-0000000003.checkpoint.part"]
+    log.save_chunk(second, 0, b"abc")
+    assert parts() == ["00000000000000000060-0000000005.checkpoint.part"]
+    log.drop_partial(second)
+    assert len(parts()) == 1
+    log.drop_partial(None)
+    assert not parts()
+    log.save_chunk(second, 0, b"abc")
+    log.publish_job(second)
+    log.drop_partial(None)
+    assert len(parts()) == 1, "the job that verifies it needs it"
+    log.close()
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    disk = SimDisk(random.Random(1), capacity_bytes=100)
+    disk.make_dirs("/m")
+    with pytest.raises(OSError, match="no space"):
+        snapshot_of_one_topic(disk, Path("/"), OffsetAndEpoch(40, 3))
+    assert not disk.names("/m")

@@ -10,7 +10,8 @@ from typing import Any
 from kalda.base.errors import CorruptRecord
 from kalda.records import codec, values
 from kalda.records.builder import Record
-from kalda.records.compacting import KeyOffsets, KeyScan, Rewriting
+from kalda.records.compacting import KeyScan, Rewriting
+from kalda.records.key_offsets import KeyOffsets
 from kalda.records.scan import RecordScan
 
 BASE_TIMESTAMP = 1_000

@@ -7,7 +7,8 @@ from section_model import PIECES, check_compaction, pieces
 
 from kalda.base.errors import CorruptRecord
 from kalda.records import values
-from kalda.records.compacting import ENTRY_BYTES, KeyOffsets, KeyScan, siphash128
+from kalda.records.compacting import KeyScan
+from kalda.records.key_offsets import ENTRY_BYTES, KeyOffsets, siphash128
 
 SECRET = bytes(range(16))
 

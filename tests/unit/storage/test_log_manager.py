@@ -304,7 +304,7 @@ def test_a_disk_that_fails_at_a_deletion_takes_its_directory_offline_and_no_more
     node.disk.fail("/d0", operations=operations)
     node.logs.delete_log(TopicPartition("t", 0))
     assert node.failed == ["/d0"]
-    node.logs.set_aside(TopicPartition("t", 1))
+    node.logs.set_aside(TopicPartition("t", 1), "is a stray")
     assert any(name.endswith("-stray") for name in node.disk.list_dir("/d1"))
 
 
@@ -333,12 +333,55 @@ def test_a_disk_that_fails_a_reader_on_a_thread_takes_its_directory_offline(node
     assert node.failed == ["/d0"]
 
 
-def test_a_stray_log_is_set_aside(node: Node) -> None:
+def test_a_stray_log_is_set_aside(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     append(node.log(0))
-    node.logs.set_aside(TopicPartition("t", 0))
+    node.logs.set_aside(TopicPartition("t", 0), "is a stray")
     assert f"t-0.{0:032x}-stray" in node.disk.list_dir("/d0")
+    assert "t-0 is a stray: it is set aside" in caplog.text
     node.logs.close()
     assert len(node.start()) == 0
+
+
+class KilledError(Exception):
+    """The process ends here."""
+
+
+def killed_making(node: Node, at: str) -> Log:
+    """The log of t-0 that a start finds after the process was killed before the first operation on a file of it that is
+    called `at`."""
+
+    def before(path: str, operation: str) -> None:
+        if path.endswith(at):
+            raise KilledError
+
+    node.disk.before = before
+    with pytest.raises(KilledError):
+        node.log(0, IDS[0])
+    node.disk.before = lambda path, operation: None
+    node.disk.let_go()
+    found = node.start().get(TopicPartition("t", 0))
+    assert found is not None
+    assert (found.topic_id, found.log_end_offset) == (None, 0)
+    return found
+
+
+@pytest.mark.parametrize("at", [".log", "partition.metadata.tmp", "partition.metadata"])
+def test_a_log_that_was_never_complete_is_deleted(node: Node, at: str) -> None:
+    """It cannot be adopted: the topic of its name may be another one now."""
+    killed_making(node, at)
+    node.logs.set_aside(TopicPartition("t", 0), "has no topic id")
+    assert node.log(0, IDS[0]).topic_id == TOPIC_ID
+    node.poll(node.config.file_delete_delay_ms)
+    assert [name for name in node.disk.list_dir("/d0") if name.startswith("t-0")] == ["t-0"]
+
+
+@pytest.mark.parametrize("name", ["notes", "00000000000000000000.log.corrupt", "00000000000000000000.log"])
+def test_a_log_without_topic_id_is_kept_where_it_may_hold_anything(node: Node, name: str) -> None:
+    killed_making(node, "partition.metadata")
+    node.disk.open(f"/d0/t-0/{name}", create=True).write(0, build_batch([(1_000_000, None, b"v", ())]))
+    node.disk.let_go()
+    node.start().set_aside(TopicPartition("t", 0), "has no topic id")
+    assert any(name.endswith("-stray") for name in node.disk.list_dir("/d0"))
 
 
 def test_a_failed_directory_leaves_the_others(node: Node) -> None:

@@ -75,6 +75,44 @@ def test_a_process_at_its_limit_refuses_requests_and_keeps_its_directories(tmp_p
     assert "Raise the limit of open files" in done.stderr
 
 
+RELEASING = (
+    LOWERED.split("outcomes = []")[0]
+    + """
+disk = next(iter(logs.dirs)).disk
+disk.when_many_are_open(lambda: logs.open_files.release())
+for _ in range(3):
+    for number in range(200):
+        log = logs.get_or_create_log(TopicPartition("t", number), Uuid(bytes(15) + b"x"), LogConfig(), None)
+        log.append_as_leader(build_batch([(1, None, b"x", ())]), 0, 1)
+assert not failed, failed
+assert {log.log_end_offset for log in logs} == {3}
+assert {log.read(0, 1000, 3, True).next_offset for log in logs} == {3}
+print("open", sum(log.segments.active.is_open for log in logs) < 64)
+"""
+)
+
+
+def test_more_partitions_than_descriptors_are_in_use(tmp_path: object) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RELEASING, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["open", "True"]
+
+
+def test_the_files_of_logs_that_rest_are_closed_first() -> None:
+    node = Node()
+    new = [TopicPartition("u", number) for number in range(5)]
+    logs = [node.log, *(node.logs.get_or_create_log(each, TOPIC_ID, node.config, None) for each in new)]
+    for log in logs:
+        log.append_as_leader(build_batch([(NOW, None, b"x", ())]), 0, NOW)
+    assert node.logs.open_files.release() == 3, "all have been in use: half of them"
+    still_open = [log for log in logs if log.segments.active.is_open]
+    still_open[0].append_as_leader(build_batch([(NOW, None, b"x", ())]), 0, NOW)
+    assert node.logs.open_files.release() == 2
+    assert [log for log in logs if log.segments.active.is_open] == still_open[:1]
+
+
 class Node:
     def __init__(self, config: LogConfig | None = None) -> None:
         self.disk = SimDisk(random.Random(1))

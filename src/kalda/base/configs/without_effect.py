@@ -12,9 +12,8 @@ from kalda.base.configs.broker import base_name, find_key
 from kalda.base.configs.definition import InvalidConfig, Key
 from kalda.base.configs.topic import TOPIC
 
-_CLASSES = "classes of the JVM cannot be loaded, and quotas are stored but not enforced"
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
-_QUOTAS = "quotas are stored but not enforced"
+_DIR_MOVES = "moves between log directories are paced byte by byte, without windows"
 _SECURITY = "this release serves PLAINTEXT only, and authenticates no client"
 _GROUPS = "this release coordinates classic groups only"
 _METRICS = "this release reports no metrics"
@@ -33,16 +32,8 @@ _INTERNAL = "Kafka has it for its own tests"
 _FROM_FILE = "it is read when a node starts, from its properties file"
 
 _REASONS: dict[str, tuple[str, ...]] = {
-    _CLASSES: ("client.quota.callback.class",),
     _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "remote."),
-    _QUOTAS: (
-        "alter.log.dirs.replication.quota.window.",
-        "controller.quota.window.",
-        "follower.replication.throttled.rate",
-        "leader.replication.throttled.rate",
-        "quota.window.",
-        "replication.quota.window.",
-    ),
+    _DIR_MOVES: ("alter.log.dirs.replication.quota.window.",),
     _SECURITY: (
         "connection.failed.authentication.delay.ms",
         "connections.max.reauth.ms",
@@ -99,7 +90,6 @@ warning about them would be in every log and help no operator."""
 
 _TOPIC_REASONS: dict[str, tuple[str, ...]] = {
     _TIERING: ("local.retention.", "remote."),
-    _QUOTAS: ("follower.replication.throttled.replicas", "leader.replication.throttled.replicas"),
     _PREALLOCATE: ("preallocate",),
 }
 

@@ -12,6 +12,7 @@ from functools import partial
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.handlers.shared import fetch_failed
@@ -34,11 +35,12 @@ from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import ClientSupport, TransactionVerifier
 
+_ADMIN_CLIENT_ID = "__admin_client"
+"""Of Kafka's tools that write to the topics of coordinators: `AdminUtils.ADMIN_CLIENT_ID`. Every other client's records
+could be ones that a coordinator cannot read."""
 _FIRST_PRODUCE_WITH_ZSTD = 7
 _FIRST_PRODUCE_WITH_IDS = 13
 _FIRST_PRODUCE_WITH_LEADERS = 10
-_ADMIN_CLIENT_ID = "__admin_client"
-"""Of clients that may append to the topics of coordinators, as in Kafka."""
 _FIRST_FETCH_WITH_IDS = 13
 _FIRST_FETCH_FROM_FOLLOWERS = 11
 _FIRST_FETCH_WITH_LEADERS = 16
@@ -74,7 +76,14 @@ class DataHandlers:
         """Both APIs."""
         return [
             Row(ApiKey.PRODUCE, self.produce, produce_failed, Authorization.UNCHECKED, QuotaClass.PRODUCE),
-            Row(ApiKey.FETCH, self.fetch, fetch_failed, Authorization.UNCHECKED, QuotaClass.FETCH),
+            Row(
+                ApiKey.FETCH,
+                self.fetch,
+                fetch_failed,
+                Authorization.UNCHECKED,
+                QuotaClass.FETCH,
+                throttled=self.throttled_fetch,
+            ),
         ]
 
     def produce(
@@ -108,9 +117,9 @@ class DataHandlers:
             self._clock.wall_ms(),
             zstd=version >= _FIRST_PRODUCE_WITH_ZSTD,
             by_id=by_id,
+            refuses_internal_topics=not INTERNAL_TOPICS.isdisjoint(names) and context.client_id != _ADMIN_CLIENT_ID,
             tell_leaders=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
             transaction=transaction,
-            may_write_internal=context.client_id == _ADMIN_CLIENT_ID,
         )
         if done.is_deferred:
             context.connection.answer_alone()
@@ -185,6 +194,16 @@ class DataHandlers:
             # The answer may be large: a peer that reads nothing must not have many of them waiting.
             context.connection.answer_alone()
         return answer
+
+    def throttled_fetch(self, request: FetchRequest, response: FetchResponse) -> FetchResponse:
+        """What a consumer gets that has to pause: no records, as if the fetch had found nothing."""
+        for topic in response.responses:
+            name = topic.topic or self._metadata.topic_name(topic.topic_id) or ""
+            for answer in topic.partitions:
+                partition = self._replicas.find(name, answer.partition_index) if answer.records else None
+                if partition is not None:
+                    partition.topic_counters.bytes_out.value -= len(answer.records or ())
+        return FetchResponse(session_id=self._sessions.retract(request, response))
 
 
 def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encoded]:

@@ -12,7 +12,11 @@ class ForwardingModule(Module):
     """Rests on no other module."""
 
     def __init__(self, context: BrokerContext) -> None:
-        self.forwarding = Forwarding(context.channel)
+        node_id = context.config.node_id
+        self.forwarding = Forwarding(
+            context.channel.beside(f"broker-{node_id}-forwarding"),
+            context.channel.beside(f"broker-{node_id}-voters"),
+        )
 
     def rows(self) -> list[Row]:
         """The APIs that are forwarded without a check of this broker."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 from kalda.base.configs.server import ServerConfig
 from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.metadata.image import MetadataImage
+
+log = logging.getLogger("kalda.logs")
+
+_RELEASE_INTERVAL_MS = 100
+"""At least so long lies between two walks over all logs that close files."""
 
 
 class LogUpkeepModule(Module):
@@ -14,6 +22,10 @@ class LogUpkeepModule(Module):
     def __init__(self, context: BrokerContext) -> None:
         self._logs = context.logs
         self._cleaner = make_cleaner(context.config, context.host, context.logs)
+        self._host, self._timers, self._logs = context.host, context.timers, context.logs
+        self._loop = asyncio.get_running_loop()
+        self._releasing = False
+        """Files are being closed, or were a moment ago."""
         self._keeper = LogKeeper(context.logs.upkeep, self._cleaner, context.host.clock, context.timers, context.jobs)
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
@@ -27,7 +39,25 @@ class LogUpkeepModule(Module):
     def start(self) -> None:
         """Begin with the recovered logs."""
         self._keeper.start()
+        self._host.disk.when_many_are_open(self._release_soon)
+
+    def _release_soon(self) -> None:
+        """Few descriptors are left. On any thread."""
+        if not self._releasing:
+            self._releasing = True
+            self._loop.call_soon_threadsafe(self._release)
+
+    def _release(self) -> None:
+        """Close the files of logs that rest. Not again at once: where connections have the descriptors, it helps
+        little."""
+        released = self._logs.open_files.release()
+        log.info("few descriptors are left: closed the files of %d partitions that rest", released)
+        self._timers.call_later_ms(_RELEASE_INTERVAL_MS, self._permit_release)
+
+    def _permit_release(self) -> None:
+        self._releasing = False
 
     async def close(self) -> None:
         """Start no more jobs; those that run are finished by their threads."""
+        self._host.disk.when_many_are_open(None)
         self._keeper.close()

@@ -33,6 +33,7 @@ from kalda.broker.lifecycle import BrokerLifecycle
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.opening import OpeningPartitions
 from kalda.broker.publishing_faults import PublishingFaults
+from kalda.broker.quotas import NodeQuotas
 from kalda.broker.rows import Row
 from kalda.broker.shell import Host
 from kalda.metadata.image import MetadataImage
@@ -60,6 +61,8 @@ class BrokerContext(NamedTuple):
     dynamic_configs: DynamicConfigs
     sensors: Sensors
     """What the node counts; every module may add its own."""
+    quotas: NodeQuotas
+    """What requests of clients are charged to."""
     opening: OpeningPartitions
     """Requests for partitions that are being opened wait here."""
     faults: PublishingFaults

@@ -18,6 +18,7 @@ from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.peers import BrokerPeers, ReplicaFetcherManager
+from kalda.broker.replication_throttles import ReplicationThrottles
 from kalda.broker.rows import Row
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.image import MetadataImage
@@ -36,6 +37,7 @@ class ReplicationModule(Module):
 
     def __init__(self, context: BrokerContext) -> None:
         config, cache, host = context.config, context.cache, context.host
+        self._throttles = ReplicationThrottles(config.node_id, config, context.sensors)
         self._peers = BrokerPeers(config, cache, context.channel, context.broker_epoch, host.clock, context.timers)
         self._fetchers = ReplicaFetcherManager(
             config,
@@ -47,6 +49,7 @@ class ReplicationModule(Module):
             host.rng.random,
             context.on_fatal,
             host.is_refused if config["kalda.dead.process.detection.enable"] else None,
+            self._throttles.follower,
         )
         self.replicas = ReplicaManager(
             config.node_id,
@@ -58,6 +61,7 @@ class ReplicationModule(Module):
             self._fetchers,
             context.sensors,
         )
+        self.replicas.throttle = self._throttles.leader
         sessions = FetchSessionCache(
             config["max.incremental.fetch.session.cache.slots"],
             host.rng.randint,
@@ -90,14 +94,15 @@ class ReplicationModule(Module):
         return [*self._data.rows(), *self._offsets.rows()]
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
-        """Set the number of fetchers for each leader, and whether transactions are verified. `fetch.max.bytes` cannot
-        be altered dynamically."""
+        """Set the number of fetchers for each leader, whether transactions are verified, and the rates of throttled
+        replicas. `fetch.max.bytes` cannot be altered dynamically."""
         self._fetchers.resize(current["num.replica.fetchers"])
         self.verifier.is_enabled = current["transaction.partition.verification.enable"]
+        self._throttles.set_rates(current)
 
     def publishers(self) -> Sequence[Publisher]:
-        """Closes connections to brokers that were fenced."""
-        return (self._channels,)
+        """Connections to brokers that were fenced are closed; throttled replicas are named by the configs of topics."""
+        return (self._channels, self._throttles)
 
     def start(self) -> None:
         """Shrink ISRs from now on, where followers do not keep pace."""

@@ -25,6 +25,8 @@ from kalda.metadata.features import TRANSACTION_VERSION
 from kalda.metadata.manifest import Publisher
 from kalda.replication.markers import MarkerWriter
 
+_METRICS = "kafka.coordinator.transaction:type=TransactionMarkerChannelManager"
+
 
 class TransactionsModule(Module):
     """Rests on the table of coordinators, to which it adds its own; on producer ids; on what writes markers into
@@ -56,6 +58,8 @@ class TransactionsModule(Module):
             lambda: coordinators.partition_count(TRANSACTIONS),
             clock.wall_ms,
         )
+        context.sensors.gauge(_METRICS, "UnknownDestinationQueueSize", read=lambda: self._markers.retries)
+        context.sensors.gauge(_METRICS, "LogAppendRetryQueueSize", read=lambda: coordinator.unwritten)
         shell = coordinators.add(TRANSACTIONS, coordinator.runtime)
         coordinator.rearm = shell.arm
         self.handlers = TransactionHandlers(

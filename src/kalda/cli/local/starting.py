@@ -67,21 +67,23 @@ def start_missing(layout: Layout, started: list[Place]) -> None:
 
 
 def wait_until_all_serve(layout: Layout, timeout_s: float, on_progress: Callable[[int], object]) -> None:
-    """Wait until the metadata of every node has all nodes unfenced. `on_progress` is called with the number of nodes
-    for which this holds. Raises `StartFailure`."""
+    """Wait until the metadata of every node has all nodes unfenced, in one round without a pause: a broker may be
+    fenced again while others start. `on_progress` is called with the number of nodes for which this holds. Raises
+    `StartFailure`."""
     deadline = time.monotonic() + timeout_s
     node_ids = {place.node_id for place in layout.nodes}
-    waiting = list(layout.nodes)
+    serving = most = 0
     reason = "it does not answer"
-    while waiting:
+    while serving < len(layout.nodes):
         _check_alive(layout)
-        place = waiting[0]
+        place = layout.nodes[serving]
         try:
             unfenced = _unfenced_brokers(layout, place)
             reason = f"its metadata has brokers {', '.join(map(str, sorted(node_ids - unfenced)))} not in service yet"
             if node_ids <= unfenced:
-                on_progress(len(layout.nodes) - len(waiting) + 1)
-                waiting.pop(0)
+                serving += 1
+                most = max(most, serving)
+                on_progress(most)
                 continue
         except ApiError as error:
             reason = error.message or error.code.name
@@ -91,7 +93,8 @@ def wait_until_all_serve(layout: Layout, timeout_s: float, on_progress: Callable
                 f"see kalda cluster status",
                 tail(process_of(layout, place).log, _LAST_LINES),
             )
-        on_progress(len(layout.nodes) - len(waiting))
+        serving = 0
+        on_progress(most)
         time.sleep(_POLL_S)
 
 

@@ -1,7 +1,6 @@
 """The configs that limit the rate of moving replicas, set and removed as by `kafka-reassign-partitions`.
 
-Topic configs name the throttled replicas, broker configs the rate. A cluster whose brokers do not throttle stores the
-configs too, and they are removed in the same way.
+Topic configs name the throttled replicas, broker configs the rate.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ raises the first failure, and its message names the one that failed.
 
 - `topics`: list, describe, create, delete, add partitions
 - `configs`: describe and alter, of topics, brokers and groups
+- `quotas`: quotas of users, client ids and addresses
 - `groups`: list, describe, delete; their offsets
 - `transactions`: list and describe; producers of partitions; end what hangs
 - `offsets`: offsets of partitions by time; deletion of records

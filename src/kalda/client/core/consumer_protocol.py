@@ -8,6 +8,7 @@ not decode are read as an empty subscription or assignment: they come from other
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.ids import TopicPartition
@@ -16,11 +17,62 @@ from kalda.protocol.messages.client_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolAssignmentTopicPartition,
     ConsumerProtocolSubscription,
+    ConsumerProtocolSubscriptionTopicPartition,
 )
 from kalda.protocol.notation import Buffer
 
 _WRITTEN, _NEWEST = 1, 3
 _PREFIX = _WRITTEN.to_bytes(2, "big")
+
+
+class MemberSubscription(NamedTuple):
+    """What a member tells its group: topics, its assignor's bytes, and what it owned in which generation (-1: none)."""
+
+    topics: tuple[str, ...]
+    user_data: bytes | None
+    owned: tuple[TopicPartition, ...]
+    generation: int
+    rack: str | None
+
+
+def write_member_subscription(
+    topics: Sequence[str],
+    user_data: bytes | None,
+    owned: Iterable[TopicPartition],
+    generation: int,
+    rack: str | None,
+) -> bytes:
+    """A member's subscription in version 3, as Kafka 4.3 writes it."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(owned):
+        by_topic.setdefault(topic, []).append(partition)
+    subscription = ConsumerProtocolSubscription(
+        topics=list(topics),
+        user_data=user_data,
+        owned_partitions=[
+            ConsumerProtocolSubscriptionTopicPartition(topic=name, partitions=indexes)
+            for name, indexes in by_topic.items()
+        ],
+        generation_id=generation,
+        rack_id=rack,
+    )
+    return _NEWEST.to_bytes(2, "big") + encode(subscription, _NEWEST)
+
+
+def read_member_subscription(data: Buffer) -> MemberSubscription:
+    """A member's subscription of any version; what its version lacks is empty."""
+    nothing = MemberSubscription((), None, (), -1, None)
+    if len(data) < 2:
+        return nothing
+    try:
+        read = decode(ConsumerProtocolSubscription, data, _version(data), 2)
+    except InvalidRequest:
+        return nothing
+    owned = tuple(
+        TopicPartition(topic.topic, partition) for topic in read.owned_partitions for partition in topic.partitions
+    )
+    user_data = None if read.user_data is None else bytes(read.user_data)
+    return MemberSubscription(tuple(read.topics), user_data, owned, read.generation_id, read.rack_id)
 
 
 def write_subscription(topics: Sequence[str], user_data: bytes | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Spark's columns from fetched batches, as Arrow record batches, which Spark uses without a conversion by row.
+"""The columns of Spark's Kafka source from fetched batches, as Arrow record batches without a Python object a record.
 
 The types are exactly those that PySpark derives from the schema of Spark's own Kafka source: timestamps in
 microseconds of UTC, headers null where a record has none. Only the columns in the schema are made.
@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 import pyarrow as pa
 
-from kalda.client.consumer_fetcher import Fetched
 from kalda.records import codec
 from kalda.records.arrow import iter_record_batches
-from kalda.records.batch import Buffer, TimestampType, iter_batches
+from kalda.records.batch import BatchHeader, Buffer, TimestampType, iter_batches
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """The decompressed size of an Arrow record batch; larger where one of Kafka's batches is larger."""
@@ -37,6 +36,23 @@ TYPES: Final[dict[str, pa.DataType]] = {
 }
 
 
+class Batches(Protocol):
+    """Whole batches of a partition: `Fetched` of the slices' fetcher, `Taken` of a consumer's."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def buffer(self) -> memoryview: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int | None: ...
+    @property
+    def keep(self) -> Callable[[BatchHeader], bool] | None: ...
+
+
 class SparkColumns:
     """One task's columns, of a schema whose fields are among `TYPES`."""
 
@@ -46,7 +62,7 @@ class SparkColumns:
         self._constants: dict[str | int, pa.Array] = {}
         """Columns of one value that were made already, by the value."""
 
-    def of(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
+    def of(self, fetched: Batches) -> Iterator[pa.RecordBatch]:
         """The requested records as record batches, none of them empty.
 
         Raises `CorruptRecord`, and `ValueError` for a value outside Spark's types.
@@ -165,3 +181,14 @@ _MAKERS: Final[dict[str, Callable[[_Source], pa.Array]]] = {
     "timestampType": lambda source: source.same(source.timestamp_type),
     "headers": _headers,
 }
+
+
+def to_one_batch(taken: Sequence[Batches]) -> pa.RecordBatch | None:
+    """All records of `taken` in one record batch of all columns; None where there is none."""
+    batches = [batch for each in taken for batch in ALL_COLUMNS.of(each)]
+    if len(batches) < 2:
+        return batches[0] if batches else None
+    return pa.concat_batches(batches)
+
+
+ALL_COLUMNS: Final = SparkColumns(pa.schema([pa.field(name, kind) for name, kind in TYPES.items()]))

@@ -1,0 +1,219 @@
+"""Whether clients with a quota get the rate of that quota: real clients, one node, 30 seconds.
+
+    python bench/quotas.py [--seconds 30] [--rates 1,5,20] [--clients librdkafka,kafka-python,aiokafka] [--peer]
+
+Each client produces, or consumes, as fast as it can under `producer_byte_rate` or `consumer_byte_rate` of its client
+id. Printed is the rate of the bytes of its records over the quota, from the moment at which the first windows of the
+quota are over. The quota counts whole requests and responses, so the ratio is a little below 1. `--peer` measures
+Apache Kafka in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from harness.nodes import Node
+from harness.systems import KALDA, systems
+
+from kalda.client.admin.quotas import alter_quotas
+from kalda.client.cluster_client import ClusterClient
+
+_RECORD = os.urandom(10_000)
+_WINDOWS_S = 11.0
+"""While the first windows are not over, what is unused of them is used up."""
+
+
+class Meter:
+    """Bytes over time, from the end of the first windows on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.began = time.monotonic() + _WINDOWS_S
+        self.ends = self.began + seconds
+        self.size = 0
+
+    def add(self, size: int) -> bool:
+        """Count bytes. False when the measurement is over."""
+        now = time.monotonic()
+        if self.began <= now < self.ends:
+            self.size += size
+        return now < self.ends
+
+    def rate(self) -> float:
+        return self.size / (self.ends - self.began)
+
+
+def produce_librdkafka(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from confluent_kafka import Producer
+
+    errors: list[str] = []
+
+    def delivered(error: object, message: object) -> None:
+        if error is not None:
+            errors.append(str(error))
+        else:
+            meter.add(len(_RECORD))
+
+    config = {"bootstrap.servers": address, "client.id": client_id, "queue.buffering.max.kbytes": 4096}
+    producer = Producer({**config, "message.timeout.ms": 300_000})
+    while meter.add(0):
+        try:
+            producer.produce(topic, _RECORD, on_delivery=delivered)
+            producer.poll(0)
+        except BufferError:
+            producer.poll(0.05)
+    producer.purge()
+    producer.flush(1)
+    if any("PURGE" not in error.upper() for error in errors):
+        print(f"    errors: {sorted(set(errors))[:3]}")
+
+
+def consume_librdkafka(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "client.id": client_id,
+            "group.id": client_id,
+            "queued.max.messages.kbytes": 1024,
+            "fetch.message.max.bytes": 262_144,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    while meter.add(0):
+        for message in consumer.consume(100, 0.1):
+            if message.error():
+                print(f"    error: {message.error()}")
+            else:
+                meter.add(len(message.value()))
+    consumer.close()
+
+
+def produce_kafka_python(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=address, client_id=client_id, max_block_ms=120_000, batch_size=100_000)
+    while meter.add(0):
+        producer.send(topic, _RECORD).add_callback(lambda _: meter.add(len(_RECORD)))
+    producer.close(1)
+
+
+def consume_kafka_python(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=address, client_id=client_id, max_partition_fetch_bytes=262_144)
+    consumer.assign([TopicPartition(topic, 0)])
+    consumer.seek_to_beginning()
+    while meter.add(0):
+        for records in consumer.poll(100).values():
+            for record in records:
+                meter.add(len(record.value))
+    consumer.close()
+
+
+def produce_aiokafka(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from aiokafka import AIOKafkaProducer
+
+    async def run() -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=address, client_id=client_id, max_batch_size=100_000, request_timeout_ms=120_000
+        )
+        await producer.start()
+        while meter.add(0):
+            sent = await producer.send(topic, _RECORD)
+            sent.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else meter.add(len(_RECORD))
+            )
+        stopping = asyncio.ensure_future(producer.stop())
+        await asyncio.wait([stopping], timeout=2)
+
+    asyncio.run(run())
+
+
+def consume_aiokafka(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    async def run() -> None:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=address,
+            client_id=client_id,
+            max_partition_fetch_bytes=262_144,
+            request_timeout_ms=120_000,
+        )
+        await consumer.start()
+        consumer.assign([TopicPartition(topic, 0)])
+        await consumer.seek_to_beginning()
+        while meter.add(0):
+            for records in (await consumer.getmany(timeout_ms=100)).values():
+                for record in records:
+                    meter.add(len(record.value))
+        await consumer.stop()
+
+    asyncio.run(run())
+
+
+CLIENTS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
+    "librdkafka": (produce_librdkafka, consume_librdkafka),
+    "kafka-python": (produce_kafka_python, consume_kafka_python),
+    "aiokafka": (produce_aiokafka, consume_aiokafka),
+}
+
+
+def fill(address: str, topic: str, size: int) -> None:
+    """Have records to consume."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": address, "batch.size": 200_000})
+    for number in range(size // len(_RECORD)):
+        producer.produce(topic, _RECORD)
+        if number % 1000 == 0:
+            producer.flush()
+    producer.flush()
+
+
+def measure(node: Node, names: list[str], rates: list[float], seconds: float) -> None:
+    address = f"127.0.0.1:{node.port}"
+    with ClusterClient(address) as cluster:
+        node.create_topics(["full"])
+        fill(address, "full", int(max(rates) * 1e6 * (seconds + 2 * _WINDOWS_S)))
+        for name in names:
+            for rate in rates:
+                for direction, key in enumerate(("producer_byte_rate", "consumer_byte_rate")):
+                    client_id = f"{name}-{rate:g}-{direction}"
+                    alter_quotas(cluster, {"client-id": client_id}, {key: rate * 1e6})
+                    topic = "full"
+                    if not direction:
+                        topic = client_id
+                        node.create_topics([topic])
+                    meter = Meter(seconds)
+                    CLIENTS[name][direction](address, topic, client_id, meter)
+                    print(
+                        f"{node.name:14} {name:13} {'produce' if not direction else 'consume'} "
+                        f"{rate:5.1f} MB/s: {meter.rate() / rate / 1e6:.3f}",
+                        flush=True,
+                    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--rates", default="1,5,20", help="MB/s")
+    parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--peer", action="store_true", help="measure Apache Kafka too")
+    arguments = parser.parse_args()
+    rates = [float(rate) for rate in arguments.rates.split(",")]
+    for system in systems("1G", alone=not arguments.peer) if arguments.peer else [KALDA]:
+        node = Node(system)
+        try:
+            node.start()
+            measure(node, arguments.clients.split(","), rates, arguments.seconds)
+        finally:
+            node.close()
+
+
+if __name__ == "__main__":
+    main()

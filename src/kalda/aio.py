@@ -1,0 +1,13 @@
+"""The asyncio clients: `from kalda.aio import Producer`. Each is imported at its first use."""
+
+_PUBLIC = {"Consumer": "kalda.client.aio_consumer", "Producer": "kalda.client.aio_producer"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kalda.aio' has no attribute {name!r}")
+    from importlib import import_module
+
+    found: object = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = found
+    return found

@@ -1,0 +1,108 @@
+"""Config keys that all clients of a cluster have, and how a client's configuration is gathered.
+
+A configuration is a mapping by Kafka's keys, snake_case keywords (`linger_ms`), or both. An unknown key is an error
+that names the nearest known one; a key given twice with different values is an error that names both values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kalda.base.configs.definition import (
+    BOOLEAN,
+    CLASS,
+    INT,
+    LIST,
+    LONG,
+    PASSWORD,
+    STRING,
+    AtLeast,
+    Definition,
+    InvalidConfig,
+    Items,
+    Key,
+    OneOf,
+    OneOfAnyCase,
+    Value,
+    to_text,
+)
+
+KEYS = (
+    Key("bootstrap.servers", LIST, (), Items()),
+    Key(
+        "client.dns.lookup",
+        STRING,
+        "use_all_dns_ips",
+        OneOf("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
+    ),
+    Key("client.id", STRING, ""),
+    Key("client.rack", STRING, ""),
+    Key("connections.max.idle.ms", LONG, 540_000),
+    Key("enable.metrics.push", BOOLEAN, True),
+    Key("interceptor.classes", LIST, (), Items()),
+    Key("metadata.max.age.ms", LONG, 300_000, AtLeast(0)),
+    Key("metadata.recovery.rebootstrap.trigger.ms", LONG, 300_000, AtLeast(0)),
+    Key("metadata.recovery.strategy", STRING, "rebootstrap", OneOfAnyCase("REBOOTSTRAP", "NONE")),
+    Key("metric.reporters", LIST, (), Items()),
+    Key("metrics.num.samples", INT, 2, AtLeast(1)),
+    Key("metrics.recording.level", STRING, "INFO", OneOf("INFO", "DEBUG", "TRACE")),
+    Key("metrics.sample.window.ms", LONG, 30_000, AtLeast(0)),
+    Key("receive.buffer.bytes", INT, 32_768, AtLeast(-1)),
+    Key("reconnect.backoff.max.ms", LONG, 1_000, AtLeast(0)),
+    Key("reconnect.backoff.ms", LONG, 50, AtLeast(0)),
+    Key("request.timeout.ms", INT, 30_000, AtLeast(0)),
+    Key("retry.backoff.max.ms", LONG, 1_000, AtLeast(0)),
+    Key("retry.backoff.ms", LONG, 100, AtLeast(0)),
+    Key("security.protocol", STRING, "PLAINTEXT", OneOfAnyCase("SASL_SSL", "PLAINTEXT", "SSL", "SASL_PLAINTEXT")),
+    Key("send.buffer.bytes", INT, 131_072, AtLeast(-1)),
+    Key("socket.connection.setup.timeout.max.ms", LONG, 30_000, AtLeast(0)),
+    Key("socket.connection.setup.timeout.ms", LONG, 10_000, AtLeast(0)),
+    Key("ssl.endpoint.identification.algorithm", STRING, "https"),
+    Key("ssl.key.password", PASSWORD, None),
+    Key("ssl.keystore.location", STRING, None),
+    Key("ssl.truststore.location", STRING, None),
+)
+"""The keys that clients have in common. `ssl.*.location` are PEM files."""
+
+
+def gather(
+    table: Definition, given: Mapping[str, object] | None, keywords: Mapping[str, object]
+) -> tuple[dict[str, Value], dict[str, object]]:
+    """Every key's value, and the values as they were given, by Kafka's key. Values that are neither text, number,
+    boolean nor list (a serializer, a partitioner) are in the second only. Raises `InvalidConfig`."""
+    raw: dict[str, object] = {}
+    for name, value in (given or {}).items():
+        if name not in table:
+            raise _unknown(table, name, name)
+        raw[name] = value
+    for keyword, value in keywords.items():
+        name = keyword.replace("_", ".")
+        if name not in table:
+            raise _unknown(table, keyword, name)
+        if name in raw and raw[name] != value:
+            raise InvalidConfig(
+                f"{name} is given twice: {raw[name]!r} in the mapping, {value!r} as the keyword {keyword}; give one"
+            )
+        raw[name] = value
+    texts = {name: text for name, value in raw.items() if (text := _as_text(table[name], value)) is not None}
+    return table.parse(texts), raw
+
+
+def _as_text(key: Key, value: object) -> str | None:
+    """The value as in a properties file; None where it is absent, or is an object that stands for a class."""
+    if value is None:
+        return None
+    if isinstance(value, bool | int | float | str):
+        return to_text(value)
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    if key.type is CLASS or key.name == "interceptor.classes":
+        return None
+    raise InvalidConfig(f"Invalid value {value!r} for configuration {key.name}: a {key.type.name.lower()} is expected")
+
+
+def _unknown(table: Definition, given: str, name: str) -> InvalidConfig:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, table.names(), 1, 0.0)
+    return InvalidConfig(f"there is no configuration {given}; the nearest is {near[0]}")

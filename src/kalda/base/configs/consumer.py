@@ -1,0 +1,224 @@
+"""The consumer's config keys, and its configuration as values, checked across keys as Kafka checks them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from kalda.base.configs import client
+from kalda.base.configs.definition import (
+    BOOLEAN,
+    CLASS,
+    INT,
+    LIST,
+    STRING,
+    AtLeast,
+    Definition,
+    InvalidConfig,
+    Items,
+    Key,
+    NonEmpty,
+    OneOfAnyCase,
+    Value,
+)
+
+ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
+KEYS = (
+    Key("allow.auto.create.topics", BOOLEAN, True),
+    Key("auto.commit.interval.ms", INT, 5_000, AtLeast(0)),
+    Key("auto.offset.reset", STRING, "latest"),
+    Key("check.crcs", BOOLEAN, True),
+    Key("default.api.timeout.ms", INT, 60_000, AtLeast(0)),
+    Key("enable.auto.commit", BOOLEAN, True),
+    Key("exclude.internal.topics", BOOLEAN, True),
+    Key("fetch.max.bytes", INT, 50 * 1024 * 1024, AtLeast(0)),
+    Key("fetch.max.wait.ms", INT, 500, AtLeast(0)),
+    Key("fetch.min.bytes", INT, 1, AtLeast(0)),
+    Key("group.id", STRING, None, NonEmpty()),
+    Key("group.instance.id", STRING, None, NonEmpty()),
+    Key("group.protocol", STRING, "classic", OneOfAnyCase("CLASSIC", "CONSUMER")),
+    Key("group.remote.assignor", STRING, None),
+    Key("heartbeat.interval.ms", INT, 3_000),
+    Key("isolation.level", STRING, "read_uncommitted", OneOfAnyCase("READ_COMMITTED", "READ_UNCOMMITTED")),
+    Key("key.deserializer", CLASS, "bytes"),
+    Key("max.partition.fetch.bytes", INT, 1024 * 1024, AtLeast(0)),
+    Key("max.poll.interval.ms", INT, 300_000, AtLeast(1)),
+    Key("max.poll.records", INT, 500, AtLeast(1)),
+    Key("partition.assignment.strategy", LIST, ("range", "cooperative-sticky"), Items()),
+    Key("session.timeout.ms", INT, 45_000),
+    Key("value.deserializer", CLASS, "bytes"),
+)
+_RECEIVE_BUFFER = Key("receive.buffer.bytes", INT, -1, AtLeast(-1))
+"""The system tunes the buffer; Kafka's default of 64 KiB would end that, and with it most of the prefetch."""
+CONSUMER = Definition(sorted((*(k for k in client.KEYS if k.name != _RECEIVE_BUFFER.name), _RECEIVE_BUFFER, *KEYS)))
+_ONLY_CLASSIC = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
+_DURATION = re.compile(
+    r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?",
+    re.IGNORECASE,
+)
+
+
+class ConsumerConfig(NamedTuple):
+    """A consumer's configuration; sizes in bytes, times in ms. Fields have the names of Kafka's keys."""
+
+    bootstrap_servers: tuple[str, ...]
+    client_id: str
+    client_rack: str
+    allow_auto_create_topics: bool
+    auto_commit_interval_ms: int
+    auto_offset_reset: str
+    """`earliest`, `latest`, `none` or `by_duration`."""
+    reset_duration_ms: int | None
+    check_crcs: bool
+    connections_max_idle_ms: int
+    default_api_timeout_ms: int
+    enable_auto_commit: bool
+    exclude_internal_topics: bool
+    fetch_max_bytes: int
+    fetch_max_wait_ms: int
+    fetch_min_bytes: int
+    group_id: str | None
+    group_instance_id: str | None
+    is_consumer_protocol: bool
+    """`group.protocol=consumer` (KIP-848)."""
+    group_remote_assignor: str | None
+    heartbeat_interval_ms: int
+    read_committed: bool
+    max_partition_fetch_bytes: int
+    max_poll_interval_ms: int
+    max_poll_records: int
+    assignors: tuple[object, ...]
+    """Names, or objects that assign."""
+    session_timeout_ms: int
+    metadata_max_age_ms: int
+    rebootstrap_trigger_ms: int
+    may_rebootstrap: bool
+    reconnect_backoff_ms: int
+    reconnect_backoff_max_ms: int
+    request_timeout_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    connection_setup_timeout_ms: int
+    connection_setup_timeout_max_ms: int
+    send_buffer_bytes: int
+    receive_buffer_bytes: int
+    values: Mapping[str, Value]
+    """All keys."""
+    given: Mapping[str, object]
+    """The keys that were given, with the values as they were given: objects for deserializers and the like."""
+
+
+def consumer_config(given: Mapping[str, object] | None, keywords: Mapping[str, object]) -> ConsumerConfig:
+    """The configuration of a mapping and keywords. Raises `InvalidConfig`."""
+    strategy = (given or {}).get("partition.assignment.strategy", keywords.get("partition_assignment_strategy"))
+    values, raw = client.gather(CONSUMER, given, keywords)
+    at = cast(Mapping[str, Any], values)
+    if not at["bootstrap.servers"]:
+        raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
+    protocol = at["security.protocol"].upper()
+    if protocol.startswith("SASL"):
+        raise InvalidConfig(f"security.protocol={protocol} is not supported; PLAINTEXT and SSL are")
+    is_consumer = at["group.protocol"].upper() == "CONSUMER"
+    reset, duration_ms = _reset(at["auto.offset.reset"])
+    _check_group(at, raw, is_consumer)
+    return ConsumerConfig(
+        bootstrap_servers=at["bootstrap.servers"],
+        client_id=at["client.id"],
+        client_rack=at["client.rack"],
+        allow_auto_create_topics=at["allow.auto.create.topics"],
+        auto_commit_interval_ms=at["auto.commit.interval.ms"],
+        auto_offset_reset=reset,
+        reset_duration_ms=duration_ms,
+        check_crcs=at["check.crcs"],
+        connections_max_idle_ms=at["connections.max.idle.ms"],
+        default_api_timeout_ms=at["default.api.timeout.ms"],
+        enable_auto_commit=at["enable.auto.commit"] and at["group.id"] is not None,
+        exclude_internal_topics=at["exclude.internal.topics"],
+        fetch_max_bytes=at["fetch.max.bytes"],
+        fetch_max_wait_ms=at["fetch.max.wait.ms"],
+        fetch_min_bytes=at["fetch.min.bytes"],
+        group_id=at["group.id"],
+        group_instance_id=at["group.instance.id"],
+        is_consumer_protocol=is_consumer,
+        group_remote_assignor=at["group.remote.assignor"],
+        heartbeat_interval_ms=at["heartbeat.interval.ms"],
+        read_committed=at["isolation.level"].upper() == "READ_COMMITTED",
+        max_partition_fetch_bytes=at["max.partition.fetch.bytes"],
+        max_poll_interval_ms=at["max.poll.interval.ms"],
+        max_poll_records=at["max.poll.records"],
+        assignors=_assignors(at["partition.assignment.strategy"] if strategy is None else strategy),
+        session_timeout_ms=at["session.timeout.ms"],
+        metadata_max_age_ms=at["metadata.max.age.ms"],
+        rebootstrap_trigger_ms=at["metadata.recovery.rebootstrap.trigger.ms"],
+        may_rebootstrap=at["metadata.recovery.strategy"].lower() == "rebootstrap",
+        reconnect_backoff_ms=at["reconnect.backoff.ms"],
+        reconnect_backoff_max_ms=at["reconnect.backoff.max.ms"],
+        request_timeout_ms=at["request.timeout.ms"],
+        retry_backoff_ms=at["retry.backoff.ms"],
+        retry_backoff_max_ms=at["retry.backoff.max.ms"],
+        connection_setup_timeout_ms=at["socket.connection.setup.timeout.ms"],
+        connection_setup_timeout_max_ms=at["socket.connection.setup.timeout.max.ms"],
+        send_buffer_bytes=at["send.buffer.bytes"],
+        receive_buffer_bytes=at["receive.buffer.bytes"],
+        values=values,
+        given=raw,
+    )
+
+
+def _check_group(at: Mapping[str, Any], raw: Mapping[str, object], is_consumer: bool) -> None:
+    if at["group.id"] is None:
+        if raw.get("enable.auto.commit") is not None and at["enable.auto.commit"]:
+            raise InvalidConfig("enable.auto.commit cannot be set to true when default group id (null) is used.")
+        if at["group.instance.id"] is not None:
+            raise InvalidConfig("group.instance.id needs a group.id")
+    if is_consumer:
+        for key in _ONLY_CLASSIC:
+            if raw.get(key) is not None:
+                raise InvalidConfig(f"{key} cannot be set when group.protocol=CONSUMER: the broker's group decides it")
+    elif at["group.remote.assignor"] is not None:
+        raise InvalidConfig("group.remote.assignor cannot be set when group.protocol=CLASSIC")
+    if not is_consumer and at["heartbeat.interval.ms"] >= at["session.timeout.ms"]:
+        raise InvalidConfig(
+            f"heartbeat.interval.ms must be lower than session.timeout.ms: they are {at['heartbeat.interval.ms']} and "
+            f"{at['session.timeout.ms']}"
+        )
+
+
+def _reset(text: str) -> tuple[str, int | None]:
+    policy, _, duration = text.partition(":")
+    policy = policy.strip().lower()
+    if policy == "by_duration":
+        matched = _DURATION.fullmatch(duration.strip())
+        if matched is None or not any(matched.groupdict().values()):
+            raise InvalidConfig(
+                f"Invalid value {text} for configuration auto.offset.reset: by_duration:PnDTnHnMn.nS is expected"
+            )
+        parts = {name: float(value or 0) for name, value in matched.groupdict().items()}
+        seconds = ((parts["days"] * 24 + parts["hours"]) * 60 + parts["minutes"]) * 60 + parts["seconds"]
+        return policy, int(seconds * 1000)
+    if policy not in ("earliest", "latest", "none") or duration:
+        raise InvalidConfig(
+            f"Invalid value {text} for configuration auto.offset.reset: earliest, latest, none or "
+            f"by_duration:<ISO 8601 duration> is expected"
+        )
+    return policy, None
+
+
+def _assignors(strategy: object) -> tuple[object, ...]:
+    items: tuple[object, ...]
+    if isinstance(strategy, str):
+        items = tuple(item.strip() for item in strategy.split(",") if item.strip())
+    elif isinstance(strategy, list | tuple):
+        items = tuple(strategy)
+    else:
+        items = (strategy,)
+    for item in items:
+        if isinstance(item, str) and item not in ASSIGNORS:
+            raise InvalidConfig(
+                f"Invalid value {item} for configuration partition.assignment.strategy: {', '.join(ASSIGNORS)} or an "
+                f"object that assigns is expected"
+            )
+    if not items:
+        raise InvalidConfig("partition.assignment.strategy is empty: at least one assignor is expected")
+    return items

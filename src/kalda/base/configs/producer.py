@@ -1,0 +1,190 @@
+"""The producer's config keys, and its configuration as values, checked across keys as Kafka checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from kalda.base.configs import client
+from kalda.base.configs.definition import (
+    BOOLEAN,
+    CLASS,
+    INT,
+    INT_MAX,
+    LONG,
+    STRING,
+    AtLeast,
+    Between,
+    Definition,
+    GzipLevel,
+    InvalidConfig,
+    Key,
+    NonEmpty,
+    OneOf,
+    Value,
+)
+
+KEYS = (
+    Key("acks", STRING, "all", OneOf("all", "-1", "0", "1")),
+    Key("batch.size", INT, 16_384, AtLeast(0)),
+    Key("buffer.memory", LONG, 32 * 1024 * 1024, AtLeast(0)),
+    Key("compression.gzip.level", INT, -1, GzipLevel()),
+    Key("compression.lz4.level", INT, 9, Between(1, 17)),
+    Key("compression.type", STRING, "none", OneOf("none", "gzip", "snappy", "lz4", "zstd")),
+    Key("compression.zstd.level", INT, 3, Between(-131_072, 22)),
+    Key("delivery.timeout.ms", INT, 120_000, AtLeast(0)),
+    Key("enable.idempotence", BOOLEAN, True),
+    Key("key.serializer", CLASS, "bytes"),
+    Key("linger.ms", LONG, 5, AtLeast(0)),
+    Key("max.block.ms", LONG, 60_000, AtLeast(0)),
+    Key("max.in.flight.requests.per.connection", INT, 5, AtLeast(1)),
+    Key("max.request.size", INT, 1_048_576, AtLeast(0)),
+    Key("metadata.max.idle.ms", LONG, 300_000, AtLeast(5_000)),
+    Key("partitioner.adaptive.partitioning.enable", BOOLEAN, True),
+    Key("partitioner.availability.timeout.ms", LONG, 0, AtLeast(0)),
+    Key("partitioner.class", CLASS, None),
+    Key("partitioner.ignore.keys", BOOLEAN, False),
+    Key("partitioner.rack.aware", BOOLEAN, False),
+    Key("retries", INT, INT_MAX, Between(0, INT_MAX)),
+    Key("transaction.timeout.ms", INT, 60_000),
+    Key("transactional.id", STRING, None, NonEmpty()),
+    Key("value.serializer", CLASS, "bytes"),
+)
+PRODUCER = Definition(sorted((*client.KEYS, *KEYS)))
+MAX_IN_FLIGHT_IDEMPOTENT = 5
+
+
+class ProducerConfig(NamedTuple):
+    """A producer's configuration; sizes in bytes, times in ms. Fields have the names of Kafka's keys."""
+
+    bootstrap_servers: tuple[str, ...]
+    client_id: str
+    client_rack: str
+    acks: int
+    """-1 (all), 0 or 1."""
+    batch_size: int
+    """At least 1."""
+    buffer_memory: int
+    compression_type: str
+    compression_level: int | None
+    connections_max_idle_ms: int
+    delivery_timeout_ms: int
+    enable_idempotence: bool
+    linger_ms: int
+    max_block_ms: int
+    max_in_flight: int
+    max_request_size: int
+    metadata_max_age_ms: int
+    metadata_max_idle_ms: int
+    rebootstrap_trigger_ms: int
+    may_rebootstrap: bool
+    adaptive_partitioning: bool
+    availability_timeout_ms: int
+    ignore_keys: bool
+    rack_aware: bool
+    reconnect_backoff_ms: int
+    reconnect_backoff_max_ms: int
+    request_timeout_ms: int
+    retries: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    connection_setup_timeout_ms: int
+    connection_setup_timeout_max_ms: int
+    send_buffer_bytes: int
+    receive_buffer_bytes: int
+    transactional_id: str | None
+    transaction_timeout_ms: int
+    values: Mapping[str, Value]
+    """All keys."""
+    given: Mapping[str, object]
+    """The keys that were given, with the values as they were given: objects for serializers and the like."""
+
+
+def producer_config(given: Mapping[str, object] | None, keywords: Mapping[str, object]) -> ProducerConfig:
+    """The configuration of a mapping and keywords. Raises `InvalidConfig`."""
+    values, raw = client.gather(PRODUCER, given, keywords)
+    at = cast(Mapping[str, Any], values)
+    if not at["bootstrap.servers"]:
+        raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
+    protocol = at["security.protocol"].upper()
+    if protocol.startswith("SASL"):
+        raise InvalidConfig(f"security.protocol={protocol} is not supported; PLAINTEXT and SSL are")
+    acks = -1 if at["acks"] == "all" else int(at["acks"])
+    codec = at["compression.type"]
+    return ProducerConfig(
+        bootstrap_servers=at["bootstrap.servers"],
+        client_id=at["client.id"],
+        client_rack=at["client.rack"],
+        acks=acks,
+        batch_size=max(1, at["batch.size"]),
+        buffer_memory=at["buffer.memory"],
+        compression_type=codec,
+        compression_level=at.get(f"compression.{codec}.level"),
+        connections_max_idle_ms=at["connections.max.idle.ms"],
+        delivery_timeout_ms=_delivery_timeout(at, raw),
+        enable_idempotence=_idempotence(at, raw, acks),
+        linger_ms=at["linger.ms"],
+        max_block_ms=at["max.block.ms"],
+        max_in_flight=at["max.in.flight.requests.per.connection"],
+        max_request_size=at["max.request.size"],
+        metadata_max_age_ms=at["metadata.max.age.ms"],
+        metadata_max_idle_ms=at["metadata.max.idle.ms"],
+        rebootstrap_trigger_ms=at["metadata.recovery.rebootstrap.trigger.ms"],
+        may_rebootstrap=at["metadata.recovery.strategy"].lower() == "rebootstrap",
+        adaptive_partitioning=at["partitioner.adaptive.partitioning.enable"] and at["partitioner.class"] is None,
+        availability_timeout_ms=at["partitioner.availability.timeout.ms"],
+        ignore_keys=at["partitioner.ignore.keys"],
+        rack_aware=at["partitioner.rack.aware"],
+        reconnect_backoff_ms=at["reconnect.backoff.ms"],
+        reconnect_backoff_max_ms=at["reconnect.backoff.max.ms"],
+        request_timeout_ms=at["request.timeout.ms"],
+        retries=at["retries"],
+        retry_backoff_ms=at["retry.backoff.ms"],
+        retry_backoff_max_ms=at["retry.backoff.max.ms"],
+        connection_setup_timeout_ms=at["socket.connection.setup.timeout.ms"],
+        connection_setup_timeout_max_ms=at["socket.connection.setup.timeout.max.ms"],
+        send_buffer_bytes=at["send.buffer.bytes"],
+        receive_buffer_bytes=at["receive.buffer.bytes"],
+        transactional_id=at["transactional.id"],
+        transaction_timeout_ms=at["transaction.timeout.ms"],
+        values=values,
+        given=raw,
+    )
+
+
+def _delivery_timeout(at: Mapping[str, Any], raw: Mapping[str, object]) -> int:
+    """At least `linger.ms` + `request.timeout.ms`; the default grows with them, another value is refused."""
+    timeout_ms: int = at["delivery.timeout.ms"]
+    shortest_ms: int = min(at["linger.ms"] + at["request.timeout.ms"], INT_MAX)
+    if timeout_ms < shortest_ms:
+        if "delivery.timeout.ms" in raw:
+            raise InvalidConfig(
+                "delivery.timeout.ms should be equal to or larger than linger.ms + request.timeout.ms: it is "
+                f"{timeout_ms}, they are {at['linger.ms']} + {at['request.timeout.ms']}"
+            )
+        return shortest_ms
+    return timeout_ms
+
+
+def _idempotence(at: Mapping[str, Any], raw: Mapping[str, object], acks: int) -> bool:
+    """Whether the producer is idempotent. By default it is, unless `acks` or `retries` were given and exclude it; asked
+    for, or with a transactional id, what excludes it is refused (KIP-679)."""
+    asked = raw.get("enable.idempotence") is not None
+    wanted: bool = at["enable.idempotence"]
+    transactional = at["transactional.id"] is not None
+    if transactional and not wanted:
+        raise InvalidConfig("Cannot set a transactional.id without also enabling idempotence.")
+    if not wanted:
+        return False
+    in_flight = at["max.in.flight.requests.per.connection"]
+    if in_flight > MAX_IN_FLIGHT_IDEMPOTENT:
+        raise InvalidConfig(
+            "Must set max.in.flight.requests.per.connection to at most 5 to use the idempotent producer: it is "
+            f"{in_flight}"
+        )
+    for excluded, key, remedy in ((at["retries"] == 0, "retries", "non-zero"), (acks != -1, "acks", "all")):
+        if excluded and (asked or transactional):
+            raise InvalidConfig(f"Must set {key} to {remedy} in order to use the idempotent producer: it is {at[key]}")
+        if excluded:
+            return False
+    return True

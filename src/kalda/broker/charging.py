@@ -1,0 +1,204 @@
+"""The charge stage of the request pipeline: an answer that is known is charged to the quotas of its client.
+
+A route has this stage only while a quota is in use that counts its requests; without quotas a request costs nothing.
+The throttle decides for how long the client pauses. The answer still leaves at once, with that time where its version
+has the field, and the connection is muted at the same moment (KIP-219). A row with `throttled` is charged by the size
+of its encoded answer; where the client has to pause, it gets the answer of `throttled` instead, which has no records.
+
+While the time of requests is a quota, a `Stopwatch` runs while a request holds the event loop: from its decoding to its
+answer, without the time for which it waits. Encoding follows the decision, so its time counts for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from struct import pack_into, unpack_from
+from typing import Any, TypeVar, cast
+
+from kalda.broker.context import Encoded, RequestContext, Stopwatch
+from kalda.broker.rows import QuotaClass, Row, Throttle
+from kalda.network.connection import AtTurn, Buffer
+from kalda.protocol.apis import API, response_class
+from kalda.protocol.notation import Request, Response
+from kalda.protocol.schema import is_flexible, wire_struct
+
+T = TypeVar("T")
+_FIELD_BYTES = 4
+_HEADER = 4
+"""The length of a response's header: its correlation id."""
+_TAGGED_HEADER = _HEADER + 1
+"""With an empty tagged section, in flexible versions."""
+_THROTTLE_TIME = "throttle_time_ms"
+
+
+class Charge:
+    """The charge stage of one version of one API."""
+
+    __slots__ = ("_encode", "_has_throttle_time", "_throttle", "_throttle_time_at", "is_timed", "row")
+
+    def __init__(
+        self, throttle: Throttle, row: Row, version: int, encode: Callable[[int, Response], list[Buffer]]
+    ) -> None:
+        self._throttle = throttle
+        self._encode = encode
+        self.row = row
+        self.is_timed = throttle.measures_time
+        """Whether a stopwatch runs for the requests of this route."""
+        response = response_class(row.key)
+        layout = wire_struct(response, version, is_flexible(response, version))
+        self._has_throttle_time = any(each.name == _THROTTLE_TIME for each in layout.fields + layout.tagged)
+        self._throttle_time_at = -1
+        """Where an encoded answer has its throttle time; -1 where it is not the first field."""
+        if layout.fields and layout.fields[0].name == _THROTTLE_TIME:
+            self._throttle_time_at = _TAGGED_HEADER if API[row.key].response_header_version(version) else _HEADER
+
+    # -- before the answer is known
+
+    def timed_decode(
+        self, decode: Callable[..., tuple[Any, int]], handling: Callable[[], RequestContext | None]
+    ) -> Callable[..., tuple[Any, int]]:
+        """`decode`, which starts the stopwatch of the request that `handling()` returns."""
+        now_ns = self._throttle.now_ns
+
+        def decode_timed(*args: Any) -> tuple[Any, int]:
+            context = handling()
+            assert context is not None, "a request is being decoded"
+            context.stopwatch = Stopwatch(now_ns)
+            return decode(*args)
+
+        return decode_timed
+
+    def handler(self, handler: Callable[[RequestContext, Any], Any]) -> Callable[[RequestContext, Any], Any]:
+        """`handler` with what the throttle does before it."""
+        throttle, quota = self._throttle, self.row.quota
+        if quota is QuotaClass.CONTROLLER_MUTATION:
+
+            def handle(context: RequestContext, request: Request) -> Any:
+                context.charge = throttle.mutations_of(context)
+                return handler(context, request)
+
+            return handle
+        if quota is QuotaClass.FETCH:
+
+            def fetch(context: RequestContext, request: Request) -> Any:
+                throttle.limit_fetch(context, request)
+                return handler(context, request)
+
+            return fetch
+        return handler
+
+    def pause_time(self, context: RequestContext) -> None:
+        """The request waits from now on."""
+        if self.is_timed:
+            context.stopwatch.stop()
+
+    def resume_time(self, context: RequestContext) -> None:
+        """The request is being handled again."""
+        if self.is_timed:
+            context.stopwatch.start()
+
+    def timed_steps(self, context: RequestContext, steps: Generator[None, None, T]) -> Generator[None, None, T]:
+        """`steps`, with the stopwatch stopped between them."""
+        if not self.is_timed:
+            return (yield from steps)
+        watch = context.stopwatch
+        try:
+            while True:
+                watch.start()
+                try:
+                    next(steps)
+                except StopIteration as finished:
+                    return cast(T, finished.value)
+                finally:
+                    watch.stop()
+                yield
+        finally:
+            steps.close()
+
+    # -- the answer
+
+    def answer(
+        self, context: RequestContext, request: Request, reply: Response | Encoded | None
+    ) -> list[Buffer] | AtTurn | None:
+        """Charge an answer, and encode it."""
+        if reply is None:
+            self._decide(context, request, None, 0, 0)
+            return None
+        if isinstance(reply, Encoded):
+            return self._encoded(context, request, reply)
+        correlation_id = context.header.correlation_id
+        if self.row.throttled is None:
+            reply = self.charge(context, request, reply)
+            return self._timed_encode(context, correlation_id, reply)
+        buffers = self._encode(correlation_id, reply)
+        pause_ms = self._decide(context, request, reply, sum(map(len, buffers)), 0)
+        if pause_ms:
+            reply = self.row.throttled(request, reply)
+            self._set_throttle_time(reply, pause_ms)
+            buffers = self._encode(correlation_id, reply)
+        return buffers
+
+    def charge(self, context: RequestContext, request: Request, reply: Response) -> Response:
+        """Charge an answer that is encoded afterwards."""
+        pause_ms = self._decide(context, request, reply, 0, 0)
+        if pause_ms:
+            self._set_throttle_time(reply, pause_ms)
+        return reply
+
+    def charge_part(self, context: RequestContext, request: Request, reply: Response | Encoded | None) -> None:
+        """Charge the answer to a request that was handled in parts."""
+        if isinstance(reply, Response):
+            self.charge(context, request, reply)
+        else:
+            self._decide(context, request, reply, 0, 0)
+
+    def _encoded(self, context: RequestContext, request: Request, reply: Encoded) -> list[Buffer] | AtTurn:
+        if isinstance(reply.buffers, AtTurn):
+            at_turn = reply.buffers
+            self.pause_time(context)
+
+            def make() -> list[Buffer]:
+                self.resume_time(context)
+                return self._with_pause(context, request, reply, at_turn.make())
+
+            return AtTurn(make)
+        return self._with_pause(context, request, reply, reply.buffers)
+
+    def _with_pause(
+        self, context: RequestContext, request: Request, reply: Encoded, buffers: list[Buffer]
+    ) -> list[Buffer]:
+        """A forwarded request may have been throttled by the controller; the longer pause of the two counts."""
+        at = self._throttle_time_at
+        first = buffers[0] if buffers else b""
+        in_reach = 0 <= at <= len(first) - _FIELD_BYTES
+        known_ms = unpack_from(">i", first, at)[0] if in_reach else 0
+        pause_ms = self._decide(context, request, reply, 0, known_ms)
+        if not in_reach or pause_ms == known_ms:
+            return buffers
+        changed = bytearray(first)  # the buffer may be shared by many answers
+        pack_into(">i", changed, at, pause_ms)
+        return [changed, *buffers[1:]]
+
+    def _timed_encode(self, context: RequestContext, correlation_id: int, reply: Response) -> list[Buffer]:
+        if not self.is_timed:
+            return self._encode(correlation_id, reply)
+        began_ns = self._throttle.now_ns()
+        buffers = self._encode(correlation_id, reply)
+        self._throttle.charge_encoding(context, self.row.quota, self._throttle.now_ns() - began_ns)
+        return buffers
+
+    def _decide(
+        self, context: RequestContext, request: Request, reply: Response | Encoded | None, size: int, known_ms: int
+    ) -> int:
+        """Charge the client, and mute its connection. Returns the pause; `known_ms` is one that it has already."""
+        busy_ns = context.stopwatch.read() if self.is_timed else 0
+        pause_ms = self._throttle.charge(context, self.row.quota, request, reply, size, busy_ns)
+        pause_ms = max(pause_ms, known_ms)
+        if pause_ms > 0 and context.forwarded_by is None:
+            # The broker that forwarded a request mutes the client's connection.
+            context.connection.mute(pause_ms)
+        return pause_ms
+
+    def _set_throttle_time(self, reply: Response, pause_ms: int) -> None:
+        if self._has_throttle_time:
+            cast(Any, reply).throttle_time_ms = pause_ms

@@ -1,0 +1,225 @@
+"""The throttle of one request pipeline: which quotas a request counts against, by how much, and what the pause is.
+
+A Produce counts by the size of its frame, a Fetch by that of its response, every request by the time for which it holds
+the event loop; the longest pause counts. As in Kafka:
+
+- a Produce with acks=0 is charged by its size only, and its connection is muted without an answer;
+- a consumer's Fetch may return at most what its quota allows in all windows but one: a larger response would be
+  throttled for sure, again and again. A Fetch that is throttled is answered without records, so its size is taken back;
+- a follower's Fetch and requests between nodes are exempt: their time is measured, but counts for no quota;
+- a request out of an envelope is charged for the partitions that it changes, by the controller. Its time counts at the
+  broker that holds the connection.
+
+Each client whose request is throttled is logged once a second at most.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from kalda.base.sensors import Measurable, SensorName, Tags
+from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.rows import QuotaClass
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
+from kalda.protocol.messages.produce import ProduceRequest
+from kalda.protocol.notation import Request, Response
+from kalda.quota.client_quotas import NANOS_TO_PERCENT, ClientQuotas, ClientSensors
+from kalda.quota.decisions import Decision
+from kalda.quota.explaining import in_words
+from kalda.quota.managers import QuotaManagers
+from kalda.quota.mutations import MutationCharge, MutationSensors
+
+log = logging.getLogger("kalda.quotas")
+
+STRICT_SINCE: Final = {ApiKey.CREATE_TOPICS: 6, ApiKey.DELETE_TOPICS: 5, ApiKey.CREATE_PARTITIONS: 3}
+"""From these versions on clients expect THROTTLING_QUOTA_EXCEEDED."""
+_RESPONSE_OVERHEAD = {False: 0, True: 1}
+"""A response is counted with four bytes before its body; in flexible versions its header has five."""
+_FIRST_FLEXIBLE_FETCH = 12
+_LOG_INTERVAL_MS = 1_000
+_MAX_LOGGED_NAME = 100
+EXEMPT_NAME: Final = SensorName("kafka.server:type=Request", "exempt-request-time")
+
+
+class ClientThrottle:
+    """Charges the requests of one kind of listener."""
+
+    def __init__(self, managers: QuotaManagers, now_ms: Callable[[], int], now_ns: Callable[[], int]) -> None:
+        self.managers = managers
+        self.now_ns = now_ns
+        """The clock by which the time of requests is measured."""
+        self._now_ms = now_ms
+        for quotas in managers.by_type.values():
+            quotas.on_throttled = self._log
+
+    @property
+    def measures_time(self) -> bool:
+        """Whether the time of requests is a quota of any client."""
+        return self.managers.request.is_enabled
+
+    def applies_to(self, quota: QuotaClass) -> bool:
+        """Whether requests of this class are charged now."""
+        managers = self.managers
+        own: dict[QuotaClass, ClientQuotas] = {
+            QuotaClass.PRODUCE: managers.produce,
+            QuotaClass.FETCH: managers.fetch,
+            QuotaClass.CONTROLLER_MUTATION: managers.mutations,
+        }
+        return managers.request.is_enabled or (quota in own and own[quota].is_enabled)
+
+    def limit_fetch(self, context: RequestContext, request: Request) -> None:
+        """Reduce the bytes of a Fetch to what its client may get without a pause."""
+        fetch = self.managers.fetch
+        if not fetch.is_enabled or not isinstance(request, FetchRequest) or _is_follower(request):
+            return
+        most = fetch.max_value(context.principal, context.client_id, self._now_ms())
+        if most < request.max_bytes:
+            request.max_bytes = int(most)
+        request.min_bytes = min(request.min_bytes, request.max_bytes)
+
+    def charge(
+        self,
+        context: RequestContext,
+        quota: QuotaClass,
+        request: Request,
+        response: Response | Encoded | None,
+        size_bytes: int,
+        busy_ns: int,
+    ) -> int:
+        """Account for a request whose answer is known, and return the pause of its client."""
+        managers, now_ms = self.managers, self._now_ms()
+        if context.forwarded_by is not None:
+            return self._mutation_pause(context, now_ms)
+        if _is_exempt(quota, request):
+            if managers.request.is_enabled:
+                managers.request.exempt.record(busy_ns * NANOS_TO_PERCENT, now_ms)
+            return 0
+        principal, client_id = context.principal, context.client_id
+        pause_ms = 0
+        by: ClientQuotas = managers.request
+        if managers.request.is_enabled:
+            time = busy_ns * NANOS_TO_PERCENT
+            if isinstance(request, ProduceRequest) and request.acks == 0:
+                managers.request.exempt.record(time, now_ms)
+            else:
+                pause_ms = managers.request.record(principal, client_id, time, now_ms)
+        if quota is QuotaClass.PRODUCE and managers.produce.is_enabled:
+            own_ms = managers.produce.record(principal, client_id, len(context.frame), now_ms)
+            if own_ms > pause_ms:
+                pause_ms, by = own_ms, managers.produce
+        elif quota is QuotaClass.FETCH and managers.fetch.is_enabled:
+            size = _fetched_size(context, response, size_bytes)
+            own_ms = managers.fetch.record(principal, client_id, size, now_ms)
+            if own_ms > pause_ms:
+                by = managers.fetch
+            pause_ms = max(pause_ms, own_ms)
+            if pause_ms and size_bytes:
+                managers.fetch.record_unthrottled(principal, client_id, -size, now_ms)
+        elif quota is QuotaClass.CONTROLLER_MUTATION:
+            own_ms = self._mutation_pause(context, now_ms)
+            if own_ms > pause_ms:
+                pause_ms, by = own_ms, managers.mutations
+        if pause_ms:
+            by.note_throttle(principal, client_id, pause_ms, now_ms)
+        return pause_ms
+
+    def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
+        """Account for the time in which an answer was encoded, after `charge`."""
+        if context.forwarded_by is not None:
+            return
+        managers, now_ms, time = self.managers, self._now_ms(), busy_ns * NANOS_TO_PERCENT
+        if quota is QuotaClass.EXEMPT:
+            managers.request.exempt.record(time, now_ms)
+        elif managers.request.is_enabled:
+            managers.request.record_unthrottled(context.principal, context.client_id, time, now_ms)
+
+    def mutations_of(self, context: RequestContext) -> Callable[[Caller, int], None]:
+        """What accounts for partitions that a request creates or deletes."""
+        return _Mutations(self.managers, context, self._now_ms)
+
+    def _mutation_pause(self, context: RequestContext, now_ms: int) -> int:
+        charge = context.charge
+        return charge.pause_ms(now_ms) if isinstance(charge, _Mutations) else 0
+
+    def _log(self, quotas: ClientQuotas, sensors: ClientSensors, decision: Decision) -> None:
+        if decision.now_ms - sensors.logged_ms < _LOG_INTERVAL_MS:
+            return
+        sensors.logged_ms = decision.now_ms
+        tags = ", ".join(f"{name} {value[:_MAX_LOGGED_NAME]!r}" for name, value in sensors.tags if value)
+        log.info("%s of %s: %s", quotas.kind.value, tags, in_words(decision))
+
+    # -- metrics
+
+    def measured(self) -> list[tuple[SensorName, Measurable]]:
+        """All sensors of clients under Kafka's names, a source for `Sensors.add_source`."""
+        found: list[tuple[SensorName, Measurable]] = []
+        for kind, quotas in self.managers.by_type.items():
+            group = f"kafka.server:type={kind.group}"
+            for sensors in quotas.each_sensors():
+                tags = _metric_tags(sensors)
+                if isinstance(sensors, MutationSensors):
+                    found.append((SensorName(group, quotas.metric_name, tags), sensors.bucket))
+                    found.append((SensorName(group, "mutation-rate", tags), sensors.metric))
+                else:
+                    found.append((SensorName(group, quotas.metric_name, tags), sensors.metric))
+                if sensors.throttle_time is not None:
+                    found.append((SensorName(group, "throttle-time", tags), sensors.throttle_time))
+        found.append((EXEMPT_NAME, self.managers.request.exempt))
+        return found
+
+
+class _Mutations:
+    """Charges the partitions of one request; a client without a quota costs nothing."""
+
+    __slots__ = ("_charge", "_now_ms")
+
+    def __init__(self, managers: QuotaManagers, context: RequestContext, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._charge: MutationCharge | None = None
+        if managers.mutations.is_enabled:
+            strict = context.api_version >= STRICT_SINCE.get(ApiKey(context.header.api_key), 0)
+            self._charge = managers.mutations.charge_of(context.principal, context.client_id, now_ms(), strict=strict)
+
+    def __call__(self, caller: Caller, count: int) -> None:
+        if self._charge is not None:
+            self._charge.record(count, self._now_ms())
+
+    def pause_ms(self, now_ms: int) -> int:
+        """For how long the client has to pause."""
+        return 0 if self._charge is None else self._charge.throttle_ms(now_ms)
+
+
+def _is_follower(request: FetchRequest) -> bool:
+    return request.replica_id >= 0 or request.replica_state.replica_id >= 0
+
+
+def _is_exempt(quota: QuotaClass, request: Request) -> bool:
+    return quota is QuotaClass.EXEMPT or (isinstance(request, FetchRequest) and _is_follower(request))
+
+
+def _fetched_size(context: RequestContext, response: Response | Encoded | None, size_bytes: int) -> int:
+    """The size of a Fetch's response as Kafka counts it. Of one that is encoded in steps, its records alone."""
+    if size_bytes:
+        return size_bytes - _RESPONSE_OVERHEAD[context.api_version >= _FIRST_FLEXIBLE_FETCH]
+    if not isinstance(response, FetchResponse):
+        return 0
+    return sum(_length(each.records) for topic in response.responses for each in topic.partitions)
+
+
+def _length(records: Any) -> int:
+    if isinstance(records, list):
+        return sum(map(len, records))
+    return len(records) if records else 0
+
+
+def _metric_tags(sensors: ClientSensors) -> Tags:
+    """With the user's name as Kafka's metrics have it."""
+    from urllib.parse import quote
+
+    return tuple(
+        (name, quote(value, safe="").replace("~", "%7E") if name == "user" else value) for name, value in sensors.tags
+    )

@@ -1,0 +1,427 @@
+"""The asyncio producer: its core runs on the loop of its user, without a thread.
+
+`await send(...)` waits for room and for the topic's metadata, for no more than `max.block.ms` in all, and returns an
+`asyncio.Future` of the record's metadata. Used by the tasks of one loop. Callbacks are called by the loop, in the order
+of the records of a partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from kalda import __version__
+from kalda.base.configs.producer import producer_config
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.channel import tls_context
+from kalda.client.channels import monotonic_ms
+from kalda.client.config_files import read_config
+from kalda.client.core.accumulator import TopicState
+from kalda.client.core.connections import Action, Connections
+from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
+from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata
+from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
+from kalda.client.core.producing import ProducerCore
+from kalda.client.core.transaction_manager import State
+from kalda.client.core.transactions import TransactionDriver
+from kalda.client.io_loop import IoLoop
+from kalda.client.metadata import Partition
+from kalda.records.appending import Ticket, TopicAppender
+
+Delivery = asyncio.Future[RecordMetadata]
+_numbers = itertools.count(1)
+
+
+class _Driven:
+    """What the loop runs: the core, and what tasks wait for."""
+
+    def __init__(self, core: ProducerCore, outgoing: Outgoing) -> None:
+        self.core = core
+        self.outgoing = outgoing
+        self.waiting: set[asyncio.Future[None]] = set()
+        """Tasks that wait for metadata."""
+        self.is_closing = False
+        self.is_forced = False
+        self.failure: ApiError | None = None
+        self._seen_version = -1
+
+    def at(self, now_ms: int) -> Connections:
+        return self.core.at(now_ms)
+
+    def run(self, now_ms: int) -> None:
+        if not self.is_forced:
+            self.core.run(now_ms)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        return self.core.deadline_ms(now_ms)
+
+    def take_actions(self) -> list[Action]:
+        return self.core.take_actions()
+
+    def finish(self) -> None:
+        for batch in self.core.take_finished():
+            _deliver(batch, self.outgoing)
+        if self.core.transactions or self.core.metadata.version != self._seen_version or self.core.refused is not None:
+            self._seen_version = self.core.metadata.version
+            self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        for waiting in self.waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def is_over(self) -> bool:
+        return self.is_forced or (self.is_closing and self.core.sender.is_idle)
+
+    def on_end(self, error: ApiError | None) -> None:
+        self.is_closing = True
+        self.failure = error
+        self.core.accumulator.close()
+        why = "the producer was closed before the record was acknowledged" if error is None else error.message
+        self.core.sender.abort(why)
+        self.core.connections.close(monotonic_ms())
+        self._wake_waiting()
+
+
+class Producer:
+    """Sends records to topics.
+
+    >>> async with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
+    ...     delivery = await producer.send("orders", value=b"42", key=b"k")
+    ...     metadata = await delivery
+    """
+
+    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
+        `InvalidConfig`. The loop is that of the first `send`, or of `async with`."""
+        self._config = producer_config(read_config(config), keywords)
+        self._outgoing = Outgoing(self._config)
+        self._core = ProducerCore(
+            self._config,
+            client_id=self._config.client_id or f"producer-aio-{next(_numbers)}",
+            software_version=__version__,
+            random=random.random,
+            ticket_type=Ticket,
+            lock=nullcontext(),
+            now_ms=monotonic_ms(),
+        )
+        self._driven = _Driven(self._core, self._outgoing)
+        self._tls = tls_context(dict(self._config.values))
+        self._io: IoLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._appenders: dict[str, TopicAppender] = {}
+        """The topics to which `send` appends without a detour; empty where every record needs one."""
+
+    def _start(self) -> IoLoop:
+        loop = asyncio.get_running_loop()
+        if self._io is None:
+            self._loop = loop
+            settings = self._config
+            self._io = IoLoop(loop, self._driven, self._tls, settings.send_buffer_bytes, settings.receive_buffer_bytes)
+        if loop is not self._loop:
+            raise RuntimeError("the producer belongs to another event loop")
+        return self._io
+
+    # -- sending
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery:
+        """Send a record; waits for room, and returns the future of its `RecordMetadata`. Arguments as those of the
+        blocking producer."""
+        appender = self._appenders.get(topic)
+        if appender is not None and not headers and on_delivery is None:
+            assert self._loop is not None, "there is an appender: the loop is known"
+            delivery: Delivery = self._loop.create_future()
+            if appender.append(value, key, partition, timestamp_ms, delivery, time.time()) is not None:
+                return delivery
+        return await self._send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers), on_delivery)
+
+    async def _send(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> Delivery:
+        self._check_open()
+        io = self._start()
+        delivery: Delivery = asyncio.get_running_loop().create_future()
+        if on_delivery is not None:
+            delivery.add_done_callback(lambda done: _report(done, on_delivery))
+        record = self._outgoing.intercept(record)
+        try:
+            await self._append(io, record, delivery)
+        except ApiError as error:
+            self._outgoing.acknowledge(None, error)
+            _fail(delivery, error)
+        return delivery
+
+    async def _append(self, io: IoLoop, record: ProducerRecord, delivery: Delivery) -> None:
+        deadline_s = time.monotonic() + self._config.max_block_ms / 1000
+        partitions = await self._wait_for_topic(record.topic, record.partition, deadline_s)
+        prepared = self._outgoing.prepare(record)
+        partition = self._outgoing.partition(record, prepared, len(partitions))
+        accumulator = self._core.accumulator
+        topic = accumulator.topic(record.topic)
+        if self._outgoing.is_plain:
+            self._appenders[record.topic] = topic.appender
+        timestamp_ms = int(time.time() * 1000) if record.timestamp_ms is None else record.timestamp_ms
+        ticket = Ticket()
+        ticket.callback = delivery
+        buffer: bytearray | None = None
+        while True:
+            self._check_open()
+            now_ms = monotonic_ms()
+            key, value, tail, _ = prepared
+            appended, buffer = accumulator.append(
+                topic, partition, timestamp_ms, key, value, tail, ticket, now_ms, buffer
+            )
+            if appended:
+                break
+            buffer = await self._wait_for_memory(io, topic, prepared, deadline_s)
+        if buffer is not None:
+            self._core.pool.give_back(buffer)
+        batch: ProducerBatch = ticket.batch
+        if ticket.index == 0:
+            queue = topic.queues[batch.topic_partition.partition]
+            if len(queue.batches) > 1 or batch.is_full or self._config.linger_ms == 0:
+                io.wake()
+            else:
+                io.wake_by(now_ms + self._config.linger_ms)
+            await asyncio.sleep(0)  # a task that only sends must not keep the loop from sending
+
+    # -- waiting
+
+    async def _wait_for_topic(self, topic: str, partition: int | None, deadline_s: float) -> tuple[Partition, ...]:
+        metadata, io = self._core.metadata, self._start()
+        metadata.want(topic, monotonic_ms())
+        if partition is not None and partition < 0:
+            raise ValueError(f"partition {partition}: a partition is not negative")
+        while True:
+            partitions = metadata.partitions_of(topic)
+            if partitions and (partition is None or partition < len(partitions)):
+                return partitions
+            self._check_open()
+            refusal = self._core.refused or metadata.refusal_of(topic)
+            if refusal is not None:
+                raise refusal
+            if partitions or topic in metadata.topics:
+                metadata.request_update()
+            io.wake()
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._driven.waiting.add(waiting)
+            try:
+                async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                    await waiting
+            except TimeoutError:
+                raise MetadataTimeout(
+                    f"topic {topic}{'' if partition is None else f' partition {partition}'} is not in the metadata "
+                    f"after {self._config.max_block_ms} ms: it may not exist, or no broker was reachable"
+                ) from None
+            finally:
+                self._driven.waiting.discard(waiting)
+
+    async def _wait_for_memory(self, io: IoLoop, topic: TopicState, prepared: Prepared, deadline_s: float) -> bytearray:
+        core = self._core
+        size = core.accumulator.buffer_size(topic, prepared.size_bytes)
+        given = asyncio.Event()
+        waiter = core.pool.wait(size, given.set)
+        io.wake()
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                await given.wait()
+            buffer, waiter.buffer = waiter.buffer, None
+            assert buffer is not None, "the pool sets the buffer before it wakes its waiter"
+            return buffer
+        except TimeoutError:
+            core.metrics.exhausted.value += 1
+            raise BufferExhausted(
+                f"{size} bytes were not free in buffer.memory={core.pool.total_bytes} within max.block.ms="
+                f"{self._config.max_block_ms}"
+            ) from None
+        finally:
+            core.pool.cancel(waiter)
+
+    def _check_open(self) -> None:
+        driven = self._driven
+        if driven.failure is not None:
+            raise ProducerClosed(f"the producer cannot be used any more: {driven.failure.message}")
+        if driven.is_closing:
+            raise ProducerClosed("the producer is closed")
+
+    # -- transactions
+
+    async def init_transactions(self, timeout: float | None = None) -> None:
+        """As the blocking producer's."""
+        transactions = self._transactions()
+        transactions.initialize()
+        await self._wait_for_transaction(transactions, timeout, "initialized")
+
+    async def begin_transaction(self) -> None:
+        """As the blocking producer's."""
+        self._transactions().begin()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[Any, Any], group_metadata: object, timeout: float | None = None
+    ) -> None:
+        """As the blocking producer's."""
+        transactions = self._transactions()
+        transactions.send_offsets(offsets, group_metadata)
+        await self._wait_for_transaction(transactions, timeout, "given the offsets")
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """As the blocking producer's."""
+        transactions = self._transactions()
+        transactions.begin_commit()
+        await self._wait_for_transaction(transactions, timeout, "committed")
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """As the blocking producer's."""
+        transactions = self._transactions()
+        transactions.begin_abort()
+        await self._wait_for_transaction(transactions, timeout, "aborted")
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """A transaction that is committed at the end of the block, and aborted where that raises."""
+        transactions = self._transactions()
+        if transactions.manager.state is State.UNINITIALIZED:
+            await self.init_transactions()
+        await self.begin_transaction()
+        try:
+            yield
+            await self.commit_transaction()
+        except BaseException:
+            if transactions.fatal_error is None and not self._driven.is_closing:
+                await self.abort_transaction()
+            raise
+
+    def _transactions(self) -> TransactionDriver:
+        self._check_open()
+        if self._core.transactions is None:
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
+        return self._core.transactions
+
+    async def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
+        io = self._start()
+        io.wake()
+        try:
+            async with asyncio.timeout(self._config.max_block_ms / 1000 if timeout is None else timeout):
+                while not transactions.is_idle():
+                    self._check_open()
+                    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._driven.waiting.add(waiting)
+                    try:
+                        await waiting
+                    finally:
+                        self._driven.waiting.discard(waiting)
+        except TimeoutError:
+            raise TimeoutError(f"the transaction was not {what} in time") from None
+        transactions.check()
+
+    # -- the end
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send all that `send` was called with before, and wait until it is acknowledged, or has failed. Raises
+        `TimeoutError` after `timeout` seconds."""
+        io = self._start()
+        accumulator = self._core.accumulator
+        waiting = list(accumulator.incomplete)
+        accumulator.flushes += 1
+        io.wake()
+        try:
+            async with asyncio.timeout(timeout):
+                while waiting:
+                    batch = waiting.pop()
+                    if not batch.is_done:
+                        if batch.waiter is None:
+                            batch.waiter = asyncio.Event()
+                        await batch.waiter.wait()
+                    if batch.final_state is FinalState.SPLIT:
+                        waiting += [part for _, part in batch.parts]
+        finally:
+            accumulator.flushes -= 1
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Send what is left, and end. After `timeout` seconds, records that are not acknowledged fail. May be called
+        again."""
+        self._driven.is_closing = True
+        self._appenders.clear()
+        self._core.accumulator.close()
+        if self._io is None:
+            return
+        self._io.wake()
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self._io.ended)
+        except TimeoutError:
+            pass
+        finally:
+            if not self._io.ended.done():
+                self._driven.is_forced = True
+                self._io.wake()
+        if not self._io.ended.done():
+            await self._io.ended
+
+    async def partitions_for(self, topic: str) -> tuple[Partition, ...]:
+        """The topic's partitions. Raises `ApiError`, and `MetadataTimeout` after `max.block.ms`."""
+        self._check_open()
+        return await self._wait_for_topic(topic, None, time.monotonic() + self._config.max_block_ms / 1000)
+
+    def metrics(self) -> dict[str, float]:
+        """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
+        return self._core.metrics.snapshot(monotonic_ms())
+
+    async def __aenter__(self) -> Producer:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
+    """A batch has its final state: set the futures of its records, in their order."""
+    tickets, batch.tickets = batch.tickets, None
+    if batch.final_state is not FinalState.SPLIT:
+        error = batch.error
+        for ticket in tickets or ():
+            delivery, ticket.callback = ticket.callback, None
+            metadata = None if error is not None else batch.record_metadata(ticket.index, ticket.timestamp)
+            if outgoing.interceptors:
+                outgoing.acknowledge(metadata, error)
+            if delivery.done():
+                continue  # cancelled by its task; the record is where it is
+            if error is not None:
+                _fail(delivery, error)
+            else:
+                delivery.set_result(metadata)
+    batch.is_done = True
+    if batch.waiter is not None:
+        batch.waiter.set()
+
+
+def _fail(delivery: Delivery, error: Exception) -> None:
+    delivery.set_exception(error)
+    delivery.exception()  # a future that nobody awaits is no fault of the program: do not log it
+
+
+def _report(done: Delivery, on_delivery: OnDelivery) -> None:
+    if done.cancelled():
+        return
+    error = done.exception()
+    if isinstance(error, Exception):
+        on_delivery(None, error)
+    else:
+        on_delivery(done.result(), None)

@@ -1,0 +1,189 @@
+"""The open sockets of one client, and how its core's actions are carried out on them.
+
+Shared by the I/O thread of blocking clients and the loop of asyncio clients. Which sockets are readable or writable is
+found out by the owner (`Watch`), and host names are resolved by it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from typing import Protocol
+
+from kalda.base.errors import ApiError
+from kalda.client.channel import Channel, SocketAddress
+from kalda.client.core.connections import Action, Close, Connect, Connections, Write
+
+
+class Driven(Protocol):
+    """A core with what its shell adds to it: what is run."""
+
+    def at(self, now_ms: int) -> Connections:
+        """The connections, for an event at this time."""
+        ...
+
+    def run(self, now_ms: int) -> None:
+        """Do what can be done now."""
+        ...
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        """When `run` is due."""
+        ...
+
+    def take_actions(self) -> list[Action]:
+        """What to do on connections."""
+        ...
+
+    def finish(self) -> None:
+        """Call what is done."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether this client ends now."""
+        ...
+
+    def on_end(self, error: ApiError | None) -> None:
+        """This client ends; `error`: by a fault of the program."""
+        ...
+
+
+class Watch(Protocol):
+    """Finds out which sockets are ready."""
+
+    def watch(self, connection_id: int, peer: socket.socket, wants_write: bool) -> None:
+        """Call `on_event` when the socket is readable, or, where wanted, writable. Also changes what is wanted."""
+        ...
+
+    def unwatch(self, peer: socket.socket) -> None:
+        """No longer."""
+        ...
+
+    def resolve(self, action: Connect) -> None:
+        """Find the addresses of the host, then call `open` or `on_unresolved`."""
+        ...
+
+
+def monotonic_ms() -> int:
+    """The clock of clients."""
+    return int(time.monotonic() * 1000)
+
+
+class Channels:
+    """The sockets of one client, by connection id."""
+
+    def __init__(
+        self, driven: Driven, watch: Watch, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
+    ) -> None:
+        self._driven = driven
+        self._watch = watch
+        self._tls = tls
+        self._socket_bytes = send_bytes, receive_bytes
+        self._channels: dict[int, Channel] = {}
+        self._unflushed: dict[int, Channel] = {}
+        """Connections with bytes that were queued in this turn."""
+        self._next_address: dict[tuple[str, int], int] = {}
+        """Which of a host's addresses the next attempt takes (KIP-302)."""
+
+    def carry_out(self) -> None:
+        """Carry out all of the core's actions, and those that follow from them."""
+        while actions := self._driven.take_actions():
+            for action in actions:
+                if isinstance(action, Write):
+                    channel = self._channels.get(action.connection_id)
+                    if channel is not None:
+                        channel.write(action.buffers)
+                        self._unflushed[action.connection_id] = channel
+                elif isinstance(action, Connect):
+                    self._watch.resolve(action)
+                else:
+                    assert isinstance(action, Close)
+                    self._drop(action.connection_id)
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what the actions have queued, one system call for each connection where that is enough."""
+        while self._unflushed:
+            connection_id, channel = self._unflushed.popitem()
+            if self._channels.get(connection_id) is not channel:
+                continue
+            try:
+                channel.flush()
+            except OSError as error:
+                self._lose(connection_id, error)
+                continue
+            if channel.has_unwritten:
+                self._watch.watch(connection_id, channel.socket, True)
+            else:
+                self._driven.at(monotonic_ms()).on_written(connection_id)
+
+    # -- connecting
+
+    def open(self, action: Connect, addresses: list[SocketAddress]) -> None:
+        """The host's addresses were found: connect to the next of them."""
+        host, port = action.address
+        index = self._next_address.get((host, port), 0)
+        self._next_address[host, port] = index + 1
+        try:
+            channel = Channel(addresses[index % len(addresses)], host, self._tls, *self._socket_bytes)
+        except (OSError, UnicodeError, ValueError) as error:
+            self.on_unresolved(action, str(error))
+            return
+        self._channels[action.connection_id] = channel
+        self._watch.watch(action.connection_id, channel.socket, True)
+
+    def on_unresolved(self, action: Connect, why: str) -> None:
+        """The host has no address, or none that can be tried."""
+        now_ms = monotonic_ms()
+        self._driven.at(now_ms).on_connect_failed(action.connection_id, why, now_ms)
+
+    # -- events
+
+    def on_event(self, connection_id: int, readable: bool, writable: bool) -> None:
+        """A socket is ready."""
+        channel = self._channels.get(connection_id)
+        if channel is None:
+            return
+        was_open, was_unwritten, before = channel.is_open, channel.wants_write, channel.socket
+        frames: list[memoryview] = []
+        try:
+            if writable:
+                channel.on_writable()
+            if readable:
+                frames = channel.receive()
+        except OSError as error:
+            self._lose(connection_id, error)
+            return
+        if channel.socket is not before:  # TLS has taken it over, with the same descriptor
+            self._watch.unwatch(before)
+            self._watch.watch(connection_id, channel.socket, channel.wants_write)
+        elif channel.wants_write != was_unwritten:
+            self._watch.watch(connection_id, channel.socket, channel.wants_write)
+        now_ms = monotonic_ms()
+        connections = self._driven.at(now_ms)
+        if channel.is_open and not was_open:
+            connections.on_connected(connection_id, now_ms)
+        for frame in frames:
+            connections.on_frame(connection_id, frame, now_ms)
+        if writable and channel.is_open and not channel.has_unwritten:
+            connections.on_written(connection_id)
+
+    def _lose(self, connection_id: int, error: OSError) -> None:
+        now_ms = monotonic_ms()
+        connections = self._driven.at(now_ms)
+        if self._channels[connection_id].is_open:
+            connections.on_lost(connection_id, str(error), now_ms)
+        else:
+            connections.on_connect_failed(connection_id, str(error), now_ms)
+        self._drop(connection_id)
+
+    def _drop(self, connection_id: int) -> None:
+        channel = self._channels.pop(connection_id, None)
+        if channel is not None:
+            self._watch.unwatch(channel.socket)
+            channel.close()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for connection_id in list(self._channels):
+            self._drop(connection_id)

@@ -1,0 +1,16 @@
+"""A client's configuration from a properties file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from kalda.base.properties import parse_properties
+
+
+def read_config(config: Mapping[str, object] | str | os.PathLike[str] | None) -> Mapping[str, object] | None:
+    """A mapping as it is; the content of a properties file where a path is given. Raises `OSError`."""
+    if isinstance(config, str | os.PathLike):
+        with open(config, encoding="utf-8") as file:
+            return dict(parse_properties(file.read()))
+    return config

@@ -1,0 +1,332 @@
+"""The calls of a consumer that do not wait: the same in the blocking and the asyncio consumer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+from kalda.base.configs.consumer import ConsumerConfig
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.core.commits import GroupMetadata
+from kalda.client.core.consumer import ConsumerCore, SubscriptionPattern
+from kalda.client.core.membership import Call, Callback
+from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch
+from kalda.records.consuming import Record, RecordIterator
+
+Partition = TopicPartition | tuple[str, int]
+Offset = OffsetAndEpoch | int
+
+
+@runtime_checkable
+class RebalanceListener(Protocol):
+    """Called by `poll` when partitions are given and taken. `revoked` before they are taken away, `lost` where another
+    member may own them already."""
+
+    def assigned(self, partitions: list[TopicPartition]) -> Any: ...
+    def revoked(self, partitions: list[TopicPartition]) -> Any: ...
+    def lost(self, partitions: list[TopicPartition]) -> Any: ...
+
+
+class ListenerCalls:
+    """A listener of single functions; those that are not given do nothing, `lost` calls `revoked` then."""
+
+    def __init__(
+        self,
+        on_assigned: Callable[[list[TopicPartition]], Any] | None,
+        on_revoked: Callable[[list[TopicPartition]], Any] | None,
+        on_lost: Callable[[list[TopicPartition]], Any] | None,
+    ) -> None:
+        self.assigned = on_assigned or _nothing
+        self.revoked = on_revoked or _nothing
+        self.lost = on_lost or self.revoked
+
+
+class ConsumerInterceptor(Protocol):
+    """Sees what is consumed and committed, and may replace the records."""
+
+    def on_consume(self, records: list[Record]) -> list[Record]: ...
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndEpoch]) -> None: ...
+
+
+class ConsumerClosed(RuntimeError):
+    """The consumer is closed, or belongs to the parent process."""
+
+    def __init__(self, why: str = "the consumer is closed") -> None:
+        super().__init__(why)
+
+
+class ConsumerCalls:
+    """What both consumers can do without waiting."""
+
+    _core: ConsumerCore
+    _config: ConsumerConfig
+    _iterator: RecordIterator
+    """The records of `for` that were taken from the buffers and not returned yet are in it."""
+    _listener: RebalanceListener | None
+    _lock: AbstractContextManager[Any]
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _now_ms(self) -> int:
+        raise NotImplementedError
+
+    def _changed(self) -> None:
+        """The loop has something to do."""
+        raise NotImplementedError
+
+    # -- what is read
+
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | re.Pattern[str] | SubscriptionPattern,
+        listener: RebalanceListener | None = None,
+        *,
+        on_assigned: Callable[[list[TopicPartition]], Any] | None = None,
+        on_revoked: Callable[[list[TopicPartition]], Any] | None = None,
+        on_lost: Callable[[list[TopicPartition]], Any] | None = None,
+    ) -> None:
+        """Read topics, as a member of the group: names, or a compiled pattern that the whole name matches. It replaces
+        the subscription that there is. Partitions are assigned during `poll`, which calls the listener."""
+        self._check_open()
+        with self._lock:
+            core = self._begin()
+            if isinstance(topics, re.Pattern | SubscriptionPattern):
+                core.subscribe_pattern(topics)
+            else:
+                core.subscribe([topics] if isinstance(topics, str) else topics)
+            if listener is None and (on_assigned or on_revoked or on_lost):
+                listener = ListenerCalls(on_assigned, on_revoked, on_lost)
+            self._listener = listener
+        self._changed()
+
+    def assign(self, partitions: Iterable[Partition]) -> None:
+        """Read these partitions, without a group's assignment. Those that were assigned keep their position."""
+        self._check_open()
+        with self._lock:
+            core = self._begin()
+            core.assign([_partition(each) for each in partitions])
+            self._keep_rest_of(core.subscription.partitions)
+        self._changed()
+
+    def subscription(self) -> frozenset[str]:
+        """The topics subscribed to; with a pattern, those that match."""
+        return self._core.subscription.topics if self._core.subscription.is_by_group else frozenset()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that are read."""
+        with self._lock:
+            return frozenset(self._core.subscription.partitions)
+
+    def pause(self, *partitions: Partition) -> None:
+        """Return no records of these partitions until `resume`; without arguments, of all. A rebalance that takes a
+        partition away ends its pause."""
+        self._check_open()
+        with self._lock:
+            for partition in self._named(partitions):
+                self._put_back(partition)
+                self._core.subscription.state(partition).is_paused = True
+
+    def resume(self, *partitions: Partition) -> None:
+        """Return records of these partitions again; without arguments, of all."""
+        self._check_open()
+        with self._lock:
+            for partition in self._named(partitions):
+                self._core.subscription.state(partition).is_paused = False
+        self._changed()
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """The partitions that are paused."""
+        with self._lock:
+            return frozenset(p for p, state in self._core.subscription.partitions.items() if state.is_paused)
+
+    # -- positions
+
+    def seek(self, partition: Partition, offset: Offset) -> None:
+        """Continue at this offset: the next record of the partition that is returned. Raises `ValueError` where the
+        partition is not assigned."""
+        self._check_open()
+        position = _position(offset)
+        if position.offset < 0:
+            raise ValueError(f"offset {position.offset} is negative")
+        with self._lock:
+            self._begin()
+            which = _partition(partition)
+            state = self._core.subscription.state(which)
+            self._drop_rest_of(which)
+            state.seek(position)
+        self._changed()
+
+    def seek_to_beginning(self, *partitions: Partition) -> None:
+        """Continue at the log's first offset; without arguments, of all assigned partitions."""
+        self._seek_to(partitions, EARLIEST)
+
+    def seek_to_end(self, *partitions: Partition) -> None:
+        """Continue after the last record that there is; without arguments, of all assigned partitions."""
+        self._seek_to(partitions, LATEST)
+
+    def _seek_to(self, partitions: tuple[Partition, ...], reset: Any) -> None:
+        self._check_open()
+        with self._lock:
+            self._begin()
+            for partition in self._named(partitions):
+                self._drop_rest_of(partition)
+                self._core.seek_to(partition, reset)
+        self._changed()
+
+    def positions(self) -> dict[TopicPartition, OffsetAndEpoch]:
+        """The next offset of every assigned partition that has one: what a commit commits by default. In a `for` loop,
+        the offset after the record that was returned last."""
+        with self._lock:
+            found = self._core.subscription.positions()
+            for record in reversed(self._iterator.rest):
+                partition = TopicPartition(record.topic, record.partition)
+                if partition in found:
+                    found[partition] = OffsetAndEpoch(record.offset, _epoch(record))
+            return found
+
+    def _positions_after_failure(self) -> dict[TopicPartition, OffsetAndEpoch]:
+        """As `positions`, but the record that the `for` loop was working on when it failed is not processed."""
+        found = self.positions()
+        last = self._iterator.last
+        if last is not None:
+            partition = TopicPartition(last.topic, last.partition)
+            if partition in found and found[partition].offset > last.offset:
+                found[partition] = OffsetAndEpoch(last.offset, _epoch(last))
+        return found
+
+    def current_lag(self, partition: Partition) -> int | None:
+        """Records between the position and the end that this consumer may read; None where it is not known yet."""
+        with self._lock:
+            state = self._core.subscription.state(_partition(partition))
+            end = state.last_stable_offset if self._config.read_committed else state.high_watermark
+            position = self.positions().get(state.partition)
+            return None if end < 0 or position is None else max(0, end - position.offset)
+
+    def group_metadata(self) -> GroupMetadata:
+        """What a transactional producer names of this consumer, for `send_offsets_to_transaction`."""
+        with self._lock:
+            return self._core.group_metadata()
+
+    def enforce_rebalance(self, reason: str = "requested by the application") -> None:
+        """Make the group rebalance, at the next poll."""
+        self._check_open()
+        with self._lock:
+            self._core.request_rejoin(reason)
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric's value, by Kafka's name."""
+        from kalda.client.core.consumer_metrics import consumer_metrics
+
+        with self._lock:
+            return consumer_metrics(self._core, self._now_ms())
+
+    # -- inside
+
+    def _begin(self) -> ConsumerCore:
+        self._core.requests.now_ms = self._now_ms()
+        return self._core
+
+    def _named(self, partitions: tuple[Partition, ...]) -> list[TopicPartition]:
+        if not partitions:
+            return list(self._core.subscription.partitions)
+        return [_partition(each) for each in partitions]
+
+    def _drop_rest_of(self, partition: TopicPartition) -> None:
+        rest = self._iterator.rest
+        if rest:
+            self._iterator.replace_rest([r for r in rest if (r.topic, r.partition) != partition])
+
+    def _keep_rest_of(self, partitions: Collection[TopicPartition]) -> None:
+        rest = self._iterator.rest
+        if rest:
+            kept = [r for r in rest if TopicPartition(r.topic, r.partition) in partitions]
+            self._iterator.replace_rest(kept)
+
+    def _put_back(self, partition: TopicPartition) -> None:
+        """Records of the partition that the `for` loop has not returned are fetched again."""
+        first = next((r for r in self._iterator.rest if (r.topic, r.partition) == partition), None)
+        if first is not None:
+            self._drop_rest_of(partition)
+            state = self._core.subscription.state(partition)
+            state.seek(OffsetAndEpoch(first.offset))
+
+    def _put_all_back(self) -> None:
+        for partition in {TopicPartition(r.topic, r.partition) for r in self._iterator.rest}:
+            self._put_back(partition)
+
+    def _intercepted(self, records: list[Record]) -> list[Record]:
+        for interceptor in self._interceptors():
+            records = interceptor.on_consume(records)
+        return records
+
+    def _interceptors(self) -> Sequence[Any]:
+        found = self._config.given.get("interceptor.classes")
+        return found if isinstance(found, list | tuple) else ()
+
+    def _listener_call(self, callback: Callback) -> Callable[[], Any] | None:
+        """What the listener is called for; None without a listener."""
+        listener = self._listener
+        if listener is None:
+            return None
+        function = {
+            Call.ASSIGNED: listener.assigned,
+            Call.REVOKED: listener.revoked,
+            Call.LOST: listener.lost,
+        }[callback.call]
+        return lambda: function(list(callback.partitions))
+
+
+def offsets_of(offsets: Mapping[Partition, Offset] | Record | None) -> dict[TopicPartition, OffsetAndEpoch] | None:
+    """What to commit: offsets by partition, or the offset after a record."""
+    if offsets is None:
+        return None
+    if isinstance(offsets, Record):
+        partition = TopicPartition(offsets.topic, offsets.partition)
+        return {partition: OffsetAndEpoch(offsets.offset + 1, _epoch(offsets))}
+    return {_partition(partition): _position(offset) for partition, offset in offsets.items()}
+
+
+def times_of(times: Mapping[Partition, int]) -> dict[TopicPartition, int]:
+    """Timestamps by partition."""
+    return {_partition(partition): timestamp_ms for partition, timestamp_ms in times.items()}
+
+
+def partitions_of(partitions: Iterable[Partition]) -> list[TopicPartition]:
+    """Partitions of pairs."""
+    return [_partition(each) for each in partitions]
+
+
+def unknown_topic(topic: str) -> ApiError:
+    """The topic of a call does not exist."""
+    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} does not exist; check the name")
+
+
+def _partition(pair: Partition) -> TopicPartition:
+    if isinstance(pair, TopicPartition):
+        return pair
+    topic, partition = pair
+    if not isinstance(topic, str) or not isinstance(partition, int) or partition < 0:
+        raise ValueError(f"{pair!r} is not a partition: a topic's name and a number from 0 on are expected")
+    return TopicPartition(topic, partition)
+
+
+def _position(offset: Offset) -> OffsetAndEpoch:
+    return OffsetAndEpoch(offset) if isinstance(offset, int) else offset
+
+
+def _nothing(_partitions: list[TopicPartition]) -> None:
+    return None
+
+
+def require_subscription(kind: Kind) -> None:
+    """Raises `RuntimeError` where nothing was subscribed to or assigned."""
+    if kind is Kind.NONE:
+        raise RuntimeError("the consumer reads nothing: subscribe to topics or assign partitions first")
+
+
+def _epoch(record: Record) -> int:
+    return -1 if record.leader_epoch is None else record.leader_epoch

@@ -1,0 +1,560 @@
+"""Batches that wait to be sent, in a queue for each partition.
+
+    append(...)              a record goes to the last batch of its partition, or to a new one
+    ready(...)               the nodes that lead partitions with batches to send
+    drain(...)               the next batches for one node, in turn over its partitions
+    reenqueue, split         a batch that was sent has to be sent again
+    expired(now)             batches that have waited for `delivery_timeout_ms`
+
+A batch may be sent when it is full, when it has waited for `linger_ms` (or, sent before, for its backoff), while
+somebody waits for memory, or while the producer flushes, closes, or ends a transaction.
+
+Most records do not come here: `TopicState.appender` puts them into open batches, without a lock. `append` is for the
+first record of a batch. It runs on the caller's thread and all else on the I/O thread; `lock` keeps them apart.
+
+Invariants: a queue's batches are in the order of their records, and only the last may be open; `_active` has the queues
+that are not empty; a batch is in `incomplete` from its first record until it is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from kalda.base.ids import TopicPartition
+from kalda.client.core.backoff import Backoff, Random
+from kalda.client.core.buffer_pool import BufferPool
+from kalda.client.core.idempotence import Numbering
+from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.producer_batch import ProducerBatch
+from kalda.client.core.producer_errors import ProducerClosed
+from kalda.client.core.sticky_partitioner import Candidates, Sticky, StickyPartitioner
+from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket, TopicAppender
+from kalda.records.compression import Compression
+
+_NO_RACK: tuple[int, ...] = ()
+_MAX_EXPANSION = 8
+"""Uncompressed records of a batch, in batch sizes: a batch whose records compress well takes more of them."""
+_ESTIMATION_FACTOR = 1.05
+_RATIO_STEP_UP, _RATIO_STEP_DOWN = 0.05, 0.005
+
+
+class AccumulatorConfig(NamedTuple):
+    """Sizes in bytes, times in ms."""
+
+    batch_size: int
+    linger_ms: int
+    delivery_timeout_ms: int
+    max_request_size: int
+    backoff: Backoff
+    compression: Compression
+    compression_level: int | None
+    random: Random
+    adaptive: bool = True
+    availability_timeout_ms: int = 0
+    ignore_keys: bool = False
+    rack: str = ""
+    """The client's rack, where the partitioner regards racks."""
+
+
+class PartitionQueue:
+    """One partition's batches."""
+
+    __slots__ = ("batches", "created", "is_muted", "topic", "topic_partition")
+
+    def __init__(self, topic: TopicState, topic_partition: TopicPartition) -> None:
+        self.topic = topic
+        self.topic_partition = topic_partition
+        self.batches: deque[ProducerBatch] = deque()
+        self.is_muted = False
+        """A batch is in flight, and none may be sent beside it."""
+        self.created = 0
+        """Batches so far: the `order` of the last one."""
+
+
+class TopicState:
+    """One topic's queues, and how its records find them."""
+
+    def __init__(self, name: str, appender: TopicAppender, partitioner: StickyPartitioner) -> None:
+        self.name = name
+        self.appender = appender
+        self.partitioner = partitioner
+        self.queues: dict[int, PartitionQueue] = {}
+        self.sticky: Sticky | None = None
+        """The sticky partition whose batch is `appender.sticky`."""
+        self.sticky_batch: ProducerBatch | None = None
+        self.counted_bytes = 0
+        """How much of `sticky_batch` has been reported to the partitioner."""
+        self.switches_at_stats = -1
+        """The partitioner's count of switches when it last had the queues' lengths."""
+        self.compression_ratio = 1.0
+        """Compressed bytes to uncompressed ones, estimated a little too high."""
+
+
+class Ready(NamedTuple):
+    """What `ready` has found."""
+
+    nodes: dict[int, None]
+    """Nodes to send to, in order."""
+    next_check_ms: int | None
+    """When a node that is not among them may be ready; None: nothing waits."""
+    topics_without_leader: set[str]
+
+
+class Accumulator:
+    """The batches of one producer that are not done."""
+
+    def __init__(
+        self,
+        config: AccumulatorConfig,
+        pool: BufferPool,
+        metadata: ClusterMetadata,
+        ticket_type: type[Ticket],
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.lock = lock
+        self.topics: dict[str, TopicState] = {}
+        self.incomplete: dict[ProducerBatch, None] = {}
+        """All batches that are not done, in the order of their creation."""
+        self.is_closed = False
+        self.flushes = 0
+        """Calls of `flush` that are waiting."""
+        self.numbering: Numbering | None = None
+        """Sequence numbers, where the producer is idempotent."""
+        self._metadata = metadata
+        self._ticket_type = ticket_type
+        self._active: dict[TopicPartition, PartitionQueue] = {}
+        self._candidates: dict[str, tuple[int, Candidates]] = {}
+        """With the version of the metadata from which they were computed."""
+        self._drain_after: dict[int, TopicPartition] = {}
+        """The partition of each node from which a batch was drained last: the next drain begins behind it."""
+        self._node_times: dict[int, tuple[int, int]] = {}
+        """When each node last had batches to send, and when it last took some."""
+
+    # -- topics
+
+    def topic(self, name: str) -> TopicState:
+        """The state of a topic whose partitions are in the metadata."""
+        state = self.topics.get(name)
+        if state is None:
+            with self.lock:
+                state = self.topics.get(name)
+                if state is None:
+                    config = self.config
+                    count = len(self._metadata.partitions_of(name))
+                    appender = TopicAppender(self._ticket_type, count, config.ignore_keys)
+                    partitioner = StickyPartitioner(config.batch_size, config.random, config.adaptive)
+                    state = self.topics[name] = TopicState(name, appender, partitioner)
+        return state
+
+    def on_metadata(self) -> None:
+        """The metadata has changed: topics may have more partitions."""
+        for name, state in list(self.topics.items()):
+            count = len(self._metadata.partitions_of(name))
+            if count and count != len(state.appender.open):
+                with self.lock:
+                    kept = state.appender.open[:count]
+                    state.appender.open = kept + [None] * (count - len(kept))
+
+    def candidates(self, topic: str) -> Candidates:
+        """What the partitioner may choose from; computed once for each state of the metadata."""
+        version, known = self._candidates.get(topic, (-1, None))
+        if known is None or version != self._metadata.version:
+            version = self._metadata.version
+            known = self._find_candidates(topic)
+            self._candidates[topic] = version, known
+        return known
+
+    def _find_candidates(self, topic: str) -> Candidates:
+        partitions = self._metadata.partitions_of(topic)
+        brokers = self._metadata.brokers
+        led = [each.partition for each in partitions if each.leader in brokers]
+        rack = self.config.rack
+        local = [each for each in led if brokers[partitions[each].leader].rack == rack] if rack else _NO_RACK
+        return Candidates(len(partitions), led, local)
+
+    # -- appending, on the caller's thread
+
+    def buffer_size(self, topic: TopicState, record_bytes: int) -> int:
+        """The memory of a new batch whose first record has at most that size."""
+        return max(self._limit(topic), HEADER_SIZE + record_bytes)
+
+    def _limit(self, topic: TopicState) -> int:
+        config = self.config
+        if config.compression is Compression.NONE:
+            return min(config.batch_size, max(config.max_request_size, HEADER_SIZE + 1))
+        expansion = max(1, min(_MAX_EXPANSION, int(1 / (topic.compression_ratio * _ESTIMATION_FACTOR))))
+        return min(config.batch_size * expansion, max(config.max_request_size, HEADER_SIZE + 1))
+
+    def append(
+        self,
+        topic: TopicState,
+        partition: int | None,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        tail: bytes,
+        ticket: Ticket,
+        now_ms: int,
+        buffer: bytearray | None,
+    ) -> tuple[bool, bytearray | None]:
+        """Append a record; `tail` are its headers as on the wire. Without a partition the sticky one is used.
+
+        Returns whether it was appended, and the buffer where it was not used. Not appended: a new batch needs a buffer,
+        which the pool has not at this moment.
+        """
+        size = RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
+        with self.lock:
+            if self.is_closed:
+                raise ProducerClosed("the producer is closed: no record can be sent")
+            sticky: Sticky | None = None
+            if partition is None:
+                sticky, queue = self._sticky_queue(topic)
+            else:
+                queue = self._queue(topic, partition)
+            if self.numbering is not None:
+                self.numbering.admit(queue.topic_partition)
+            last = queue.batches[-1] if queue.batches else None
+            ticket.timestamp = timestamp_ms
+            if last is None or not self._put(last, timestamp_ms, key, value, tail, ticket):
+                if last is not None:
+                    last.is_open = False
+                if buffer is None:
+                    buffer = self.pool.take(self.buffer_size(topic, size))
+                    if buffer is None:
+                        return False, None
+                last = self._new_batch(queue, buffer, now_ms)
+                put = self._put(last, timestamp_ms, key, value, tail, ticket)
+                assert put, "the first record of a batch fits"
+                buffer = None
+            if last.is_open and partition is None and sticky is not None:
+                self._set_sticky(topic, sticky, last)
+            return True, buffer
+
+    @staticmethod
+    def _put(
+        batch: ProducerBatch, timestamp_ms: int, key: bytes | None, value: bytes | None, tail: bytes, ticket: Ticket
+    ) -> bool:
+        ticket.batch = batch
+        return batch.put(timestamp_ms, key, value, tail, ticket)
+
+    def _queue(self, topic: TopicState, partition: int) -> PartitionQueue:
+        queue = topic.queues.get(partition)
+        if queue is None:
+            queue = topic.queues[partition] = PartitionQueue(topic, TopicPartition(topic.name, partition))
+        return queue
+
+    def _new_batch(self, queue: PartitionQueue, buffer: bytearray, now_ms: int) -> ProducerBatch:
+        topic = queue.topic
+        batch = ProducerBatch(queue.topic_partition, buffer, self._limit(topic), now_ms)
+        self._enqueue(queue, batch)
+        partition = queue.topic_partition.partition
+        if partition < len(topic.appender.open):
+            topic.appender.open[partition] = batch
+        return batch
+
+    def _enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        queue.created += 1
+        batch.order = (queue.created,)
+        queue.batches.append(batch)
+        self._active[queue.topic_partition] = queue
+        self.incomplete[batch] = None
+
+    def append_sealed(self, batches: Sequence[ProducerBatch], topic: TopicState, partition: int) -> None:
+        """Queue batches that are complete, behind those of the partition."""
+        with self.lock:
+            if self.is_closed:
+                raise ProducerClosed("the producer is closed: no record can be sent")
+            queue = self._queue(topic, partition)
+            if self.numbering is not None:
+                self.numbering.admit(queue.topic_partition)
+            if queue.batches:
+                queue.batches[-1].is_open = False
+            for batch in batches:
+                batch.is_open = False
+                self._enqueue(queue, batch)
+
+    # -- the sticky partition
+
+    def _sticky_queue(self, topic: TopicState) -> tuple[Sticky, PartitionQueue]:
+        """The sticky partition after a switch that may be due."""
+        candidates = self.candidates(topic.name)
+        self._count_sticky(topic, candidates)
+        while True:
+            sticky = topic.partitioner.peek(candidates)
+            queue = self._queue(topic, sticky.partition)
+            # A switch was held back while the queue had a part-filled batch.
+            if not queue.batches or queue.batches[-1].is_full:
+                topic.partitioner.update(sticky, 0, candidates, True)
+            if not topic.partitioner.is_changed(sticky):
+                return sticky, queue
+
+    def _count_sticky(self, topic: TopicState, candidates: Candidates) -> None:
+        """Report what has been appended to the sticky batch since the last time."""
+        batch, sticky = topic.sticky_batch, topic.sticky
+        if batch is not None and sticky is not None:
+            appended = batch.position - topic.counted_bytes
+            topic.counted_bytes = batch.position
+            topic.partitioner.update(sticky, appended, candidates, batch.is_full)
+
+    def _set_sticky(self, topic: TopicState, sticky: Sticky, batch: ProducerBatch) -> None:
+        if topic.sticky_batch is not batch or topic.sticky is not sticky:
+            topic.sticky, topic.sticky_batch = sticky, batch
+            topic.counted_bytes = HEADER_SIZE if batch.count == 1 else batch.position
+        if not topic.partitioner.is_changed(sticky):
+            batch.switch_at = topic.counted_bytes + topic.partitioner.bytes_until_switch(sticky)
+            topic.appender.sticky = batch
+
+    def update_load(self) -> None:
+        """Report the lengths of the queues to the partitioners that have switched since the last time."""
+        for name, topic in self.topics.items():
+            if not self.config.adaptive or topic.switches_at_stats == topic.partitioner.switches:
+                continue
+            topic.switches_at_stats = topic.partitioner.switches
+            with self.lock:
+                candidates = self.candidates(name)
+                sizes: list[tuple[int, int]] | None = None
+                if len(topic.queues) >= candidates.partitions:
+                    sizes = [
+                        (index, len(topic.queues[index].batches))
+                        for index in candidates.with_leader
+                        if index in topic.queues and self._is_available(name, index)
+                    ]
+                topic.partitioner.update_load(sizes, candidates.partitions, candidates.in_rack)
+
+    def _is_available(self, topic: str, partition: int) -> bool:
+        """Whether the partition's leader takes batches: KIP-794's availability timeout."""
+        timeout_ms = self.config.availability_timeout_ms
+        leader = self._metadata.leader_of(topic, partition)
+        if timeout_ms <= 0 or leader is None:
+            return True
+        ready_ms, drained_ms = self._node_times.get(leader.node_id, (0, 0))
+        return ready_ms - drained_ms <= timeout_ms
+
+    # -- sending, on the I/O thread
+
+    def on_node_checked(self, node_id: int, now_ms: int, can_send: bool) -> None:
+        """The node has batches to send; whether it takes them now."""
+        drained_ms = now_ms if can_send else self._node_times.get(node_id, (now_ms, now_ms))[1]
+        self._node_times[node_id] = now_ms, drained_ms
+
+    def ready(self, now_ms: int) -> Ready:
+        """The nodes that lead partitions with batches to send now."""
+        nodes: dict[int, None] = {}
+        next_check_ms: int | None = None
+        without_leader: set[str] = set()
+        with self.lock:
+            numbering = self.numbering
+            is_forced = (
+                self.pool.waiting > 0
+                or self.is_closed
+                or self.flushes > 0
+                or (numbering is not None and numbering.is_completing)
+            )
+            for partition, queue in self._active.items():
+                leader = self._metadata.leader_of(*partition)
+                if leader is None:
+                    without_leader.add(partition.topic)
+                    continue
+                if queue.is_muted:
+                    continue
+                first = queue.batches[0]
+                if leader.epoch > first.leader_epoch >= 0:
+                    first.leader_changed = True
+                waited_ms = now_ms - first.last_attempt_ms
+                backoff_ms = self._backoff_ms(first)
+                is_full = len(queue.batches) > 1 or first.is_full
+                if waited_ms >= backoff_ms and (
+                    is_full or is_forced or first.attempts > 0 or waited_ms >= self.config.linger_ms
+                ):
+                    nodes[leader.node_id] = None
+                else:
+                    wait_ms = backoff_ms if first.attempts > 0 else self.config.linger_ms
+                    due_ms = first.last_attempt_ms + max(wait_ms, backoff_ms)
+                    next_check_ms = due_ms if next_check_ms is None else min(due_ms, next_check_ms)
+        return Ready(nodes, next_check_ms, without_leader)
+
+    def _backoff_ms(self, batch: ProducerBatch) -> int:
+        """The pause before the batch is sent again; none where its partition has another leader now."""
+        if batch.attempts == 0 or batch.leader_changed:
+            return 0
+        if batch.backoff_ms < 0:
+            batch.backoff_ms = self.config.backoff.pause_ms(batch.attempts)
+        return batch.backoff_ms
+
+    def drain(self, node_id: int, now_ms: int) -> list[ProducerBatch]:
+        """At most one batch of each of the node's partitions, in turn, up to `max_request_size` in all; sealed."""
+        batches: list[ProducerBatch] = []
+        size_bytes = 0
+        config, numbering = self.config, self.numbering
+        with self.lock:
+            for queue in self._in_turn(node_id):
+                if queue.is_muted:
+                    continue
+                first = queue.batches[0]
+                if now_ms - first.last_attempt_ms < self._backoff_ms(first):
+                    continue
+                if batches and size_bytes + self._estimated_bytes(first, queue.topic) > config.max_request_size:
+                    break
+                if numbering is not None and not numbering.may_drain(first):
+                    continue
+                self._take(queue)
+                if numbering is not None:
+                    numbering.number(first)
+                leader = self._metadata.leader_of(*queue.topic_partition)
+                first.leader_epoch = -1 if leader is None else leader.epoch
+                first.leader_changed = False
+                first.drained_ms = now_ms
+                size_bytes += self._estimated_bytes(first, queue.topic)
+                batches.append(first)
+                self._drain_after[node_id] = queue.topic_partition
+        for batch in batches:
+            was_sealed = batch.sealed is not None
+            batch.seal(config.compression, config.compression_level)
+            if not was_sealed and config.compression is not Compression.NONE:
+                self._learn_ratio(batch)
+        return batches
+
+    def _in_turn(self, node_id: int) -> list[PartitionQueue]:
+        """The node's queues, beginning behind the one that was drained last."""
+        led = []
+        for partition, queue in self._active.items():
+            leader = self._metadata.leader_of(*partition)
+            if leader is not None and leader.node_id == node_id:
+                led.append(queue)
+        if len(led) > 1:
+            led.sort(key=lambda queue: queue.topic_partition)
+            last = self._drain_after.get(node_id)
+            if last is not None:
+                start = next((at for at, queue in enumerate(led) if queue.topic_partition > last), 0)
+                led = led[start:] + led[:start]
+        return led
+
+    def _estimated_bytes(self, batch: ProducerBatch, topic: TopicState) -> int:
+        if batch.sealed is not None or self.config.compression is Compression.NONE:
+            return batch.size_bytes
+        return HEADER_SIZE + int((batch.position - HEADER_SIZE) * topic.compression_ratio * _ESTIMATION_FACTOR)
+
+    def _take(self, queue: PartitionQueue) -> None:
+        """Remove the first batch, and close it."""
+        batch = queue.batches.popleft()
+        batch.is_open = False
+        if not queue.batches:
+            self._active.pop(queue.topic_partition, None)
+        self._close_open(queue, batch)
+
+    @staticmethod
+    def _close_open(queue: PartitionQueue, batch: ProducerBatch) -> None:
+        appender, partition = queue.topic.appender, queue.topic_partition.partition
+        if partition < len(appender.open) and appender.open[partition] is batch:
+            appender.open[partition] = None
+        if appender.sticky is batch:
+            appender.sticky = None
+
+    def _learn_ratio(self, batch: ProducerBatch) -> None:
+        assert batch.sealed is not None
+        observed = len(batch.sealed) / batch.position
+        topic = self.topics[batch.topic_partition.topic]
+        if observed > topic.compression_ratio:
+            topic.compression_ratio = max(topic.compression_ratio + _RATIO_STEP_UP, observed)
+        else:
+            topic.compression_ratio = max(topic.compression_ratio - _RATIO_STEP_DOWN, observed)
+
+    # -- again
+
+    def reenqueue(self, batch: ProducerBatch, now_ms: int) -> None:
+        """The batch has to be sent again: after its backoff, and in its place among the partition's batches."""
+        batch.attempts += 1
+        batch.backoff_ms = -1
+        batch.last_attempt_ms = now_ms
+        batch.in_retry = True
+        with self.lock:
+            self._insert(batch)
+
+    def _insert(self, batch: ProducerBatch) -> None:
+        topic = self.topics[batch.topic_partition.topic]
+        queue = self._queue(topic, batch.topic_partition.partition)
+        at = 0
+        while at < len(queue.batches) and queue.batches[at].order < batch.order:
+            at += 1
+        queue.batches.insert(at, batch)
+        self._active[queue.topic_partition] = queue
+
+    def split(self, batch: ProducerBatch) -> list[ProducerBatch]:
+        """The batch is too large for its broker: queue its records in batches of at most `batch_size`."""
+        config = self.config
+        topic = self.topics[batch.topic_partition.topic]
+        topic.compression_ratio = max(1.0, topic.compression_ratio)
+        target = min(config.batch_size, max(HEADER_SIZE + 1, (batch.position + 1) // 2))
+        parts = batch.split(target, config.compression)
+        with self.lock:
+            for part in parts:
+                part.attempts = batch.attempts
+                part.in_retry = True
+                self._insert(part)
+                self.incomplete[part] = None
+        return parts
+
+    # -- the end of a batch
+
+    def expired(self, now_ms: int) -> list[ProducerBatch]:
+        """Batches in queues that have waited too long; they are removed."""
+        found: list[ProducerBatch] = []
+        with self.lock:
+            for queue in list(self._active.values()):
+                while queue.batches and now_ms - queue.batches[0].created_ms >= self.config.delivery_timeout_ms:
+                    found.append(queue.batches[0])
+                    self._take(queue)
+        return found
+
+    def next_expiry_ms(self) -> int | None:
+        """When the first batch in a queue expires."""
+        with self.lock:
+            oldest_ms = min((queue.batches[0].created_ms for queue in self._active.values()), default=None)
+        return None if oldest_ms is None else oldest_ms + self.config.delivery_timeout_ms
+
+    def release(self, batch: ProducerBatch) -> None:
+        """The batch is done. Its memory is free, unless a request still has it: then it is when that has ended."""
+        with self.lock:
+            self.incomplete.pop(batch, None)
+            if batch.buffer is not None and not batch.is_in_flight:
+                buffer, batch.buffer = batch.buffer, None
+                batch.data = bytearray()
+                batch.sealed = None
+                self.pool.give_back(buffer)
+
+    def take_all(self) -> list[ProducerBatch]:
+        """Remove all batches from the queues."""
+        found: list[ProducerBatch] = []
+        with self.lock:
+            for queue in list(self._active.values()):
+                while queue.batches:
+                    found.append(queue.batches[0])
+                    self._take(queue)
+        return found
+
+    def close(self) -> None:
+        """Take no more records."""
+        self.is_closed = True
+        self.close_open()
+
+    def close_open(self) -> None:
+        """Close the open batches: the next record of each partition comes through `append`."""
+        with self.lock:
+            for topic in self.topics.values():
+                topic.appender.sticky = None
+                topic.appender.open = [None] * len(topic.appender.open)
+            for queue in self._active.values():
+                queue.batches[-1].is_open = False
+
+    def queues(self) -> Iterator[PartitionQueue]:
+        """The queues that are not empty."""
+        return iter(list(self._active.values()))
+
+    def mute(self, partition: TopicPartition, is_muted: bool) -> None:
+        """Whether a batch of the partition is in flight, beside which none may be sent."""
+        self._queue(self.topics[partition.topic], partition.partition).is_muted = is_muted

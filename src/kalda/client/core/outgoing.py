@@ -1,0 +1,135 @@
+"""One record on its way from `send` to the accumulator: interceptors, serializers, partition choice, size check.
+
+The same for the blocking and the asyncio producer; neither waits here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kalda.base.configs.definition import InvalidConfig
+from kalda.base.configs.producer import ProducerConfig
+from kalda.client.core.producer_batch import RecordMetadata, encode_headers
+from kalda.client.core.producer_errors import RecordTooLarge
+from kalda.client.core.serializers import Serialize, serializer_of, to_bytes
+from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, murmur2
+
+log = logging.getLogger(__name__)
+Headers = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
+OnDelivery = Callable[[RecordMetadata | None, Exception | None], object]
+"""Called once with where the record is, or with the error."""
+
+
+class ProducerRecord(NamedTuple):
+    """A record as it was given to `send`; interceptors may replace it."""
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+    headers: Headers | None = None
+
+
+class ProducerInterceptor(Protocol):
+    """Sees, and may replace, each record before it is serialized; sees what became of it. What it raises is logged."""
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        """The record to send instead."""
+        ...
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        """The record is done. Runs on the I/O thread, before `on_delivery`."""
+        ...
+
+
+class Partitioner(Protocol):
+    """Chooses the partition of each record that has none (`partitioner.class`)."""
+
+    def partition(self, topic: str, key: Any, key_bytes: bytes | None, value: Any, partitions: int) -> int:
+        """From 0 up to `partitions`."""
+        ...
+
+
+class Prepared(NamedTuple):
+    """A record as the accumulator takes it."""
+
+    key: bytes | None
+    value: bytes | None
+    tail: bytes
+    size_bytes: int
+    """An upper bound of its encoded size."""
+
+
+class Outgoing:
+    """What a configuration does to every record."""
+
+    def __init__(self, config: ProducerConfig) -> None:
+        given = config.given
+        self.key: Serialize = serializer_of("key.serializer", given.get("key.serializer"))
+        self.value: Serialize = serializer_of("value.serializer", given.get("value.serializer"))
+        interceptors = given.get("interceptor.classes") or ()
+        if not isinstance(interceptors, list | tuple) or any(isinstance(each, str) for each in interceptors):
+            raise InvalidConfig(
+                "interceptor.classes: a list of objects with on_send and on_acknowledgement is expected"
+            )
+        self.interceptors: Sequence[ProducerInterceptor] = tuple(interceptors)
+        self.partitioner: Any = given.get("partitioner.class")
+        if self.partitioner is not None and not callable(getattr(self.partitioner, "partition", None)):
+            raise InvalidConfig(
+                f"partitioner.class: an object with partition(...) is expected, not {self.partitioner!r}"
+            )
+        self._ignore_keys = config.ignore_keys
+        self._max_bytes = min(config.max_request_size, config.buffer_memory)
+        self._limits = config.max_request_size, config.buffer_memory
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a record of bytes is sent as it is: nothing but the partition is to be decided."""
+        return self.key is to_bytes and self.value is to_bytes and not self.interceptors and self.partitioner is None
+
+    def intercept(self, record: ProducerRecord) -> ProducerRecord:
+        """The record after all interceptors."""
+        for interceptor in self.interceptors:
+            try:
+                record = interceptor.on_send(record)
+            except Exception:
+                log.exception("an interceptor's on_send failed; the record is sent without it")
+        return record
+
+    def acknowledge(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        """Report to all interceptors what became of a record."""
+        for interceptor in self.interceptors:
+            try:
+                interceptor.on_acknowledgement(metadata, error)
+            except Exception:
+                log.exception("an interceptor's on_acknowledgement failed")
+
+    def prepare(self, record: ProducerRecord) -> Prepared:
+        """Serialize. Raises `SerializationError`, and `RecordTooLarge`."""
+        key = self.key(record.topic, record.key)
+        value = self.value(record.topic, record.value)
+        tail = encode_headers(record.headers)
+        size = HEADER_SIZE + RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
+        if size > self._max_bytes:
+            raise RecordTooLarge(
+                f"the record is {size} bytes when serialized; max.request.size is {self._limits[0]} and buffer.memory "
+                f"is {self._limits[1]}"
+            )
+        return Prepared(key, value, tail, size)
+
+    def partition(self, record: ProducerRecord, prepared: Prepared, partitions: int) -> int | None:
+        """The partition; None where the built-in sticky partitioner chooses it. Raises `ValueError` where a custom
+        partitioner chooses one that does not exist."""
+        if record.partition is not None:
+            return record.partition
+        if self.partitioner is not None:
+            chosen: int = self.partitioner.partition(record.topic, record.key, prepared.key, record.value, partitions)
+            if not 0 <= chosen < partitions:
+                raise ValueError(f"the partitioner chose partition {chosen} of {record.topic}, which has {partitions}")
+            return chosen
+        if prepared.key is not None and not self._ignore_keys:
+            return (murmur2(prepared.key) & 0x7FFFFFFF) % partitions
+        return None

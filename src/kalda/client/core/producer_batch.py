@@ -1,0 +1,250 @@
+"""A producer's batch: the records of one partition that are sent together, and what becomes of them.
+
+Records are appended while the batch is open (`Records`). It is then sealed: the header is written, and the records are
+compressed. A batch is done once:
+
+    open       → succeeded   the records are in the log
+    open       → failed      they are not, or it is not known whether they are
+    open       → aborted     the producer was closed, or its transaction aborted
+    open       → split       it was too large: its records are in other batches
+    failed, aborted → succeeded   a late answer, which is logged and changes nothing
+    failed, aborted → failed      ignored
+
+Anything after `succeeded` is an error of this program.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from typing import Any, NamedTuple
+
+from kalda.base.ids import TopicPartition
+from kalda.protocol.varint import encode_signed
+from kalda.records import appending
+from kalda.records.batch import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    advance_sequence,
+    write_header,
+)
+from kalda.records.builder import decode_section
+from kalda.records.compression import Compression, compress
+
+log = logging.getLogger(__name__)
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record is. `offset` is -1 where it is unknown: with acks=0, and for a duplicate."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class FinalState(Enum):
+    """What became of a batch."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    SPLIT = "split"
+
+
+class ProducerBatch(appending.Records):
+    """One batch. Invariant: where `is_done`, it has a final state, and the callbacks of its records were called."""
+
+    def __init__(self, topic_partition: TopicPartition, buffer: bytearray, limit: int, now_ms: int) -> None:
+        super().__init__(buffer, limit)
+        self.topic_partition = topic_partition
+        self.buffer: bytearray | None = buffer
+        """The pool's memory; None once it is given back."""
+        self.created_ms = now_ms
+        self.last_attempt_ms = now_ms
+        self.drained_ms = now_ms
+        self.attempts = 0
+        self.backoff_ms = -1
+        """The pause before the next attempt; -1: not chosen yet."""
+        self.in_retry = False
+        """It was sent before, and is queued again."""
+        self.is_in_flight = False
+        """It is in a request: its memory may be read."""
+        self.is_tracked = False
+        """It is among the sender's batches whose order of reports is kept."""
+        self.leader_epoch = -1
+        """Of the leader to which it was sent last."""
+        self.leader_changed = False
+        """It is retried with another leader than before: no backoff."""
+        self.producer_id = NO_PRODUCER_ID
+        self.producer_epoch = NO_PRODUCER_EPOCH
+        self.base_sequence = NO_SEQUENCE
+        self.is_transactional = False
+        self.sequence_was_reset = False
+        self.is_splittable = True
+        """False for batches that Arrow columns were encoded into: their memory has no room to split into."""
+        self.sealed: memoryview | bytearray | None = None
+        """The bytes to send."""
+        self._header_is_stale = True
+        self.order: tuple[int, ...] = ()
+        """The place among the batches of the partition, which a retry does not change. Parts of a split batch have its
+        order and one number more."""
+        self.final_state: FinalState | None = None
+        self.is_done = False
+        self.is_delivered = False
+        """The callbacks of its records have been taken."""
+        self.base_offset = -1
+        self.log_append_time_ms = -1
+        self.error: Exception | None = None
+        self.parts: list[tuple[int, ProducerBatch]] = []
+        """Where it was split: the index of the first record in each, and the batches."""
+        self.waiter: Any = None
+        """What the shell's callers wait on until it is done."""
+
+    # -- before it is sent
+
+    @property
+    def size_bytes(self) -> int:
+        """As sent, or before that as far as it is known: uncompressed."""
+        return self.position if self.sealed is None else len(self.sealed)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more records."""
+        return not self.is_open or self.position >= self.limit
+
+    @property
+    def has_sequence(self) -> bool:
+        """Whether it was numbered; then it keeps its number, so that the broker recognises a duplicate."""
+        return self.base_sequence != NO_SEQUENCE
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of its last record."""
+        return advance_sequence(self.base_sequence, self.count - 1)
+
+    def set_producer(self, producer_id: int, epoch: int, base_sequence: int, is_transactional: bool) -> None:
+        """Number it. The header is written by `seal`."""
+        self.producer_id, self.producer_epoch = producer_id, epoch
+        self.base_sequence, self.is_transactional = base_sequence, is_transactional
+        self._header_is_stale = True
+
+    def seal(self, codec: Compression, level: int | None) -> None:
+        """Compress the records, at the first time, and write the header."""
+        if not self._header_is_stale:
+            return
+        if self.sealed is None:
+            view = memoryview(self.data)[: self.position]
+            if codec is Compression.NONE:
+                self.sealed = view
+            else:
+                packed = bytearray(HEADER_SIZE)
+                packed += compress(codec, view[HEADER_SIZE:], level)
+                self.sealed = packed
+        attributes = codec | (TRANSACTIONAL_BIT if self.is_transactional else 0)
+        header = BatchHeader(
+            0,
+            len(self.sealed) - LOG_OVERHEAD,
+            NO_LEADER_EPOCH,
+            MAGIC,
+            0,
+            attributes,
+            self.count - 1,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.count,
+        )
+        write_header(self.sealed, 0, header)
+        self._header_is_stale = False
+
+    # -- when it is done
+
+    def finish(
+        self, state: FinalState, *, base_offset: int = -1, log_append_time_ms: int = -1, error: Exception | None = None
+    ) -> bool:
+        """Set the final state. False where it had one already. `is_done` follows after the callbacks."""
+        if self.final_state is not None:
+            assert self.final_state not in (FinalState.SUCCEEDED, FinalState.SPLIT), (
+                f"a batch of {self.topic_partition} that {self.final_state.value} cannot be {state.value}"
+            )
+            if state is FinalState.SUCCEEDED:
+                log.warning(
+                    "%s: %d records were written at offset %d after their batch had been reported as %s",
+                    self.topic_partition, self.count, base_offset, self.final_state.value,
+                )  # fmt: skip
+            return False
+        self.base_offset, self.log_append_time_ms, self.error = base_offset, log_append_time_ms, error
+        self.final_state = state
+        return True
+
+    def record_metadata(self, index: int, timestamp_ms: int) -> RecordMetadata:
+        """Where a record of this batch is, once that succeeded."""
+        topic, partition = self.topic_partition
+        offset = self.base_offset + index if self.base_offset >= 0 else -1
+        return RecordMetadata(
+            topic, partition, offset, timestamp_ms if self.log_append_time_ms < 0 else self.log_append_time_ms
+        )
+
+    def split(self, max_bytes: int, codec: Compression) -> list[ProducerBatch]:
+        """Its records in batches of at most `max_bytes` each, or of one record."""
+        section = memoryview(self.data)[HEADER_SIZE : self.position]
+        header = BatchHeader(
+            0, 0, 0, MAGIC, 0, 0, self.count - 1, self.base_timestamp, self.max_timestamp, -1, -1, -1, self.count
+        )
+        tickets = {ticket.index: ticket for ticket in self.tickets or ()}
+        parts: list[ProducerBatch] = []
+        for index, record in enumerate(decode_section(section, header)):
+            tail = encode_headers(record.headers)
+            ticket = tickets.get(index) or appending.Ticket()
+            part = parts[-1] if parts else None
+            if part is None or not part.put(record.timestamp, record.key, record.value, tail, ticket):
+                if part is not None:
+                    part.is_open = False
+                size = len(record.key or b"") + len(record.value or b"") + len(tail) + appending.RECORD_OVERHEAD
+                room = max(max_bytes, HEADER_SIZE + size)
+                part = ProducerBatch(self.topic_partition, bytearray(room), max_bytes, self.created_ms)
+                part.buffer = None  # not the pool's
+                part.order = (*self.order, len(parts))
+                parts.append(part)
+                self.parts.append((index, part))
+                put = part.put(record.timestamp, record.key, record.value, tail, ticket)
+                assert put, "the first record of a part fits"
+            ticket.batch = part
+        for part in parts:
+            part.is_open = False
+        return parts
+
+    def holder_of(self, index: int) -> tuple[ProducerBatch, int]:
+        """The batch that has the record now, and its index there."""
+        batch = self
+        while batch.final_state is FinalState.SPLIT:
+            first, batch = next(part for part in reversed(batch.parts) if part[0] <= index)
+            index -= first
+        return batch, index
+
+
+def encode_headers(headers: object) -> bytes:
+    """The headers of a record as on the wire: the count, then each key and value. Takes pairs, or a mapping."""
+    if not headers:
+        return appending.NO_HEADERS
+    pairs = list(headers.items() if isinstance(headers, dict) else headers)  # type: ignore[call-overload]
+    parts = [encode_signed(len(pairs))]
+    for key, value in pairs:
+        name = key.encode()
+        parts += (encode_signed(len(name)), name)
+        if value is None:
+            parts.append(encode_signed(-1))
+        else:
+            content = bytes(memoryview(value))
+            parts += (encode_signed(len(content)), content)
+    return b"".join(parts)

@@ -1,0 +1,238 @@
+"""A whole producer without threads, sockets and clocks: its machines, put together.
+
+The shell calls `run` when `deadline_ms` has come and after every event, carries out what `take_actions` returns, and
+calls the callbacks of `take_finished`. Connections' events go to `connections`, with `now_ms` set by `at`.
+
+The caller's thread uses `metadata.want` and `accumulator.append` only; all else runs on the I/O thread.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from kalda.base.configs.producer import ProducerConfig
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.core.accumulator import Accumulator, AccumulatorConfig
+from kalda.client.core.backoff import Backoff, Random
+from kalda.client.core.buffer_pool import BufferPool
+from kalda.client.core.connections import Action, ConnectionConfig, Connections
+from kalda.client.core.idempotence import Idempotence
+from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.producer_batch import FinalState, ProducerBatch
+from kalda.client.core.producer_metrics import ProducerMetrics
+from kalda.client.core.sender import Sender, SenderConfig
+from kalda.client.core.transaction_manager import TransactionManager
+from kalda.client.core.transactions import TransactionDriver, Transactions
+from kalda.client.metadata import parse_bootstrap
+from kalda.records.appending import Ticket
+from kalda.records.compression import Compression
+
+
+class ProducerCore:
+    """The machines of one producer."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        client_id: str,
+        software_version: str,
+        random: Random,
+        ticket_type: type[Ticket],
+        lock: AbstractContextManager[Any],
+        now_ms: int,
+    ) -> None:
+        self.config = config
+        self.client_id = client_id
+        self.metrics = ProducerMetrics(client_id)
+        retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
+        self._retry = retry
+        self.metadata = ClusterMetadata(
+            parse_bootstrap(config.bootstrap_servers),
+            retry,
+            max_age_ms=config.metadata_max_age_ms,
+            max_idle_ms=config.metadata_max_idle_ms,
+            may_rebootstrap=config.may_rebootstrap,
+            rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
+        )
+        self.connections = Connections(
+            ConnectionConfig(
+                client_id,
+                software_version,
+                Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
+                config.request_timeout_ms,
+                config.max_in_flight,
+                config.connection_setup_timeout_ms,
+                config.connection_setup_timeout_max_ms,
+                config.connections_max_idle_ms,
+            )
+        )
+        self.pool = BufferPool(config.buffer_memory, config.batch_size)
+        self.accumulator = Accumulator(
+            AccumulatorConfig(
+                config.batch_size,
+                config.linger_ms,
+                config.delivery_timeout_ms,
+                config.max_request_size,
+                retry,
+                Compression[config.compression_type.upper()],
+                config.compression_level,
+                random,
+                config.adaptive_partitioning,
+                config.availability_timeout_ms,
+                config.ignore_keys,
+                config.client_rack if config.rack_aware else "",
+            ),
+            self.pool,
+            self.metadata,
+            ticket_type,
+            lock,
+        )
+        self.idempotence = Idempotence() if config.enable_idempotence else None
+        self.transactions: TransactionDriver | None = None
+        if config.transactional_id is not None:
+            manager = TransactionManager(
+                config.transactional_id, config.transaction_timeout_ms, config.retry_backoff_ms
+            )
+            self.idempotence = numbering = Transactions(manager)
+            self.transactions = TransactionDriver(numbering, self.accumulator, self.connections, self.metadata, lock)
+        self.accumulator.numbering = self.idempotence
+        self.sender = Sender(
+            SenderConfig(
+                config.acks,
+                config.retries,
+                config.request_timeout_ms,
+                config.delivery_timeout_ms,
+                config.max_in_flight == 1,
+                config.transactional_id,
+            ),
+            self.metadata,
+            self.accumulator,
+            self.connections,
+            self.idempotence,
+            self.metrics,
+        )
+        self._now_ms = now_ms
+        self.sender._now_ms = self.now_ms
+        if self.transactions is not None:
+            self.sender.on_failure = self.transactions.on_batch_failed
+        self.metrics.watch(self.pool, self.now_ms)
+        self.refused: ApiError | None = None
+        """The bootstrap servers are not brokers."""
+        self.connections.on_refused = self._on_refused
+        self._seen_version = -1
+        """The metadata's version at the last `run`."""
+        self._id_failures = 0
+        self._id_retry_at_ms = 0
+
+    def now_ms(self) -> int:
+        """The time of the event that is being processed."""
+        return self._now_ms
+
+    def at(self, now_ms: int) -> Connections:
+        """The connections, for an event at this time."""
+        self._now_ms = now_ms
+        return self.connections
+
+    # -- turns
+
+    def run(self, now_ms: int) -> None:
+        """Do all that can be done now."""
+        self._now_ms = now_ms
+        self.connections.run(now_ms)
+        if self._seen_version != self.metadata.version:
+            self._on_metadata(now_ms)
+        self._update_metadata(now_ms)
+        if self.idempotence is not None:
+            self._update_producer_id(self.idempotence, now_ms)
+            if self.idempotence.fatal_error is not None:
+                self.sender.fail_queued(self.idempotence.fatal_error)
+        if self.transactions is not None:
+            error = self.transactions.error_to_fail_queued
+            if error is not None:
+                self.sender.fail_queued(error, FinalState.ABORTED)
+        self.sender.run(now_ms)
+        if self.transactions is not None:
+            self.transactions.run(now_ms, self.sender.has_in_flight)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        """When `run` is due, if nothing happens before."""
+        times = [self.sender.deadline_ms(now_ms), self.connections.deadline_ms(now_ms), self._request_at_ms(now_ms)]
+        if self._seen_version != self.metadata.version:
+            return now_ms
+        if self.transactions is not None:
+            times.append(self.transactions.deadline_ms(now_ms))
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def take_actions(self) -> list[Action]:
+        """What the shell has to do on connections, in order."""
+        return self.connections.take_actions()
+
+    def take_finished(self) -> list[ProducerBatch]:
+        """Batches that are done, in order."""
+        return self.sender.take_finished()
+
+    # -- metadata
+
+    def _on_metadata(self, now_ms: int) -> None:
+        self._seen_version = self.metadata.version
+        self.connections.set_nodes(self.metadata.brokers, now_ms)
+        self.accumulator.on_metadata()
+
+    def _request_at_ms(self, now_ms: int) -> int | None:
+        """When a request to any broker may be sent: for metadata or a producer id."""
+        due_ms = self.metadata.next_request_at_ms(now_ms)
+        if self.idempotence is not None and self.idempotence.needs_request and self.accumulator.incomplete:
+            id_ms = max(now_ms, self._id_retry_at_ms)
+            due_ms = id_ms if due_ms is None else min(due_ms, id_ms)
+        if due_ms is None or due_ms > now_ms:
+            return due_ms
+        # Due, but there was no node for it: not before a connection is made, fails, or may be tried again.
+        retry_ms = self.connections.next_retry_ms()
+        return retry_ms if retry_ms is not None and retry_ms > now_ms else None
+
+    def _update_metadata(self, now_ms: int) -> None:
+        due_ms = self.metadata.next_request_at_ms(now_ms)
+        if due_ms is None or due_ms > now_ms:
+            return
+        if self.metadata.has_to_rebootstrap(now_ms, self.connections.is_any_usable(now_ms)):
+            self.metadata.rebootstrap(now_ms)
+            self._on_metadata(now_ms)
+        node_id = self.connections.least_loaded(now_ms)
+        if node_id is None:
+            return
+
+        def on_done(response: Any, error: ApiError | None) -> None:
+            if error is not None:
+                self.metadata.on_failure(self._now_ms)
+            else:
+                self.metadata.on_response(response, self._now_ms)
+
+        self.connections.send(node_id, self.metadata.next_request(now_ms), now_ms, on_done)
+
+    def _on_refused(self, error: ApiError) -> None:
+        self.refused = error
+
+    # -- the producer's id
+
+    def _update_producer_id(self, idempotence: Idempotence, now_ms: int) -> None:
+        idempotence.run()
+        if not idempotence.needs_request or now_ms < self._id_retry_at_ms or not self.accumulator.incomplete:
+            return
+        node_id = self.connections.least_loaded(now_ms)
+        if node_id is None:
+            return
+        request = idempotence.next_request()
+        assert request is not None, "a producer id is needed"
+
+        def on_done(response: Any, error: ApiError | None) -> None:
+            if error is not None and error.code is ErrorCode.UNSUPPORTED_VERSION:
+                idempotence.fatal_error = error
+            if idempotence.on_producer_id(response):
+                self._id_failures = 0
+            else:
+                self._id_failures += 1
+                self._id_retry_at_ms = self._now_ms + self._retry.pause_ms(self._id_failures)
+
+        self.connections.send(node_id, request, now_ms, on_done)

@@ -1,0 +1,361 @@
+"""Sends batches to the leaders of their partitions, and decides what becomes of each.
+
+    run(now)            send what can be sent, fail what has expired
+    deadline_ms(now)    when `run` is due, if nothing happens before
+
+The answer to a batch, in this order:
+
+    MESSAGE_TOO_LARGE, two records or more   split; no attempt is counted
+    no error                                 succeeded
+    an error that may pass, in time          queued again, behind a backoff (KIP-580)
+    DUPLICATE_SEQUENCE_NUMBER                succeeded, at an unknown offset
+    any other                                failed
+
+An error that says the metadata is stale requests an update; a leader that an answer names is used at once (KIP-951). A
+batch that is `delivery_timeout_ms` old fails, wherever it is. Its memory stays its own until its request has ended.
+
+`finished` has the batches that are done, for the shell, which calls the callbacks. Those of a partition are in the
+order of their records: a batch that is done before an earlier one waits for it, and not beyond its own timeout, since
+the earlier one expires no later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
+from kalda.client.core.accumulator import Accumulator
+from kalda.client.core.connections import Connections
+from kalda.client.core.idempotence import Idempotence
+from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.producer_batch import FinalState, ProducerBatch
+from kalda.client.core.producer_errors import DeliveryAborted, DeliveryTimeout, RecordTooLarge
+from kalda.client.core.producer_metrics import ProducerMetrics
+from kalda.client.errors import ADVICE
+from kalda.client.metadata import Broker
+from kalda.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+
+log = logging.getLogger(__name__)
+_LAST_VERSION_BY_NAME = 12
+
+
+class SenderConfig(NamedTuple):
+    """Times in ms."""
+
+    acks: int
+    retries: int
+    request_timeout_ms: int
+    delivery_timeout_ms: int
+    keeps_order_by_muting: bool
+    """At most one request is in flight for each connection: then the order is kept without sequence numbers too."""
+    transactional_id: str | None = None
+
+
+class Sender:
+    """The sending side of one producer. Runs on the I/O thread."""
+
+    def __init__(
+        self,
+        config: SenderConfig,
+        metadata: ClusterMetadata,
+        accumulator: Accumulator,
+        connections: Connections,
+        idempotence: Idempotence | None,
+        metrics: ProducerMetrics,
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._accumulator = accumulator
+        self._connections = connections
+        self._idempotence = idempotence
+        self._metrics = metrics
+        self._in_flight: dict[ProducerBatch, None] = {}
+        """Batches in requests, those that have expired there included."""
+        self.finished: list[ProducerBatch] = []
+        self._unreported: dict[TopicPartition, deque[ProducerBatch]] = {}
+        """Batches that were sent and are not in `finished` yet, in the order of their records."""
+        self.on_failure: Callable[[ProducerBatch, ApiError], None] = _nothing
+        """Called with each batch that has failed: a transaction can only be aborted then."""
+        self._next_check_ms: int | None = None
+
+    # -- each turn
+
+    def run(self, now_ms: int) -> None:
+        """Send what can be sent, and fail what has expired."""
+        accumulator, connections = self._accumulator, self._connections
+        ready = accumulator.ready(now_ms)
+        for topic in ready.topics_without_leader:
+            self._metadata.want(topic, now_ms)
+            self._metadata.request_update()
+        self._expire(now_ms)
+        next_check_ms = ready.next_check_ms
+        for node_id in ready.nodes:
+            can_send = connections.is_ready(node_id, now_ms)
+            accumulator.on_node_checked(node_id, now_ms, can_send)
+            if not can_send:
+                at_ms = connections.ready_at_ms(node_id, now_ms)
+                if at_ms is not None and (next_check_ms is None or at_ms < next_check_ms):
+                    next_check_ms = at_ms
+                continue
+            while connections.is_ready(node_id, now_ms):
+                batches = accumulator.drain(node_id, now_ms)
+                if not batches:
+                    break
+                self._send(node_id, batches, now_ms)
+        accumulator.update_load()
+        self._next_check_ms = next_check_ms
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        """When `run` is due."""
+        oldest_ms = min((batch.created_ms for batch in self._in_flight if not batch.final_state), default=None)
+        times = [self._next_check_ms, self._accumulator.next_expiry_ms()]
+        if oldest_ms is not None:
+            times.append(oldest_ms + self._config.delivery_timeout_ms)
+        return min((max(now_ms, time_ms) for time_ms in times if time_ms is not None), default=None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no batch is left."""
+        return not self._in_flight and not self._accumulator.incomplete
+
+    # -- requests
+
+    def _send(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> None:
+        config = self._config
+        by_topic: dict[str, TopicProduceData] = {}
+        sent: dict[tuple[str | Uuid, int], ProducerBatch] = {}
+        has_ids = True
+        for batch in batches:
+            name, index = batch.topic_partition
+            data = by_topic.get(name)
+            if data is None:
+                known = self._metadata.topics.get(name)
+                topic_id = ZERO_UUID if known is None else known.topic_id
+                has_ids &= topic_id != ZERO_UUID
+                data = by_topic[name] = TopicProduceData(name=name, topic_id=topic_id)
+            assert batch.sealed is not None, "drained batches are sealed"
+            data.partition_data.append(PartitionProduceData(index=index, records=batch.sealed))
+            sent[name, index] = sent[data.topic_id, index] = batch
+            batch.is_in_flight = True
+            if not batch.is_tracked:
+                batch.is_tracked = True
+                self._unreported.setdefault(batch.topic_partition, deque()).append(batch)
+            self._in_flight[batch] = None
+            if config.keeps_order_by_muting:
+                self._accumulator.mute(batch.topic_partition, True)
+        request = ProduceRequest(
+            transactional_id=config.transactional_id,
+            acks=config.acks,
+            timeout_ms=config.request_timeout_ms,
+            topic_data=list(by_topic.values()),
+        )
+        self._metrics.on_request(batches, now_ms)
+
+        def on_done(response: ProduceResponse | None, error: ApiError | None) -> None:
+            self._on_done(node_id, batches, sent, response, error, now_ms)
+
+        self._connections.send(
+            node_id,
+            request,
+            now_ms,
+            on_done,
+            max_version=self._max_version(has_ids),
+            expects_response=config.acks != 0,
+        )
+
+    def _max_version(self, has_topic_ids: bool) -> int | None:
+        version = None if self._idempotence is None else self._idempotence.max_produce_version
+        return version if version is not None or has_topic_ids else _LAST_VERSION_BY_NAME
+
+    def _on_done(
+        self,
+        node_id: int,
+        batches: list[ProducerBatch],
+        sent: dict[tuple[str | Uuid, int], ProducerBatch],
+        response: ProduceResponse | None,
+        error: ApiError | None,
+        sent_ms: int,
+    ) -> None:
+        """The request has ended: with a response, an error, or, for acks=0, when it was written."""
+        now_ms = max(sent_ms, self._now_ms())
+        for batch in batches:
+            batch.is_in_flight = False
+            self._in_flight.pop(batch, None)
+        if error is None:
+            self._metrics.on_response(node_id, now_ms - sent_ms, response, now_ms)
+        left = dict.fromkeys(batches)
+        if response is not None:
+            brokers = [Broker(each.node_id, each.host, each.port, each.rack) for each in response.node_endpoints]
+            for topic in response.responses:
+                for result in topic.partition_responses:
+                    found = sent.get((topic.name or topic.topic_id, result.index))
+                    if found is None:
+                        found = sent.get((topic.topic_id, result.index))
+                    if found is not None and found in left:
+                        del left[found]
+                        self._complete(found, result, brokers, now_ms)
+        elif error is None:
+            for batch in left:
+                self._succeed(batch, -1, -1)
+            left = {}
+        for batch in left:
+            failed = error or ApiError(ErrorCode.NETWORK_EXCEPTION, "the response leaves the partition out")
+            result = PartitionProduceResponse(error_code=failed.code, error_message=failed.message)
+            self._complete(batch, result, (), now_ms)
+
+    _now_ms: Callable[[], int] = staticmethod(lambda: 0)
+    """The time of the event that is being processed; set by the producer's core."""
+
+    # -- results
+
+    def _complete(
+        self,
+        batch: ProducerBatch,
+        result: PartitionProduceResponse,
+        brokers: list[Broker] | tuple[Broker, ...],
+        now_ms: int,
+    ) -> None:
+        """Decide what becomes of one batch."""
+        partition = batch.topic_partition
+        code = ErrorCode(result.error_code)
+        if self._config.keeps_order_by_muting:
+            self._accumulator.mute(partition, False)
+        if code is ErrorCode.NONE:
+            self._succeed(batch, result.base_offset, result.log_append_time_ms)
+            return
+        if code.invalid_metadata:
+            named = result.current_leader
+            if not self._metadata.update_leader(*partition, named.leader_id, named.leader_epoch, brokers):
+                self._metadata.request_update()
+            elif self._metadata.brokers:
+                self._connections.set_nodes(self._metadata.brokers, now_ms)
+        if batch.final_state is not None:
+            self._accumulator.release(batch)  # it has expired meanwhile
+        elif code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1 and batch.is_splittable:
+            self._split(batch)
+        elif self._may_retry(batch, result, code, now_ms):
+            log.debug("%s: %s, attempt %d", partition, code.name, batch.attempts + 1)
+            self._metrics.on_retry(batch)
+            self._accumulator.reenqueue(batch, now_ms)
+        elif code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            self._succeed(batch, -1, -1)
+        else:
+            self._fail(batch, _error_of(batch, code, result.error_message), batch.attempts < self._config.retries)
+
+    def _may_retry(self, batch: ProducerBatch, result: PartitionProduceResponse, code: ErrorCode, now_ms: int) -> bool:
+        if now_ms - batch.created_ms >= self._config.delivery_timeout_ms or batch.attempts >= self._config.retries:
+            return False
+        if self._idempotence is not None and self._idempotence.may_retry(batch, code, result.log_start_offset):
+            return True
+        return code.retriable
+
+    def _succeed(self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int) -> None:
+        if self._idempotence is not None and batch.final_state is None:
+            self._idempotence.on_acked(batch, base_offset)
+        if batch.finish(FinalState.SUCCEEDED, base_offset=base_offset, log_append_time_ms=log_append_time_ms):
+            self._report(batch)
+        self._accumulator.release(batch)
+
+    def _split(self, batch: ProducerBatch) -> None:
+        log.info("%s: a batch of %d records is too large: it is split", batch.topic_partition, batch.count)
+        parts = self._accumulator.split(batch)
+        if self._idempotence is not None:
+            self._idempotence.on_split(batch, parts)
+        batch.finish(FinalState.SPLIT)
+        unreported = self._unreported[batch.topic_partition]
+        at = unreported.index(batch)
+        for part in reversed(parts):
+            part.is_tracked = True
+            unreported.insert(at + 1, part)
+        self._report(batch)
+        self._metrics.on_split(batch)
+        self._accumulator.release(batch)
+
+    def _fail(
+        self, batch: ProducerBatch, error: ApiError, was_surely_refused: bool, state: FinalState = FinalState.FAILED
+    ) -> None:
+        if self._idempotence is not None:
+            self._idempotence.on_failed(batch, error.code, was_surely_refused)
+        if batch.finish(state, error=error):
+            self.on_failure(batch, error)
+            self._report(batch)
+            self._metrics.on_error(batch)
+        self._accumulator.release(batch)
+
+    def _report(self, batch: ProducerBatch) -> None:
+        """The batch has a final state: it goes to `finished` behind those before it, with those that waited for it."""
+        unreported = self._unreported.setdefault(batch.topic_partition, deque())
+        if not batch.is_tracked:  # never sent: it is behind all that were
+            batch.is_tracked = True
+            unreported.append(batch)
+        while unreported and unreported[0].final_state is not None:
+            self.finished.append(unreported.popleft())
+
+    # -- time and the end
+
+    def _expire(self, now_ms: int) -> None:
+        for batch in self._accumulator.expired(now_ms):
+            self._fail_expired(batch, now_ms)
+        timeout_ms = self._config.delivery_timeout_ms
+        overdue = [
+            batch for batch in self._in_flight if not batch.final_state and now_ms - batch.created_ms >= timeout_ms
+        ]
+        for batch in overdue:
+            self._fail_expired(batch, now_ms)
+
+    def _fail_expired(self, batch: ProducerBatch, now_ms: int) -> None:
+        may_be_written = batch.in_retry or batch.is_in_flight
+        if self._idempotence is not None and may_be_written:
+            self._idempotence.on_expired(batch)
+        waited_ms = now_ms - batch.created_ms
+        error = DeliveryTimeout(
+            f"{batch.count} records for {batch.topic_partition} were not acknowledged: {waited_ms} ms have passed "
+            f"since their batch was created, and delivery.timeout.ms is {self._config.delivery_timeout_ms}"
+        )
+        self._fail(batch, error, False)
+
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether a request has no response yet."""
+        return bool(self._in_flight)
+
+    def abort(self, why: str) -> None:
+        """Fail all batches: the producer ends."""
+        error = DeliveryAborted(why)
+        self.fail_queued(error, FinalState.ABORTED)
+        for batch in list(self._in_flight):
+            if batch.final_state is None:
+                self._fail(batch, error, False, FinalState.ABORTED)
+
+    def fail_queued(self, error: ApiError, state: FinalState = FinalState.FAILED) -> None:
+        """Fail all batches that are not in flight: they cannot be sent."""
+        for batch in self._accumulator.take_all():
+            self._fail(batch, error, False, state)
+
+    def take_finished(self) -> list[ProducerBatch]:
+        """The batches that are done since the last call, in order."""
+        if not self.finished:
+            return []
+        finished, self.finished = self.finished, []
+        return finished
+
+
+def _error_of(batch: ProducerBatch, code: ErrorCode, message: str | None) -> ApiError:
+    partition: TopicPartition = batch.topic_partition
+    if code is ErrorCode.MESSAGE_TOO_LARGE:
+        return RecordTooLarge(f"{partition}: {message or 'the record is larger than the topic allows'}")
+    return ApiError(code, f"{partition}: {message or ADVICE.get(code) or code.name.lower().replace('_', ' ')}")
+
+
+def _nothing(_batch: ProducerBatch, _error: ApiError) -> None:
+    return None

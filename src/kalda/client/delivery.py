@@ -1,0 +1,140 @@
+"""Futures of records, and the calls when batches are done."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kalda.client.core.outgoing import OnDelivery, Outgoing
+from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata
+from kalda.records.appending import Ticket
+
+log = logging.getLogger(__name__)
+_lock = threading.Lock()
+"""Held while a callback is added, or the callbacks of a batch are taken: each is called once."""
+
+
+class DeliveryFuture(Ticket):
+    """The `RecordMetadata` of a sent record, when it is acknowledged. It cannot be cancelled."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """Whether the record was acknowledged, or has failed."""
+        return bool(self.batch.holder_of(self.index)[0].is_done)
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Where the record is. Waits; raises `TimeoutError` after `timeout` seconds, and the record's error."""
+        batch, index = self._wait(timeout)
+        if batch.error is not None:
+            raise batch.error
+        return batch.record_metadata(index, self.timestamp)
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """The record's error, None where it was acknowledged. Waits as `result` does."""
+        return self._wait(timeout)[0].error
+
+    def add_done_callback(self, function: Callable[[DeliveryFuture], object]) -> None:
+        """Call `function` with this future when it is done: on the I/O thread, or now where it is done."""
+        with _lock:
+            batch, index = self.batch.holder_of(self.index)
+            if not batch.is_done and not batch.is_delivered:
+                self.batch, self.index = batch, index
+                if self.callback is None:
+                    self.callback = []
+                    batch.tickets = batch.tickets or []
+                    batch.tickets.append(self)
+                elif not isinstance(self.callback, list):
+                    self.callback = [self.callback]
+                self.callback.append(lambda _metadata, _error: function(self))
+                return
+        _call(lambda _metadata, _error: function(self), None, None)
+
+    def _wait(self, timeout: float | None) -> tuple[ProducerBatch, int]:
+        while True:
+            batch, index = self.batch.holder_of(self.index)
+            if batch.is_done:
+                if batch.final_state is not FinalState.SPLIT:
+                    return batch, index
+            elif not wait_until_done(batch, timeout):
+                raise TimeoutError(f"the record was not acknowledged within {timeout} s")
+
+
+class Rejected:
+    """Stands for the batch of a record that never got into one."""
+
+    is_done = is_delivered = True
+    final_state = FinalState.FAILED
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def holder_of(self, index: int) -> tuple[Rejected, int]:
+        """Itself."""
+        return self, index
+
+
+def rejected(error: Exception) -> DeliveryFuture:
+    """The future of a record that failed before it got into a batch."""
+    return DeliveryFuture(Rejected(error))
+
+
+def wait_until_done(batch: ProducerBatch, timeout: float | None) -> bool:
+    """Wait until the batch is done. False after `timeout` seconds."""
+    with _lock:
+        if batch.waiter is None:
+            batch.waiter = threading.Event()
+        event: threading.Event = batch.waiter
+    return batch.is_done or event.wait(timeout)
+
+
+def deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
+    """A batch has its final state: call the callbacks of its records, in their order, then let those go on that wait
+    for it. What a callback raises is logged, and does not keep the next from being called."""
+    with _lock:
+        tickets, batch.tickets = batch.tickets, None
+        batch.is_delivered = True
+        if batch.final_state is FinalState.SPLIT:
+            for ticket in tickets or ():
+                if ticket.batch is batch:  # added while the batch was being split
+                    ticket.batch, ticket.index = batch.holder_of(ticket.index)
+                    ticket.batch.tickets = ticket.batch.tickets or []
+                    ticket.batch.tickets.append(ticket)
+            tickets = None
+    if tickets:
+        tickets.sort(key=_index)
+        for ticket in tickets:
+            callback, ticket.callback = ticket.callback, None
+            error = batch.error
+            metadata = None if error is not None else batch.record_metadata(ticket.index, ticket.timestamp)
+            if outgoing.interceptors:
+                outgoing.acknowledge(metadata, error)
+            for each in callback if isinstance(callback, list) else (callback,):
+                if each is not None and each is not _only_intercept:
+                    _call(each, metadata, error)
+    batch.is_done = True
+    waiter = batch.waiter
+    if waiter is not None:
+        waiter.set()
+
+
+def _index(ticket: Ticket) -> int:
+    return ticket.index
+
+
+def _only_intercept(_metadata: RecordMetadata | None, _error: Exception | None) -> None:
+    """Stands for no callback, where interceptors have to be called."""
+
+
+def callback_for(outgoing: Outgoing, on_delivery: OnDelivery | None) -> OnDelivery | None:
+    """What a record's ticket gets."""
+    return _only_intercept if on_delivery is None and outgoing.interceptors else on_delivery
+
+
+def _call(function: Any, metadata: RecordMetadata | None, error: Exception | None) -> None:
+    try:
+        function(metadata, error)
+    except Exception:
+        log.exception("a delivery callback failed")

@@ -1,0 +1,125 @@
+"""The I/O thread of a blocking client: runs a core, its sockets, and the callbacks.
+
+    while not at its end:
+        run the core; carry out its actions; call what is done
+        wait for sockets, a deadline, or `wake`
+
+It holds no reference to the client itself, so a client that is dropped without `close` can be collected. What the
+thread itself raises is a fault of this program: it is logged, and everything that waits fails with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import ssl
+import threading
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.channels import Channels, Driven, monotonic_ms
+from kalda.client.core.connections import Connect
+
+log = logging.getLogger(__name__)
+_LONGEST_WAIT_S = 60.0
+_NEVER_MS = 2**62
+_READ_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
+class IoThread(threading.Thread):
+    """The thread of one client."""
+
+    def __init__(
+        self, name: str, driven: Driven, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._driven = driven
+        self._channels = Channels(driven, self, tls, send_bytes, receive_bytes)
+        self._selector = selectors.DefaultSelector()
+        self._wakened, self._waker = socket.socketpair()
+        self._wakened.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._wakened, selectors.EVENT_READ, None)
+        self._wake_is_due = False
+        """A byte is on its way to the thread."""
+        self.sleeps_until_ms = 0
+        """When the thread goes on by itself. While it runs this is never: its turn may not see a change."""
+
+    def wake(self) -> None:
+        """Make the thread go on now. From any thread."""
+        if not self._wake_is_due:
+            self._wake_is_due = True
+            with contextlib.suppress(OSError):  # the thread has ended, or its socket is full of wakes
+                self._waker.send(b"\0")
+
+    def wake_by(self, due_ms: int) -> None:
+        """Make the thread go on at that time, where it would sleep longer."""
+        if self.sleeps_until_ms > due_ms:
+            self.wake()
+
+    def run(self) -> None:
+        """The thread's work."""
+        failure: ApiError | None = None
+        try:
+            while not self._driven.is_over():
+                self._turn()
+        except BaseException as error:
+            log.exception("the I/O thread %s failed", self.name)
+            failure = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the I/O thread failed: {error!r}")
+        finally:
+            try:
+                self._driven.on_end(failure)
+                self._driven.finish()
+            finally:
+                self._channels.close()
+                self._selector.close()
+                self._wakened.close()
+                self._waker.close()
+
+    def _turn(self) -> None:
+        driven = self._driven
+        self.sleeps_until_ms = _NEVER_MS
+        driven.run(monotonic_ms())
+        self._channels.carry_out()
+        driven.finish()
+        now_ms = monotonic_ms()
+        due_ms = driven.deadline_ms(now_ms)
+        wait_s = _LONGEST_WAIT_S if due_ms is None else max(0.0, min(_LONGEST_WAIT_S, (due_ms - now_ms) / 1000))
+        if self._wake_is_due or driven.is_over():
+            wait_s = 0
+        elif wait_s:
+            self.sleeps_until_ms = now_ms + int(wait_s * 1000)
+        events = self._selector.select(wait_s)
+        self.sleeps_until_ms = 0
+        for key, mask in events:
+            if key.data is None:
+                self._wakened.recv(4096)
+                self._wake_is_due = False
+            else:
+                readable, writable = bool(mask & selectors.EVENT_READ), bool(mask & selectors.EVENT_WRITE)
+                self._channels.on_event(key.data, readable, writable)
+
+    # -- what `Channels` needs
+
+    def watch(self, connection_id: int, peer: socket.socket, wants_write: bool) -> None:
+        """Wait for this socket too."""
+        wanted = _READ_WRITE if wants_write else selectors.EVENT_READ
+        key = self._selector.get_map().get(peer)
+        if key is None:
+            self._selector.register(peer, wanted, connection_id)
+        elif key.events != wanted:
+            self._selector.modify(peer, wanted, connection_id)
+
+    def unwatch(self, peer: socket.socket) -> None:
+        """Wait for it no longer."""
+        self._selector.unregister(peer)
+
+    def resolve(self, action: Connect) -> None:
+        """Resolve the host; the thread waits meanwhile."""
+        try:
+            listed = socket.getaddrinfo(action.address.host, action.address.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self._channels.on_unresolved(action, str(error))
+            return
+        self._channels.open(action, [(family, target) for family, _, _, _, target in listed])

@@ -1,0 +1,491 @@
+"""The blocking producer: thread-safe, with one I/O thread.
+
+`send` encodes the record into its partition's open batch and returns; it never touches a socket. It waits at two
+places, for no more than `max.block.ms` in all: until the topic's partitions are known, and until there is room in
+`buffer.memory`. A record that cannot be sent for a reason that the cluster or the limits give gets a future that has
+failed; a record that is malformed (not serializable, a closed producer) raises.
+
+Callbacks run on the I/O thread, in the order of the records of a partition, once each. There, `flush` raises, `close`
+returns at once, and a `send` that would have to wait fails instead.
+
+A forked child cannot use its parent's producer: it raises. At the interpreter's end, producers that were not closed are
+given a few seconds to send what they have; what is left is reported in the log.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from kalda import __version__
+from kalda.base.configs.producer import producer_config
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.channel import tls_context
+from kalda.client.channels import monotonic_ms
+from kalda.client.config_files import read_config
+from kalda.client.core.accumulator import TopicState
+from kalda.client.core.connections import Action, Connections
+from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
+from kalda.client.core.producer_batch import FinalState, ProducerBatch
+from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
+from kalda.client.core.producing import ProducerCore
+from kalda.client.core.transaction_manager import State
+from kalda.client.core.transactions import TransactionDriver
+from kalda.client.delivery import DeliveryFuture, callback_for, deliver, rejected, wait_until_done
+from kalda.client.io_thread import IoThread
+from kalda.client.metadata import Partition
+from kalda.records import appending
+
+log = logging.getLogger(__name__)
+_EXIT_TIMEOUT_S = 5.0
+_numbers = itertools.count(1)
+_open: weakref.WeakSet[_Driven] = weakref.WeakSet()
+
+
+class _Driven:
+    """What the I/O thread runs: the core, and what threads of callers wait for."""
+
+    def __init__(self, core: ProducerCore, outgoing: Outgoing) -> None:
+        self.core = core
+        self.outgoing = outgoing
+        self.changed = threading.Condition()
+        """Notified where the metadata has changed, and at the end."""
+        self.thread: IoThread
+        self.appenders: dict[str, appending.TopicAppender] = {}
+        """The topics to which `send` appends without a detour; empty where every record needs one."""
+        self.is_closing = False
+        self.is_forced = False
+        """Do not wait for what is not acknowledged."""
+        self.is_ended = False
+        self.failure: ApiError | None = None
+        self.was_forked = False
+        self.waits_for_transaction = 0
+        """Threads that wait for a request of a transaction."""
+        self._seen_version = -1
+
+    def at(self, now_ms: int) -> Connections:
+        return self.core.at(now_ms)
+
+    def run(self, now_ms: int) -> None:
+        if self.is_forced:
+            self.core.sender.abort("the producer was closed before the record was acknowledged")
+            return
+        self.core.run(now_ms)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        return self.core.deadline_ms(now_ms)
+
+    def take_actions(self) -> list[Action]:
+        return self.core.take_actions()
+
+    def finish(self) -> None:
+        for batch in self.core.take_finished():
+            deliver(batch, self.outgoing)
+        if (
+            self.waits_for_transaction
+            or self.core.metadata.version != self._seen_version
+            or self.core.refused is not None
+        ):
+            self._seen_version = self.core.metadata.version
+            with self.changed:
+                self.changed.notify_all()
+
+    def is_over(self) -> bool:
+        return self.is_forced or (self.is_closing and self.core.sender.is_idle)
+
+    def on_end(self, error: ApiError | None) -> None:
+        self.appenders.clear()
+        self.core.accumulator.close()
+        self.failure = error
+        why = "the producer was closed before the record was acknowledged" if error is None else error.message
+        self.core.sender.abort(why)
+        self.core.connections.close(monotonic_ms())
+        self.is_ended = True
+        with self.changed:
+            self.changed.notify_all()
+
+    def close(self, timeout: float | None) -> None:
+        """Take no more records; end the thread when all is acknowledged, or after `timeout` seconds."""
+        self.appenders.clear()
+        self.core.accumulator.close()
+        self.is_closing = True
+        self.thread.wake()
+        if threading.current_thread() is self.thread:
+            self.is_forced = True
+            return
+        try:
+            self.thread.join(timeout)
+        finally:
+            if self.thread.is_alive():
+                self.is_forced = True
+                self.thread.wake()
+                self.thread.join()
+        _open.discard(self)
+
+
+class Producer:
+    """Sends records to topics.
+
+    >>> with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
+    ...     producer.send("orders", value=b"42", key=b"k").result()
+    """
+
+    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
+        `InvalidConfig`."""
+        settings = producer_config(read_config(config), keywords)
+        self._config = settings
+        self._outgoing = Outgoing(settings)
+        client_id = settings.client_id or f"producer-{next(_numbers)}"
+        core = ProducerCore(
+            settings,
+            client_id=client_id,
+            software_version=__version__,
+            random=random.random,
+            ticket_type=DeliveryFuture,
+            lock=threading.Lock(),
+            now_ms=monotonic_ms(),
+        )
+        self._core = core
+        self._driven = driven = _Driven(core, self._outgoing)
+        self._appenders = driven.appenders
+        driven.thread = self._thread = IoThread(
+            f"kafka-producer-network-thread | {client_id}",
+            driven,
+            tls_context(dict(settings.values)),
+            settings.send_buffer_bytes,
+            settings.receive_buffer_bytes,
+        )
+        self._thread.start()
+        _open.add(driven)
+        self._finalizer = weakref.finalize(self, _abandon, driven)
+        self._finalizer.atexit = False
+
+    # -- sending
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> DeliveryFuture:
+        """Send a record; returns the future of its `RecordMetadata`.
+
+        `on_delivery(metadata, error)` is called on the I/O thread; one of the two is None. Without a partition, the key
+        chooses it, or without a key the sticky partitioner. A record without a value is a tombstone.
+        """
+        appender = self._appenders.get(topic)
+        if appender is not None and not headers:
+            future = appender.append(value, key, partition, timestamp_ms, on_delivery, time.time())
+            if future is not None:
+                return future  # type: ignore[no-any-return]
+        return self._send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers), on_delivery)
+
+    def _send(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> DeliveryFuture:
+        """A record that no open batch takes as it is."""
+        self._check_open()
+        outgoing = self._outgoing
+        if outgoing.interceptors:
+            record = outgoing.intercept(record)
+        callback = callback_for(outgoing, on_delivery)
+        try:
+            return self._append(record, callback)
+        except ApiError as error:
+            if outgoing.interceptors:
+                outgoing.acknowledge(None, error)
+            if on_delivery is not None:
+                on_delivery(None, error)
+            return rejected(error)
+
+    def _append(self, record: ProducerRecord, callback: OnDelivery | None) -> DeliveryFuture:
+        deadline_s = time.monotonic() + self._config.max_block_ms / 1000
+        partitions = self._wait_for_topic(record.topic, record.partition, deadline_s)
+        prepared = self._outgoing.prepare(record)
+        partition = self._outgoing.partition(record, prepared, len(partitions))
+        accumulator = self._core.accumulator
+        topic = accumulator.topic(record.topic)
+        if self._outgoing.is_plain and appending.COMPILED and not self._driven.is_closing:
+            self._appenders[record.topic] = topic.appender
+        timestamp_ms = int(time.time() * 1000) if record.timestamp_ms is None else record.timestamp_ms
+        future = DeliveryFuture()
+        future.callback = callback
+        buffer: bytearray | None = None
+        while True:
+            now_ms = monotonic_ms()
+            key, value, tail, _ = prepared
+            appended, buffer = accumulator.append(
+                topic, partition, timestamp_ms, key, value, tail, future, now_ms, buffer
+            )
+            if appended:
+                break
+            buffer = self._wait_for_memory(topic, prepared, deadline_s)
+        if buffer is not None:
+            with accumulator.lock:
+                self._core.pool.give_back(buffer)
+        batch: ProducerBatch = future.batch
+        if future.index == 0:
+            queue = topic.queues[batch.topic_partition.partition]
+            if len(queue.batches) > 1 or batch.is_full:
+                self._thread.wake_by(now_ms)
+            else:
+                self._thread.wake_by(now_ms + self._config.linger_ms)
+        return future
+
+    # -- waiting
+
+    def _wait_for_topic(self, topic: str, partition: int | None, deadline_s: float) -> tuple[Partition, ...]:
+        """The topic's partitions, when they are known and have the one that is asked for."""
+        metadata = self._core.metadata
+        metadata.want(topic, monotonic_ms())
+        partitions = metadata.partitions_of(topic)
+        if partitions and (partition is None or 0 <= partition < len(partitions)):
+            return partitions
+        if partition is not None and partition < 0:
+            raise ValueError(f"partition {partition}: a partition is not negative")
+        began_ns = time.perf_counter_ns()
+        driven = self._driven
+        try:
+            with driven.changed:
+                while True:
+                    self._check_topic(topic)
+                    partitions = metadata.partitions_of(topic)
+                    if partitions and (partition is None or partition < len(partitions)):
+                        return partitions
+                    left_s = deadline_s - time.monotonic()
+                    if left_s <= 0 or threading.current_thread() is self._thread:
+                        raise MetadataTimeout(_no_topic(topic, partition, len(partitions), self._config.max_block_ms))
+                    if partitions or topic in metadata.topics:
+                        metadata.request_update()
+                    self._thread.wake()
+                    driven.changed.wait(left_s)
+        finally:
+            self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
+
+    def _check_topic(self, topic: str) -> None:
+        """Raise where waiting for the topic is in vain."""
+        self._check_open()
+        if self._core.refused is not None:
+            raise self._core.refused
+        error = self._core.metadata.refusal_of(topic)
+        if error is not None:
+            raise error
+
+    def _wait_for_memory(self, topic: TopicState, prepared: Prepared, deadline_s: float) -> bytearray:
+        """A buffer for a new batch, in turn."""
+        core = self._core
+        size = core.accumulator.buffer_size(topic, prepared.size_bytes)
+        given = threading.Event()
+        with core.accumulator.lock:
+            waiter = core.pool.wait(size, given.set)
+        self._thread.wake()
+        began_ns = time.perf_counter_ns()
+        try:
+            if threading.current_thread() is not self._thread:
+                while waiter.buffer is None and not self._driven.is_ended:
+                    left_s = deadline_s - time.monotonic()
+                    if left_s <= 0:
+                        break
+                    given.wait(min(left_s, 1.0))
+            self._check_open()
+            buffer, waiter.buffer = waiter.buffer, None
+        finally:
+            core.metrics.wait_time_ns.value += time.perf_counter_ns() - began_ns
+            with core.accumulator.lock:
+                core.pool.cancel(waiter)
+        if buffer is None:
+            core.metrics.exhausted.value += 1
+            raise BufferExhausted(
+                f"{size} bytes were not free in buffer.memory={core.pool.total_bytes} within max.block.ms="
+                f"{self._config.max_block_ms}"
+            )
+        return buffer
+
+    def _check_open(self) -> None:
+        driven = self._driven
+        if driven.was_forked:
+            raise ProducerClosed("the producer was made in the parent process: make one in this process")
+        if driven.failure is not None:
+            raise ProducerClosed(f"the producer cannot be used any more: {driven.failure.message}")
+        if driven.is_closing or driven.is_ended:
+            raise ProducerClosed("the producer is closed")
+
+    # -- transactions
+
+    def init_transactions(self, timeout: float | None = None) -> None:
+        """Get a producer id for `transactional.id`, and fence earlier producers that have it. Raises `TimeoutError`
+        after `timeout` seconds (default: `max.block.ms`); may then be called again. Raises `FatalTransactionError`."""
+        transactions = self._transactions()
+        transactions.initialize()
+        self._wait_for_transaction(transactions, timeout, "initialized")
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction: the records that are sent from now on are in it."""
+        self._transactions().begin()
+
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[Any, Any], group_metadata: object, timeout: float | None = None
+    ) -> None:
+        """Commit a consumer group's offsets as a part of the transaction: by (topic, partition), the next offset to
+        read. `group_metadata` is that of the consumer, or the group's name."""
+        transactions = self._transactions()
+        transactions.send_offsets(offsets, group_metadata)
+        self._wait_for_transaction(transactions, timeout, "given the offsets")
+
+    def commit_transaction(self, timeout: float | None = None) -> None:
+        """Wait until all of the transaction's records are acknowledged, and commit it. Raises
+        `AbortableTransactionError` where it can only be aborted, and `TimeoutError`, after which it may be called
+        again."""
+        transactions = self._transactions()
+        transactions.begin_commit()
+        self._wait_for_transaction(transactions, timeout, "committed")
+
+    def abort_transaction(self, timeout: float | None = None) -> None:
+        """Abort the transaction. Records that were not sent yet fail."""
+        transactions = self._transactions()
+        transactions.begin_abort()
+        self._wait_for_transaction(transactions, timeout, "aborted")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction that is committed at the end of the block, and aborted where that raises. The first one also
+        initializes the producer."""
+        transactions = self._transactions()
+        if transactions.manager.state is State.UNINITIALIZED:
+            self.init_transactions()
+        self.begin_transaction()
+        try:
+            yield
+            self.commit_transaction()
+        except BaseException:
+            if transactions.fatal_error is None and not self._driven.is_ended:
+                self.abort_transaction()
+            raise
+
+    def _transactions(self) -> TransactionDriver:
+        self._check_open()
+        if self._core.transactions is None:
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("transactions cannot be begun or ended in a callback")
+        return self._core.transactions
+
+    def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
+        deadline_s = time.monotonic() + (self._config.max_block_ms / 1000 if timeout is None else timeout)
+        driven = self._driven
+        with driven.changed:
+            driven.waits_for_transaction += 1
+            try:
+                self._thread.wake()
+                while not transactions.is_idle():
+                    self._check_open()
+                    left_s = deadline_s - time.monotonic()
+                    if left_s <= 0:
+                        raise TimeoutError(f"the transaction was not {what} in time")
+                    driven.changed.wait(left_s)
+            finally:
+                driven.waits_for_transaction -= 1
+        transactions.check()
+
+    # -- the end
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send all that `send` was called with before, and wait until it is acknowledged, or has failed. Raises
+        `TimeoutError` after `timeout` seconds. Cannot be called from a callback."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("flush cannot be called from a callback: it would wait for itself")
+        if self._driven.was_forked:
+            self._check_open()
+        accumulator = self._core.accumulator
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        began_ns = time.perf_counter_ns()
+        with accumulator.lock:
+            accumulator.flushes += 1
+            waiting = list(accumulator.incomplete)
+        try:
+            self._thread.wake()
+            while waiting:
+                batch = waiting.pop()
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                if not wait_until_done(batch, left_s):
+                    raise TimeoutError(f"records were not acknowledged within {timeout} s")
+                if batch.final_state is FinalState.SPLIT:
+                    waiting += [part for _, part in batch.parts]
+        finally:
+            with accumulator.lock:
+                accumulator.flushes -= 1
+            self._core.metrics.flush_time_ns.value += time.perf_counter_ns() - began_ns
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what is left, and end. After `timeout` seconds, records that are not acknowledged fail. From a callback
+        it does not wait. May be called again."""
+        self._finalizer.detach()
+        if not self._driven.was_forked:
+            self._driven.close(timeout)
+
+    def partitions_for(self, topic: str) -> tuple[Partition, ...]:
+        """The topic's partitions. Raises `ApiError`, and `MetadataTimeout` after `max.block.ms`."""
+        self._check_open()
+        return self._wait_for_topic(topic, None, time.monotonic() + self._config.max_block_ms / 1000)
+
+    def metrics(self) -> dict[str, float]:
+        """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
+        return self._core.metrics.snapshot(monotonic_ms())
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _no_topic(topic: str, partition: int | None, count: int, max_block_ms: int) -> str:
+    if count and partition is not None:
+        return f"partition {partition} of topic {topic}, which has {count}, did not appear within {max_block_ms} ms"
+    return f"topic {topic} is not in the metadata after {max_block_ms} ms: it may not exist, or no broker was reachable"
+
+
+def _abandon(driven: _Driven) -> None:
+    """The producer was dropped without `close`: its thread sends what is left, and ends."""
+    driven.appenders.clear()
+    driven.core.accumulator.close()
+    driven.is_closing = True
+    driven.thread.wake()
+
+
+def _close_all() -> None:
+    """The interpreter ends."""
+    deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
+    for driven in list(_open):
+        left = sum(batch.count for batch in list(driven.core.accumulator.incomplete))
+        driven.close(max(0.0, deadline_s - time.monotonic()) if left else 0.0)
+        left = sum(batch.count for batch in list(driven.core.accumulator.incomplete))
+        if left:
+            log.warning("%d records were not acknowledged at the interpreter's end: close the producer", left)
+
+
+def _after_fork() -> None:
+    """In the child: the parent's producers have no thread here, and their sockets are the parent's."""
+    for driven in list(_open):
+        driven.was_forked = True
+        driven.appenders.clear()
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,297 @@
+"""The use of one quota by its clients: what is recorded, and for how long a client has to pause.
+
+Clients with the same tags share sensors: the rate that its quota bounds, and the mean throttle time. Sensors are made
+with a client's first request, and are removed after an hour without one. A limit that changes keeps the usage.
+
+Client ids are made up by clients. So sensors, and the memory of their names, are bounded: where a new one has no room,
+the ones that were made first are removed, and such a client begins with an unused quota. A store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Final
+
+from kalda.base.stats import Avg, MetricConfig, Quota, Rate
+from kalda.quota.callback import ClientQuotaCallback
+from kalda.quota.decisions import Decision, throttle_ms
+from kalda.quota.entities import ABSENT, DEFAULT, Entity, Limits, Step
+
+SENSOR_LIFETIME_MS: Final = 3_600_000
+"""After so long without a record a sensor is removed, as in Kafka."""
+UNLIMITED: Final = float(2**63 - 1)
+MAX_SENSORS: Final = 100_000
+MAX_NAME_BYTES: Final = 64 * 1024 * 1024
+"""Of all tags of one quota, and of the cache of clients."""
+_KEPT_DECISIONS = 100
+_CHECKED_AT_ONCE = 5_000
+"""Sensors that one call of `expire` checks."""
+NANOS_TO_PERCENT: Final = 100.0 / 1_000_000_000
+
+MetricTags = tuple[tuple[str, str], ...]
+
+
+class QuotaType(Enum):
+    """The quotas of clients, by the key that sets them."""
+
+    PRODUCE = "producer_byte_rate"
+    FETCH = "consumer_byte_rate"
+    REQUEST = "request_percentage"
+    CONTROLLER_MUTATION = "controller_mutation_rate"
+
+    @property
+    def group(self) -> str:
+        """The type of its metrics: Produce, Fetch, Request, ControllerMutation."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+class ClientSensors:
+    """What the clients with the same tags have used."""
+
+    __slots__ = ("decisions", "last_ms", "limit", "logged_ms", "metric", "requests", "tags", "throttle_time")
+
+    def __init__(self, tags: MetricTags, metric: Rate, now_ms: int) -> None:
+        self.tags = tags
+        self.metric = metric
+        """The rate that the quota bounds; of mutations, the rate beside the token bucket."""
+        self.limit = UNLIMITED
+        self.throttle_time: Avg | None = None
+        """The mean of the throttle times; None until there is one."""
+        self.decisions: deque[Decision] | None = None
+        """The last ones that throttled; None until there is one."""
+        self.requests = 0
+        """Recorded so far."""
+        self.last_ms = now_ms
+        """The time of the last record."""
+        self.logged_ms = -(2**40)
+        """When a throttled request was logged last."""
+
+    def note(self, decision: Decision) -> None:
+        """Keep a decision that throttled."""
+        if self.decisions is None:
+            self.decisions = deque(maxlen=_KEPT_DECISIONS)
+            self.throttle_time = Avg()
+        self.decisions.append(decision)
+
+    def set_limit(self, limit: float, config: MetricConfig) -> None:
+        """Another limit; what was used stays."""
+        self.limit = limit
+        self.metric.config = config._replace(quota=Quota(limit))
+
+
+class ClientQuotas:
+    """One kind of quota."""
+
+    metric_name = "byte-rate"
+    """The name of the metric that the quota bounds."""
+    max_throttle_ms: int | None = None
+    """The longest pause; None where it has no limit."""
+
+    def __init__(self, kind: QuotaType, config: MetricConfig, callback: ClientQuotaCallback | None = None) -> None:
+        self.kind = kind
+        self.config = config
+        self.limits = Limits()
+        self.callback = callback
+        """The operator's own class; None for the eight levels of `limits`."""
+        self.sensors: dict[MetricTags, ClientSensors] = {}
+        """In the order in which they were made."""
+        self._by_client: dict[tuple[str, str], ClientSensors] = {}
+        """By principal and client id: the sensors that were found for it."""
+        self._name_bytes = 0
+        """Length of all names in `sensors`."""
+        self._cached_bytes = 0
+        """Length of all names in `_by_client`."""
+        self._unchecked: list[MetricTags] = []
+        """Sensors that `expire` has not checked in this round."""
+        self.on_throttled: Callable[[ClientQuotas, ClientSensors, Decision], None] | None = None
+        """Called with each decision that throttles."""
+
+    # -- what the quota is
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether any client has a quota of this kind."""
+        return self.callback is not None or bool(self.limits.levels)
+
+    def set_limit(self, entity: Entity, limit: float | None) -> None:
+        """Set or remove the quota of an entity. It takes effect with the next request."""
+        self.limits.set(entity, limit)
+        if self.callback is not None:
+            if limit is None:
+                self.callback.remove_quota(self.kind.name, entity)
+            else:
+                self.callback.update_quota(self.kind.name, entity, limit)
+        self._forget_clients()
+        if self.callback is not None or DEFAULT in entity:
+            self.apply_limits()
+            return
+        sensors = self.sensors.get(_metric_tags(entity.user or ABSENT, entity.client_id or ABSENT))
+        if sensors is not None:
+            self._apply_limit(sensors)
+
+    def set_callback(self, callback: ClientQuotaCallback) -> None:
+        """Decide by another class of the operator from now on. It is called with all quotas of the metadata."""
+        self.callback = callback
+        for entity, limit in self.limits.entities():
+            callback.update_quota(self.kind.name, entity, limit)
+        self._forget_clients()
+        self.apply_limits()
+
+    def apply_limits(self) -> None:
+        """Give all sensors the limit that their tags have now."""
+        for sensors in list(self.sensors.values()):
+            self._apply_limit(sensors)
+
+    def _apply_limit(self, sensors: ClientSensors) -> None:
+        limit = self._limit_of(sensors.tags)
+        if limit != sensors.limit:
+            sensors.set_limit(limit, self.config)
+
+    def _limit_of(self, tags: MetricTags) -> float:
+        if self.callback is not None:
+            limit = self.callback.quota_limit(self.kind.name, dict(tags))
+        else:
+            (_, user), (_, client_id) = tags
+            limit = self.limits.limit((user, client_id))
+        return UNLIMITED if limit is None else limit
+
+    def steps(self, principal: str, client_id: str) -> list[Step]:
+        """What is found for a client at each of the eight levels."""
+        return self.limits.steps(user_of(principal), client_id)
+
+    # -- what is used
+
+    def sensors_of(self, principal: str, client_id: str, now_ms: int) -> ClientSensors:
+        """The sensors of a client, made where there are none. `principal` is `type:name`."""
+        if self.callback is None:
+            sensors = self._by_client.get((principal, client_id))
+            if sensors is not None:
+                return sensors
+            tags = _metric_tags(*self.limits.tags(user_of(principal), client_id))
+        else:
+            tags = tuple(self.callback.quota_metric_tags(self.kind.name, user_of(principal), client_id).items())
+        sensors = self.sensors.get(tags)
+        if sensors is None:
+            sensors = self._make(tags, now_ms)
+        if self.callback is None:
+            self._cached_bytes += len(principal) + len(client_id)
+            if len(self._by_client) >= MAX_SENSORS or self._cached_bytes > MAX_NAME_BYTES:
+                self._forget_clients()
+            self._by_client[principal, client_id] = sensors
+        elif self.callback.quota_reset_required(self.kind.name):
+            self.apply_limits()
+        return sensors
+
+    def record(self, principal: str, client_id: str, value: float, now_ms: int) -> int:
+        """Record what a client has used. Returns for how many milliseconds it has to pause; 0 within its quota."""
+        sensors = self.sensors_of(principal, client_id, now_ms)
+        metric, limit = sensors.metric, sensors.limit
+        sensors.last_ms = now_ms
+        sensors.requests += 1
+        metric.record(value, now_ms)
+        if metric.is_within(limit, now_ms):
+            return 0
+        observed, window_ms, pause_ms = throttle_ms(metric, limit, now_ms)
+        if self.max_throttle_ms is not None and pause_ms > self.max_throttle_ms:
+            pause_ms = self.max_throttle_ms
+        if pause_ms > 0:
+            self._note(sensors, Decision(now_ms, value, observed, limit, window_ms, pause_ms))
+        return pause_ms
+
+    def record_unthrottled(self, principal: str, client_id: str, value: float, now_ms: int) -> None:
+        """Record what a client has used, without a decision; a negative value undoes a record."""
+        sensors = self.sensors_of(principal, client_id, now_ms)
+        sensors.last_ms = now_ms
+        sensors.metric.record(value, now_ms)
+
+    def max_value(self, principal: str, client_id: str, now_ms: int) -> float:
+        """What a client that has used nothing may use at once without a pause."""
+        limit = self.sensors_of(principal, client_id, now_ms).limit
+        if limit == UNLIMITED:
+            return UNLIMITED
+        return limit * (self.config.samples - 1) * (self.config.window_ms / 1000)
+
+    def note_throttle(self, principal: str, client_id: str, pause_ms: int, now_ms: int) -> None:
+        """A client pauses for this quota: count it in the mean throttle time."""
+        sensors = self.sensors_of(principal, client_id, now_ms)
+        if sensors.throttle_time is None:
+            sensors.throttle_time = Avg()
+        sensors.throttle_time.record(pause_ms, now_ms)
+
+    def expire(self, now_ms: int) -> None:
+        """Check some sensors, and remove those without a record for `SENSOR_LIFETIME_MS`."""
+        if not self._unchecked:
+            self._unchecked = list(self.sensors)
+        checked, self._unchecked = self._unchecked[-_CHECKED_AT_ONCE:], self._unchecked[:-_CHECKED_AT_ONCE]
+        expired = [
+            tags
+            for tags in checked
+            if tags in self.sensors and now_ms - self.sensors[tags].last_ms > SENSOR_LIFETIME_MS
+        ]
+        self._remove(expired)
+
+    def each_sensors(self) -> Iterator[ClientSensors]:
+        """All sensors, as of now."""
+        return iter(list(self.sensors.values()))
+
+    def _new_metric(self) -> Rate:
+        return Rate(self.config)
+
+    def _new_sensors(self, tags: MetricTags, now_ms: int) -> ClientSensors:
+        return ClientSensors(tags, self._new_metric(), now_ms)
+
+    def _make(self, tags: MetricTags, now_ms: int) -> ClientSensors:
+        self._name_bytes += _size(tags)
+        while self.sensors and (len(self.sensors) >= MAX_SENSORS or self._name_bytes > MAX_NAME_BYTES):
+            self._remove(list(self.sensors)[: max(1, len(self.sensors) // 16)])
+        sensors = self.sensors[tags] = self._new_sensors(tags, now_ms)
+        sensors.set_limit(self._limit_of(tags), self.config)
+        return sensors
+
+    def _remove(self, removed: list[MetricTags]) -> None:
+        for tags in removed:
+            del self.sensors[tags]
+            self._name_bytes -= _size(tags)
+        if removed:
+            self._forget_clients()
+
+    def _forget_clients(self) -> None:
+        self._by_client.clear()
+        self._cached_bytes = 0
+
+    def _note(self, sensors: ClientSensors, decision: Decision) -> None:
+        sensors.note(decision)
+        if self.on_throttled is not None:
+            self.on_throttled(self, sensors, decision)
+
+
+class RequestQuotas(ClientQuotas):
+    """The time of the event loop, in percent of one second (`request_percentage`, KIP-124).
+
+    Kafka measures the time of its request handler and network threads. Here one loop does both. What is recorded is the
+    time for which a request holds the loop: decoding, handling and encoding. The limit of Kafka with eight handler
+    threads is 800 %; here it is 100 %. A pause is one window at most.
+    """
+
+    metric_name = "request-time"
+
+    def __init__(self, config: MetricConfig, callback: ClientQuotaCallback | None = None) -> None:
+        super().__init__(QuotaType.REQUEST, config, callback)
+        self.max_throttle_ms = config.window_ms
+        self.exempt = Rate(config)
+        """The time of requests that no quota counts: those between nodes. Never removed."""
+
+
+def _metric_tags(user: str, client_id: str) -> MetricTags:
+    return (("user", user), ("client-id", client_id))
+
+
+def _size(tags: MetricTags) -> int:
+    return sum([len(value) for _, value in tags])
+
+
+def user_of(principal: str) -> str:
+    """The name in a principal `type:name`."""
+    return principal.partition(":")[2]

@@ -1,0 +1,101 @@
+"""The quotas of a node, and what a change of the metadata does to them.
+
+`update` is called with the changes of an image: entity by entity, key by key. It says which quotas are in use then, so
+that the request pipeline charges only those: without any quota a request costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kalda.base.stats import MetricConfig
+from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity
+from kalda.quota.callback import ClientQuotaCallback
+from kalda.quota.client_quotas import ClientQuotas, QuotaType, RequestQuotas
+from kalda.quota.entities import entity_of
+from kalda.quota.mutations import MutationQuotas
+
+log = logging.getLogger("kalda.quotas")
+
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
+
+
+class Windows:
+    """How far each kind of quota looks back."""
+
+    __slots__ = ("client", "controller", "replication")
+
+    def __init__(self, number_of: Callable[[str], int]) -> None:
+        """`number_of` is called with keys of the configuration."""
+
+        def config(samples: str, seconds: str) -> MetricConfig:
+            return MetricConfig(number_of(seconds) * 1000, number_of(samples))
+
+        self.client = config("quota.window.num", "quota.window.size.seconds")
+        self.controller = config("controller.quota.window.num", "controller.quota.window.size.seconds")
+        self.replication = config("replication.quota.window.num", "replication.quota.window.size.seconds")
+
+
+class QuotaManagers:
+    """The quotas of clients, of one role of a node."""
+
+    __slots__ = ("by_type", "fetch", "mutations", "on_ip_rate", "produce", "request")
+
+    def __init__(self, windows: Windows, callback: ClientQuotaCallback | None = None) -> None:
+        self.produce = ClientQuotas(QuotaType.PRODUCE, windows.client, callback)
+        self.fetch = ClientQuotas(QuotaType.FETCH, windows.client, callback)
+        self.request = RequestQuotas(windows.client, callback)
+        self.mutations = MutationQuotas(windows.controller, callback)
+        self.by_type: dict[QuotaType, ClientQuotas] = {
+            each.kind: each for each in (self.produce, self.fetch, self.request, self.mutations)
+        }
+        self.on_ip_rate: Callable[[str | None, float | None], None] | None = None
+        """Called with an address (None: the default of all) and its new rate of connections (None: removed)."""
+
+    def update(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> bool:
+        """Apply changed quotas. True where another set of quotas is in use than before."""
+        before = self.in_use()
+        for entity, keys in changes.items():
+            parts = dict(entity)
+            for key, value in keys.items():
+                if IP in parts:
+                    self._update_ip(parts[IP], key, value)
+                elif USER in parts or CLIENT_ID in parts:
+                    self._update_client(parts, key, value)
+                else:
+                    log.warning("quota %s of %s has no effect: no user, client id or address", key, parts)
+        return self.in_use() != before
+
+    def in_use(self) -> list[QuotaType]:
+        """The quotas that some client has."""
+        return [kind for kind, quotas in self.by_type.items() if quotas.is_enabled]
+
+    def set_callback(self, callback: ClientQuotaCallback) -> None:
+        """Decide by another class of the operator from now on."""
+        for quotas in self.by_type.values():
+            quotas.set_callback(callback)
+
+    def expire(self, now_ms: int) -> None:
+        """Remove sensors that are not used any more; some are checked at each call."""
+        for quotas in self.by_type.values():
+            quotas.expire(now_ms)
+
+    def _update_ip(self, address: str | None, key: str, value: float | None) -> None:
+        if key != CONNECTION_CREATION_RATE:
+            log.warning("quota %s of the address %s is not known, and has no effect", key, address)
+        elif self.on_ip_rate is not None:
+            self.on_ip_rate(address, value)
+
+    def _update_client(self, parts: Mapping[str, str | None], key: str, value: float | None) -> None:
+        entity = entity_of(parts)
+        quotas = next((each for kind, each in self.by_type.items() if kind.value == key), None)
+        if quotas is None:
+            log.warning("quota %s of %s is not known, and has no effect", key, entity)
+            return
+        quotas.set_limit(entity, value)
+        if value is None:
+            log.info("%s of %s is removed", key, entity)
+        else:
+            log.info("%s of %s is %s", key, entity, f"{value:g}")

@@ -1,0 +1,222 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: embedsignature=False, binding=False
+"""Records appended to open batches, one at a time, as a producer's `send` does it.
+
+Written and compiled like `codec`; the C types of the classes are in `appending.pxd`. The record is encoded at the
+moment of the append, straight into the memory of its batch. The only object that a record costs is its `Ticket`.
+
+Threads: several may append at once, and another one may close a batch meanwhile. Compiled, `Records.put` makes its
+check of room, the write, and the count in one piece: between them it runs no Python code and allocates no object that
+the garbage collector tracks, so no other thread can run. Uncompiled this does not hold: the caller has to hold a lock.
+
+Invariant of `Records`: `HEADER_SIZE <= position <= len(data)`, and `data[HEADER_SIZE:position]` holds `count` whole
+records, with offset deltas from 0 on.
+"""
+
+from __future__ import annotations
+
+try:
+    import cython
+except ImportError:
+    from kalda.records import _uncompiled as cython
+
+if cython.compiled:
+    from cython.cimports.cpython.bytearray import PyByteArray_AS_STRING
+    from cython.cimports.kalda.records.codec import _copy, _put_varlong, _sum, _varlong_size
+else:
+    from kalda.records.codec import _copy, _put_varlong, _sum, _varlong_size
+
+COMPILED = cython.compiled
+HEADER_SIZE = 61
+RECORD_OVERHEAD = 36
+"""The most bytes that a record has beside its key, value and headers."""
+NO_HEADERS = b"\x00"
+_HEADER_SIZE: cython.Py_ssize_t = 61
+
+
+class Ticket:
+    """One appended record: its batch, its index in it, its timestamp, and what is to be called when it is delivered.
+
+    Not tracked by the garbage collector. A cycle over `callback` ends when the batch is done and drops its tickets.
+    """
+
+    def __init__(self, batch: object = None, index: int = 0, timestamp: int = 0, callback: object = None) -> None:
+        self.batch = batch
+        self.index = index
+        self.timestamp = timestamp
+        self.callback = callback
+
+
+class Records:
+    """The records of one batch, and room for its header before them."""
+
+    def __init__(self, data: bytearray, limit: int) -> None:
+        self.data = data
+        self.position = HEADER_SIZE
+        self.limit = min(limit, len(data))
+        """Records are appended up to this position; the first one up to the end of `data`."""
+        self.switch_at = self.limit
+        """The position at which a batch is no longer its topic's sticky one, even where it is not full."""
+        self.count = 0
+        self.base_timestamp = 0
+        self.max_timestamp = 0
+        self.is_open = True
+        self.tickets = None
+        """The tickets with a callback, in the order of the records."""
+
+    def put(self, timestamp, key, value, tail, ticket):
+        """Append a record, whose headers as on the wire are `tail`. False where the batch is closed or has no room."""
+        key_length: cython.Py_ssize_t = -1 if key is None else len(key)
+        value_length: cython.Py_ssize_t = -1 if value is None else len(value)
+        tail_length: cython.Py_ssize_t = len(tail)
+        pos: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        delta: cython.longlong = 0
+        if not self.is_open:
+            return False
+        if self.count > 0:
+            delta = _sum(timestamp, -self.base_timestamp)
+        size = 1 + _varlong_size(delta) + _varlong_size(self.count) + tail_length
+        size += _varlong_size(key_length) + (key_length if key_length > 0 else 0)
+        size += _varlong_size(value_length) + (value_length if value_length > 0 else 0)
+        pos = self.position
+        if pos + size + _varlong_size(size) > (self.limit if self.count > 0 else len(self.data)):
+            return False
+        if cython.compiled:
+            p: cython.pointer[cython.uchar] = cython.cast(
+                cython.pointer[cython.uchar], PyByteArray_AS_STRING(self.data)
+            )
+        else:
+            p = self.data
+        pos = _put_varlong(p, pos, size)
+        p[pos] = 0
+        pos = _put_varlong(p, pos + 1, delta)
+        pos = _put_varlong(p, pos, self.count)
+        pos = _put_varlong(p, pos, key_length)
+        if key_length > 0:
+            pos = _put(p, pos, key)
+        pos = _put_varlong(p, pos, value_length)
+        if value_length > 0:
+            pos = _put(p, pos, value)
+        pos = _put(p, pos, tail)
+        if self.count == 0:
+            self.base_timestamp = self.max_timestamp = timestamp
+        elif timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        ticket.index = self.count
+        self.count += 1
+        self.position = pos
+        if ticket.callback is not None:
+            if self.tickets is None:
+                self.tickets = []
+            self.tickets.append(ticket)
+        return True
+
+
+class TopicAppender:
+    """The open batches of one topic: the way of most records. What it cannot do, `append` leaves to its caller."""
+
+    def __init__(self, ticket_type: type, partitions: int, ignore_keys: bool) -> None:
+        self.ticket_type = ticket_type
+        self.open = [None] * partitions
+        """By partition, the batch that takes its records; None where there is none."""
+        self.sticky = None
+        """The batch that takes records without a partition or a key; None where one has to be chosen."""
+        self.ignore_keys = ignore_keys
+
+    def append(
+        self, value: object, key: object, partition: object, timestamp: object, callback: object, now: cython.double
+    ):
+        """The ticket of a record without headers that has been appended; None where there is no open batch with room
+        for it, or where key or value are not `bytes`. `now` is in seconds, `timestamp` in ms."""
+        batch: Records
+        ticket: Ticket
+        time_ms: cython.longlong
+        index: cython.Py_ssize_t
+        if value is not None and type(value) is not bytes:
+            return None
+        if partition is not None:
+            if type(partition) is not int:
+                return None
+            index = partition
+            if index < 0 or index >= len(self.open):
+                return None
+            batch = self.open[index]
+        elif key is not None and not self.ignore_keys:
+            if type(key) is not bytes or len(self.open) == 0:
+                return None
+            index = (_murmur2(key) & 0x7FFFFFFF) % len(self.open)
+            batch = self.open[index]
+        else:
+            batch = self.sticky
+        if batch is None or (key is not None and type(key) is not bytes):
+            return None
+        if timestamp is None:
+            time_ms = cython.cast(cython.longlong, now * 1000.0) if cython.compiled else int(now * 1000)
+        else:
+            time_ms = timestamp
+        if cython.compiled:
+            ticket = Ticket.__new__(self.ticket_type)
+        else:
+            ticket = self.ticket_type()
+        ticket.batch = batch
+        ticket.timestamp = time_ms
+        ticket.callback = callback
+        if not batch.put(time_ms, key, value, NO_HEADERS, ticket):
+            return None
+        if partition is None and batch.position >= batch.switch_at and self.sticky is batch:
+            self.sticky = None
+        return ticket
+
+
+@cython.cfunc
+@cython.inline
+def _put(p: cython.pointer[cython.uchar], pos: cython.Py_ssize_t, value: bytes) -> cython.Py_ssize_t:
+    if cython.compiled:
+        return _copy(p, pos, cython.cast(cython.pointer[cython.const[cython.uchar]], value), 0, len(value))
+    return _copy(p, pos, value, 0, len(value))
+
+
+@cython.cfunc
+@cython.inline
+def _murmur2(data: bytes) -> cython.uint:
+    """The 32-bit hash of Kafka's Java client, unsigned."""
+    size: cython.Py_ssize_t = len(data)
+    h: cython.uint
+    k: cython.uint
+    i: cython.Py_ssize_t = 0
+    m: cython.uint = 0x5BD1E995
+    if cython.compiled:
+        p: cython.pointer[cython.const[cython.uchar]] = cython.cast(cython.pointer[cython.const[cython.uchar]], data)
+        h = cython.cast(cython.uint, 0x9747B28C) ^ cython.cast(cython.uint, size)
+        while i + 4 <= size:
+            k = p[i] | (p[i + 1] << 8) | (p[i + 2] << 16) | (cython.cast(cython.uint, p[i + 3]) << 24)
+            k *= m
+            k ^= k >> 24
+            h = (h * m) ^ (k * m)
+            i += 4
+        if size - i == 3:
+            h ^= p[i + 2] << 16
+        if size - i >= 2:
+            h ^= p[i + 1] << 8
+        if size - i >= 1:
+            h = (h ^ p[i]) * m
+        h ^= h >> 13
+        h *= m
+        return h ^ (h >> 15)
+    mask = 0xFFFFFFFF
+    h = 0x9747B28C ^ size
+    for i in range(0, size & ~3, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * m & mask
+        k ^= k >> 24
+        h = (h * m & mask) ^ (k * m & mask)
+    if size & 3:
+        h = (h ^ int.from_bytes(data[size & ~3 :], "little")) * m & mask
+    h ^= h >> 13
+    h = h * m & mask
+    return h ^ h >> 15
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit hash of Kafka's Java client, unsigned. Kafka prints the same bits as a signed integer."""
+    return _murmur2(data)

@@ -1,0 +1,483 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: embedsignature=False, binding=False
+"""Log compaction's work on runs of batches, with the interpreter's lock released for a whole run.
+
+A plain batch is neither compressed nor transactional nor a control batch, and lies whole in the chunk that was read.
+`map_run` and `RunFilter.run` work on plain batches one after the other, and stop before the first batch that is not
+plain, or damaged in any way. Whoever calls them works on that one with `KeyScan` and `Rewriting`, which decide the same
+and name what is damaged, and calls again behind it. So a batch of one record costs no Python at all.
+
+Where this module is not compiled, no batch is plain.
+"""
+
+from __future__ import annotations
+
+from kalda.base.memory import unfilled
+
+try:
+    import cython
+except ImportError:
+    from kalda.records import _uncompiled as cython
+
+if cython.compiled:
+    from cython.cimports.kalda.records.codec import _copy, _put_varlong, _record, _sum, _varlong_size
+    from cython.cimports.kalda.records.key_offsets import KeyOffsets, _Hash
+    from cython.cimports.kalda.records.native_crc import kalda_crc32c, kalda_crc_by_table, kalda_crc_init
+    from cython.cimports.libc.string import memset
+
+    kalda_crc_init()
+else:
+    from kalda.records.key_offsets import KeyOffsets
+
+COMPILED = cython.compiled
+ROOM_BYTES = 2 * 1024 * 1024
+"""What a `RunFilter` holds at most; a batch of a third of that is not plain any more."""
+
+# Literals below, as C constants:
+#   61 the size of a header, 12 the bytes that its length does not count
+#   0x37 the attributes that a plain batch lacks: compression, transactional, control
+#   0x08 the time is that of the append, 0x40 the base timestamp is a delete horizon
+
+
+def crc_by_table(data: cython.const[cython.uchar][::1]) -> int:
+    """CRC32C as processors without an instruction for it compute it here; for tests."""
+    if cython.compiled:
+        if len(data) == 0:
+            return 0
+        return kalda_crc_by_table(0xFFFFFFFF, cython.address(data[0]), len(data)) ^ 0xFFFFFFFF
+    else:
+        from kalda.records.checksum import crc32c
+
+        return crc32c(data)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _int32(p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t) -> cython.int:
+    return cython.cast(
+        cython.int,
+        (cython.cast(cython.uint, p[at]) << 24) | (p[at + 1] << 16) | (p[at + 2] << 8) | p[at + 3],
+    )
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _int64(p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t) -> cython.longlong:
+    return cython.cast(
+        cython.longlong,
+        (cython.cast(cython.ulonglong, cython.cast(cython.uint, _int32(p, at))) << 32)
+        | cython.cast(cython.ulonglong, cython.cast(cython.uint, _int32(p, at + 4))),
+    )
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _put(
+    p: cython.pointer[cython.uchar], at: cython.Py_ssize_t, size: cython.int, number: cython.longlong
+) -> cython.void:
+    """Write an integer of so many bytes."""
+    while size > 0:
+        size -= 1
+        p[at + size] = cython.cast(cython.uchar, number & 0xFF)
+        number >>= 8
+
+
+@cython.cclass
+class _Plain:
+    """The header of the batch that is worked on."""
+
+    end: cython.Py_ssize_t
+    attributes: cython.int
+    base_offset: cython.longlong
+    last_delta: cython.longlong
+    base_timestamp: cython.longlong
+    max_timestamp: cython.longlong
+    producer_id: cython.longlong
+    count: cython.Py_ssize_t
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _read(
+        self, p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t, size: cython.Py_ssize_t
+    ) -> cython.bint:
+        """Whether there is a plain batch at `at` that is not damaged, as far as header and CRC show."""
+        length: cython.Py_ssize_t
+        if size - at < 61:
+            return False
+        length = _int32(p, at + 8)
+        self.attributes = (p[at + 21] << 8) | p[at + 22]
+        if length < 49 or length > size - at - 12 or p[at + 16] != 2 or self.attributes & 0x37:
+            return False
+        self.end = at + 12 + length
+        self.last_delta = _int32(p, at + 23)
+        self.count = _int32(p, at + 57)
+        if self.count <= 0 or self.count > self.last_delta + 1 or self.count > (length - 49) // 7:
+            return False
+        if cython.cast(cython.uint, _int32(p, at + 17)) != kalda_crc32c(p + at + 21, self.end - at - 21):
+            return False
+        self.base_offset = _int64(p, at)
+        self.base_timestamp = _int64(p, at + 27)
+        self.max_timestamp = _int64(p, at + 35)
+        self.producer_id = _int64(p, at + 43)
+        return True
+
+
+def map_run(
+    offsets: KeyOffsets,
+    chunk: cython.const[cython.uchar][::1],
+    at: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    start: cython.longlong,
+) -> int:
+    """Put the keys of plain batches from position `at` on into the map, and raise its `latest_offset`. Returns the
+    position behind them: that of the first batch that is not plain or has a key for which there is no room, or one
+    beyond `stop`. Records below offset `start` are left out."""
+    if cython.compiled:
+        size: cython.Py_ssize_t = len(chunk)
+        plain: _Plain = _Plain()
+        key: _Hash = _Hash(offsets._k0, offsets._k1)
+        if size == 0 or at < 0 or offsets._slots == 0:
+            return at
+        p: cython.pointer[cython.const[cython.uchar]] = cython.address(chunk[0])
+        with cython.nogil:
+            while at < stop and plain._read(p, at, size) and _map_records(p, at, plain, offsets, key, start):
+                at = plain.end
+                if plain.base_offset + plain.last_delta >= start:
+                    offsets._latest = max(offsets._latest, plain.base_offset + plain.last_delta)
+    return at
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _map_records(
+    p: cython.pointer[cython.const[cython.uchar]],
+    at: cython.Py_ssize_t,
+    plain: _Plain,
+    offsets: KeyOffsets,
+    key: _Hash,
+    start: cython.longlong,
+) -> cython.bint:
+    _i: cython.Py_ssize_t
+    delta: cython.longlong
+    key_at: cython.Py_ssize_t
+    key_size: cython.Py_ssize_t
+    last: cython.longlong = -1
+    at += 61
+    for _i in range(plain.count):
+        at, _1, delta, key_at, key_size, _2, _3, _4, _5 = _record(p, at, plain.end)
+        if at < 0 or delta <= last or delta > plain.last_delta:
+            return False
+        last = delta
+        if key_size >= 0 and plain.base_offset + delta >= start:
+            key._of(p, key_at, key_at + key_size)
+            if not offsets._put(key.low, key.high, plain.base_offset + delta):
+                return False
+    return at == plain.end
+
+
+@cython.cclass
+class RunFilter:
+    """What is left of runs of plain batches, for one cleaning of one group of segments.
+
+    `run` appends what is left to a buffer; `take` returns what came since the last `take`, and `clear` empties the
+    buffer once that has been written. What is left of a batch is what `compaction.filter_batch` decides.
+    """
+
+    _is_full: cython.bint
+    _offsets: KeyOffsets
+    _hash: _Hash
+    _plain: _Plain
+    _last_offsets: cython.longlong[::1]
+    """Rising: the last offsets of batches that stay as headers, where no record is kept."""
+    _next_last: cython.Py_ssize_t
+    """The first of them that is not below the batch."""
+    _round_end: cython.longlong
+    _horizon_ms: cython.longlong
+    """What a batch with deletions gets for its delete horizon."""
+    _now_ms: cython.longlong
+    _bits: cython.uchar[::1]
+    """One for each record of the batch: whether it is kept."""
+    _room: cython.uchar[::1]
+    _buffer: bytearray
+    _written: cython.Py_ssize_t
+    _taken: cython.Py_ssize_t
+    _interval: cython.Py_ssize_t
+    """So many bytes of batches, at least, count as one in what `take` returns."""
+    _placed: cython.longlong[::1]
+    """Three numbers each: last offset, largest timestamp, size."""
+    _places: cython.Py_ssize_t
+    _is_first: cython.bint
+    """Nothing was written yet: the first batch counts alone, as its time is that of the segment."""
+    _last: cython.longlong
+    _largest: cython.longlong
+    _size: cython.Py_ssize_t
+    """Of the batches that are not in `_placed` yet."""
+    _kept: cython.Py_ssize_t
+    _tombstones: cython.Py_ssize_t
+    _first_timestamp: cython.longlong
+    _largest_timestamp: cython.longlong
+    """Of the batch's records that are kept."""
+
+    def __init__(
+        self,
+        offsets: KeyOffsets,
+        last_offsets: object,
+        round_end: cython.longlong,
+        now_ms: cython.longlong,
+        delete_retention_ms: cython.longlong,
+        interval_bytes: cython.Py_ssize_t,
+        room_bytes: cython.Py_ssize_t = ROOM_BYTES,
+    ) -> None:
+        """`last_offsets`: an array of type q, in rising order; `room_bytes`: how much the buffer holds."""
+        self._is_full = False
+        self._offsets = offsets
+        self._interval = min(max(interval_bytes, 512), 65_536)
+        self._buffer = unfilled(room_bytes)
+        if cython.compiled:
+            self._hash = _Hash(offsets._k0, offsets._k1)
+            self._plain = _Plain()
+            self._last_offsets = last_offsets
+            self._next_last = 0
+            self._round_end = round_end
+            self._now_ms = now_ms
+            self._horizon_ms = now_ms + delete_retention_ms
+            self._bits = bytearray(room_bytes // 3 // 56 + 1)
+            self._room = self._buffer
+            self._placed = memoryview(bytearray(24 * (room_bytes // 512 + 8))).cast("q")
+        self._written = self._taken = self._places = self._size = 0
+        self._last = self._largest = -1
+        self._is_first = True
+
+    def run(self, chunk: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> int:
+        """Filter plain batches from position `at` on. Returns the position behind them: that of the first batch that is
+        not plain or stays as a header alone, or one beyond `stop`."""
+        self._is_full = False
+        if cython.compiled:
+            size: cython.Py_ssize_t = len(chunk)
+            outcome: cython.int = 1
+            if size == 0 or at < 0:
+                return at
+            if self._offsets._slots == 0:
+                raise ValueError("the map has been released")
+            p: cython.pointer[cython.const[cython.uchar]] = cython.address(chunk[0])
+            out: cython.pointer[cython.uchar] = cython.address(self._room[0])
+            with cython.nogil:
+                while at < stop:
+                    outcome = self._one(p, at, size, out)
+                    if outcome != 1:
+                        break
+                    at = self._plain.end
+            self._is_full = outcome == 2
+        return at
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `run` stopped because the buffer has no room: `take`, write and `clear`, and call it again."""
+        return bool(self._is_full)
+
+    @property
+    def written(self) -> int:
+        """How many bytes the buffer holds."""
+        return self._written
+
+    def take(self) -> tuple:
+        """(what was written since the last call, the batches there as (last offset, largest timestamp, size))."""
+        if cython.compiled:
+            self._place()
+            part = memoryview(self._buffer)[self._taken : self._written]
+            self._taken = self._written
+            rows = [
+                (self._placed[3 * i], self._placed[3 * i + 1], self._placed[3 * i + 2]) for i in range(self._places)
+            ]
+            self._places = 0
+            return part, rows
+        else:
+            return memoryview(b""), []
+
+    def clear(self) -> None:
+        """What `take` returned has been written, and is not used any more."""
+        self._written = self._taken = 0
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _place(self) -> cython.void:
+        if self._size:
+            self._placed[3 * self._places] = self._last
+            self._placed[3 * self._places + 1] = self._largest
+            self._placed[3 * self._places + 2] = self._size
+            self._places += 1
+            self._size = 0
+            self._largest = -1
+            self._is_first = False
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _one(
+        self,
+        p: cython.pointer[cython.const[cython.uchar]],
+        at: cython.Py_ssize_t,
+        size: cython.Py_ssize_t,
+        out: cython.pointer[cython.uchar],
+    ) -> cython.int:
+        """Filter the batch at `at`: 1 done, 0 it is not plain, 2 there is no room for it."""
+        begin: cython.Py_ssize_t = self._written
+        largest: cython.longlong
+        last: cython.longlong
+        if not self._plain._read(p, at, size):
+            return 0
+        if 3 * (self._plain.end - at) + 128 > self._room.shape[0] - begin:
+            return 2 if begin > 0 else 0
+        if not self._decide(p, at + 61):
+            return 0
+        last = self._plain.base_offset + self._plain.last_delta
+        largest = self._plain.max_timestamp
+        if self._kept == 0:
+            return 0 if self._keeps_header(last) else 1
+        if self._kept == self._plain.count and (self._tombstones == 0 or self._plain.attributes & 0x40):
+            self._written = _copy(out, begin, p, at, self._plain.end - at)
+        else:
+            if not self._plain.attributes & 0x08:
+                largest = self._largest_timestamp
+            self._rewrite(p, at, out, largest)
+        self._last = last
+        self._largest = max(self._largest, largest)
+        self._size += self._written - begin
+        if self._size >= self._interval or self._is_first:
+            self._place()
+        return 1
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _keeps_header(self, last: cython.longlong) -> cython.bint:
+        """Whether the header of a batch with that last offset may have to stay."""
+        if last + 1 == self._round_end:
+            return True
+        if self._plain.producer_id < 0:
+            return False
+        while self._next_last < self._last_offsets.shape[0] and self._last_offsets[self._next_last] < last:
+            self._next_last += 1
+        return self._next_last < self._last_offsets.shape[0] and self._last_offsets[self._next_last] == last
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _decide(self, p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t) -> cython.bint:
+        """Set the bits, and what is counted of them. False where the records are malformed."""
+        i: cython.Py_ssize_t
+        timestamp: cython.longlong
+        delta: cython.longlong
+        key_at: cython.Py_ssize_t
+        key_size: cython.Py_ssize_t
+        value_size: cython.Py_ssize_t
+        previous: cython.longlong = -1
+        keep: cython.bint
+        keeps_tombstones: cython.bint = not self._plain.attributes & 0x40 or self._now_ms < self._plain.base_timestamp
+        self._kept = 0
+        self._tombstones = 0
+        self._first_timestamp = -1
+        self._largest_timestamp = -1
+        memset(cython.address(self._bits[0]), 0, (self._plain.count + 7) // 8)
+        for i in range(self._plain.count):
+            at, timestamp, delta, key_at, key_size, _1, value_size, _2, _3 = _record(p, at, self._plain.end)
+            if at < 0 or delta <= previous or delta > self._plain.last_delta:
+                return False
+            previous = delta
+            if self._plain.base_offset + delta > self._offsets._latest:
+                keep = True
+            elif key_size < 0 or not (value_size >= 0 or keeps_tombstones):
+                keep = False
+            else:
+                self._hash._of(p, key_at, key_at + key_size)
+                keep = self._plain.base_offset + delta >= self._offsets._offset(
+                    self._offsets._find(self._hash.low, self._hash.high)
+                )
+            if keep:
+                self._bits[i >> 3] |= 1 << (i & 7)
+                timestamp = _sum(self._plain.base_timestamp, timestamp)
+                if self._kept == 0:
+                    self._first_timestamp = timestamp
+                    self._largest_timestamp = timestamp
+                elif timestamp > self._largest_timestamp:
+                    self._largest_timestamp = timestamp
+                self._kept += 1
+                if value_size < 0:
+                    self._tombstones += 1
+        return at == self._plain.end
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _rewrite(
+        self,
+        p: cython.pointer[cython.const[cython.uchar]],
+        at: cython.Py_ssize_t,
+        out: cython.pointer[cython.uchar],
+        largest: cython.longlong,
+    ) -> cython.void:
+        """Write the batch with the records whose bit is set. The base timestamp is the delete horizon, or that of the
+        first record (KIP-534)."""
+        is_append_time: cython.bint = (self._plain.attributes & 0x08) != 0
+        base: cython.longlong
+        old_base: cython.longlong = self._plain.max_timestamp if is_append_time else self._plain.base_timestamp
+        begin: cython.Py_ssize_t = self._written
+        to: cython.Py_ssize_t = begin + 61
+        from_: cython.Py_ssize_t = at + 61
+        after: cython.Py_ssize_t
+        rest: cython.Py_ssize_t
+        i: cython.Py_ssize_t
+        number: cython.longlong
+        if self._plain.attributes & 0x40:
+            base = self._plain.base_timestamp
+        elif self._tombstones:
+            base = self._horizon_ms
+            self._plain.attributes |= 0x40
+        else:
+            base = self._plain.max_timestamp if is_append_time else self._first_timestamp
+        _copy(out, begin, p, at, 61)
+        for i in range(self._plain.count):
+            after, number, _1, _2, _3, _4, _5, _6, _7 = _record(p, from_, self._plain.end)
+            if (self._bits[i >> 3] >> (i & 7)) & 1:
+                rest = _behind_number(p, _behind_number(p, from_) + 1)
+                number = _sum(0 if is_append_time else number, _minus(old_base, base))
+                to = _put_varlong(out, to, 1 + _varlong_size(number) + (after - rest))
+                out[to] = 0
+                to = _put_varlong(out, to + 1, number)
+                to = _copy(out, to, p, rest, after - rest)
+            from_ = after
+        _put(out, begin + 8, 4, to - begin - 12)
+        _put(out, begin + 21, 2, self._plain.attributes)
+        _put(out, begin + 27, 8, base)
+        _put(out, begin + 35, 8, largest)
+        _put(out, begin + 57, 4, self._kept)
+        _put(out, begin + 17, 4, kalda_crc32c(out + begin + 21, to - begin - 21))
+        self._written = to
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _behind_number(p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """The position behind a number that is known to be whole."""
+    while p[at] >= 0x80:
+        at += 1
+    return at + 1
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _minus(a: cython.longlong, b: cython.longlong) -> cython.longlong:
+    return cython.cast(cython.longlong, cython.cast(cython.ulonglong, a) - cython.cast(cython.ulonglong, b))

@@ -1,0 +1,371 @@
+"""Transactions in a cluster of Kalda and Apache Kafka: coordinators and leaders of both kinds, killed in the middle.
+
+Brokers of both kinds share `__transaction_state`, `__consumer_offsets` and the partitions that transactions write to.
+A broker of one kind is killed while transactions are open, so that the other one finishes what it finds in the logs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from apache_kafka import KafkaTools
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from mixed_nodes import KAFKA, KALDA, MixedCluster, MixedNode
+from mixed_requests import ROUNDS, TIMEOUT_MS, create, elect_preferred
+from node_cluster import wait_until
+
+from kalda.base.errors import ErrorCode
+from kalda.base.topic_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from kalda.coordinator.routing import coordinator_partition
+from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+
+pytestmark = pytest.mark.compat
+
+TOPIC = "orders"
+INTERNAL_PARTITIONS = 2
+WAIT_S = TIMEOUT_MS / 1000
+LATEST, UNCOMMITTED, COMMITTED = -1, 0, 1
+
+
+def names_for(partition: int) -> Iterator[str]:
+    """Keys that the leader of that partition of an internal topic coordinates."""
+    number = 0
+    while True:
+        number += 1
+        name = f"key-{number}"
+        if coordinator_partition(name, INTERNAL_PARTITIONS) == partition:
+            yield name
+
+
+def producer_of(cluster: MixedCluster, name: str) -> Producer:
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.addresses,
+            "transactional.id": name,
+            "transaction.timeout.ms": TIMEOUT_MS,
+            "linger.ms": 0,
+            "reconnect.backoff.max.ms": 200,
+            "topic.metadata.refresh.fast.interval.ms": 100,
+            "log_level": 0,
+        }
+    )
+    producer.init_transactions(WAIT_S)
+    return producer
+
+
+def send(producer: Producer, name: str, count: int = 3) -> list[bytes]:
+    """Records to both partitions, which have arrived when this returns."""
+    values = []
+    for index in (0, 1):
+        for number in range(count):
+            values.append(f"{name} {index} {number}".encode())
+            producer.produce(TOPIC, values[-1], partition=index)
+    assert producer.flush(WAIT_S) == 0
+    return values
+
+
+def settle(what: object) -> None:
+    """Commit or abort, again while the client says that it may be tried again."""
+    deadline = time.monotonic() + 2 * WAIT_S
+    while True:
+        try:
+            what(WAIT_S)  # type: ignore[operator]
+        except KafkaException as failure:
+            if not failure.args[0].retriable() or time.monotonic() > deadline:
+                raise
+        else:
+            return
+
+
+def committed_values(cluster: MixedCluster) -> list[bytes]:
+    """What a read_committed consumer gets, sorted."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.addresses,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(TOPIC, index, 0) for index in (0, 1)])
+    values: list[bytes] = []
+    ended: set[int] = set()
+
+    def is_read() -> bool:
+        for message in consumer.consume(1_000, 0.2):
+            error = message.error()
+            if error is None:
+                values.append(message.value() or b"")
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                ended.add(message.partition() or 0)
+        return len(ended) == 2
+
+    wait_until(is_read, "both partitions are read", 90)
+    consumer.close()
+    return sorted(values)
+
+
+def end_of(node: MixedNode, index: int, isolation: int) -> int:
+    """The last offset that the leader shows to a consumer of that isolation; -1 where the node does not lead."""
+    partition = ListOffsetsPartition(partition_index=index, timestamp=LATEST)
+    topics = [ListOffsetsTopic(name=TOPIC, partitions=[partition])]
+    with node.client() as client:
+        found = (
+            client.request(ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=topics))
+            .topics[0]
+            .partitions[0]
+        )
+    return found.offset if found.error_code == ErrorCode.NONE else -1
+
+
+def wait_decided(cluster: MixedCluster) -> None:
+    """Until no transaction is open: the last stable offset has reached the high watermark everywhere."""
+
+    def is_so() -> bool:
+        for index in (0, 1):
+            ends = [(end_of(node, index, COMMITTED), end_of(node, index, UNCOMMITTED)) for node in cluster.up]
+            if not any(stable == high >= 0 for stable, high in ends):
+                return False
+        return True
+
+    wait_until(is_so, "every transaction is decided", 60)
+
+
+def commit_offsets(producer: Producer, group: str, offset: int) -> None:
+    """As a consumer of that group, in the transaction."""
+    consumer = Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": group, "log_level": 0})
+    producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, offset)], consumer.consumer_group_metadata(), WAIT_S)
+
+
+def committed_offset(cluster: MixedCluster, group: str) -> int:
+    consumer = Consumer({"bootstrap.servers": cluster.addresses, "group.id": group, "log_level": 0})
+    offset: int = consumer.committed([TopicPartition(TOPIC, 0)], WAIT_S)[0].offset
+    consumer.close()
+    return offset
+
+
+def settle_cluster(cluster: MixedCluster) -> None:
+    """All replicas are in sync, equal, and led by the preferred broker."""
+    for name in (TOPIC, TRANSACTIONS_TOPIC, OFFSETS_TOPIC):
+        if name == OFFSETS_TOPIC:
+            committed_offset(cluster, "first")  # creates it
+        for index in range(2):
+            cluster.wait_placed(name, index, isr=[1, 2])
+        elect_preferred(cluster, name, 0, 1)
+        for index in range(2):
+            cluster.wait_same_files(f"{name}-{index}")
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, jars: Path) -> Iterator[MixedCluster]:
+    """A Kalda controller, and a broker of each kind."""
+    kinds = {0: (KALDA, "controller"), 1: (KALDA, "broker"), 2: (KAFKA, "broker")}
+    settings = {
+        "transaction.state.log.replication.factor": 2,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": INTERNAL_PARTITIONS,
+        "offsets.topic.num.partitions": INTERNAL_PARTITIONS,
+        "broker.session.timeout.ms": 4_000,
+    }
+    with MixedCluster(tmp_path, jars, kinds, **{key.replace(".", "_"): value for key, value in settings.items()}) as it:
+        it.start()
+        create(it, TOPIC, [1, 2], [2, 1], min_insync_replicas="1")
+        yield it
+
+
+def leaders(cluster: MixedCluster, topic: str) -> dict[int, int]:
+    """The leader of each partition of an internal topic, by index."""
+    return {index: cluster.wait_placed(topic, index, isr=[1, 2])[0] for index in range(INTERNAL_PARTITIONS)}
+
+
+def test_transactions_over_both_kinds(mixed: MixedCluster, kafka_tools: KafkaTools) -> None:
+    """Every combination of coordinators, ended in both ways; clients of transaction version 2 too."""
+    wanted: list[bytes] = []
+    offsets: dict[str, int] = {}
+    for of_transactions in range(INTERNAL_PARTITIONS):
+        names = names_for(of_transactions)
+        for of_group in range(INTERNAL_PARTITIONS):
+            name = f"{next(names)}"
+            producer = producer_of(mixed, name)
+            groups = names_for(of_group)
+            group, aborted = next(groups), next(groups)
+            for number, (commits, at) in enumerate([(True, group), (False, aborted), (True, group)]):
+                producer.begin_transaction()
+                values = send(producer, f"{name} {of_group} {number}")
+                commit_offsets(producer, at, 10 * number + 1)
+                if commits:
+                    settle(producer.commit_transaction)
+                    wanted += values
+                    offsets[at] = 10 * number + 1
+                else:
+                    settle(producer.abort_transaction)
+    wait_decided(mixed)
+    assert committed_values(mixed) == sorted(wanted)
+    assert {group: committed_offset(mixed, group) for group in offsets} == offsets
+    assert set(leaders(mixed, TRANSACTIONS_TOPIC).values()) == {1, 2}, "each kind coordinates some"
+    before = len(wanted)
+    for partition in range(INTERNAL_PARTITIONS):
+        names = names_for(partition)
+        done = kafka_tools.run(
+            "producer-perf-test",
+            *("--topic", TOPIC, "--num-records", 300, "--record-size", 20, "--throughput", -1),
+            *("--transactional-id", f"{next(names)}", "--transaction-duration-ms", 20),
+            *("--bootstrap-server", mixed.addresses),
+        )
+        assert "300 records sent" in done
+    wait_decided(mixed)
+    assert len(committed_values(mixed)) == before + 600
+    settle_cluster(mixed)
+    mixed.check_quiet()
+
+
+def test_a_broker_of_either_kind_is_killed_while_transactions_are_open(mixed: MixedCluster) -> None:
+    wanted: list[bytes] = []
+    offsets: dict[str, int] = {}
+    committed_offset(mixed, "first")  # creates the topic of offsets
+    for round_, killed in enumerate((1, 2)):
+        producers = [producer_of(mixed, next(names_for(partition))) for partition in range(INTERNAL_PARTITIONS)]
+        places = [leaders(mixed, topic) for topic in (TRANSACTIONS_TOPIC, OFFSETS_TOPIC)]
+        values = []
+        for number, producer in enumerate(producers):
+            producer.begin_transaction()
+            values.append(send(producer, f"round {round_} of {number}"))
+            for partition in range(INTERNAL_PARTITIONS):
+                group = next(names_for(partition)) + f"-{number}"
+                commit_offsets(producer, group, 100 * round_ + 1)
+                offsets[group] = 100 * round_ + 1 if number != round_ else offsets.get(group, -1001)
+        survivor = mixed.nodes[3 - killed]
+        mixed.nodes[killed].kill()
+        for topic in (TOPIC, TRANSACTIONS_TOPIC, OFFSETS_TOPIC):
+            for index in range(2):
+                mixed.wait_placed(topic, index, survivor.node_id)
+        for number, producer in enumerate(producers):
+            values[number] += send(producer, f"later in round {round_} of {number}", 1)
+            if number == round_:
+                settle(producer.abort_transaction)
+            else:
+                settle(producer.commit_transaction)
+                wanted += values[number]
+        wait_decided(mixed)
+        assert committed_values(mixed) == sorted(wanted), f"{places}, {mixed.nodes[killed]} killed"
+        mixed.nodes[killed].start()
+        settle_cluster(mixed)
+        assert committed_values(mixed) == sorted(wanted), f"{places}, {mixed.nodes[killed]} is back"
+        assert {group: committed_offset(mixed, group) for group in offsets} == offsets
+    mixed.check_quiet()
+
+
+class Worker(threading.Thread):
+    """Transactions one after another, every third one aborted; a new producer after a fatal error."""
+
+    def __init__(self, cluster: MixedCluster, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._cluster = cluster
+        self.committed: list[bytes] = []
+        """Records of transactions whose commit was acknowledged."""
+        self.may_be: list[list[bytes]] = []
+        """Those of transactions whose end is not known to the client."""
+        self.done = 0
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        producer = producer_of(self._cluster, self.name)
+        number = 0
+        while not self.stopped.is_set():
+            number += 1
+            values = [f"{self.name} {number} {index}".encode() for index in (0, 1)]
+            ends = False
+            try:
+                producer.begin_transaction()
+                for index, value in enumerate(values):
+                    producer.produce(TOPIC, value, partition=index)
+                if number % 3 == 0:
+                    settle(producer.abort_transaction)
+                else:
+                    ends = True
+                    settle(producer.commit_transaction)
+                    self.committed += values
+                self.done += 1
+            except KafkaException as failure:
+                error = failure.args[0]
+                if ends and not error.txn_requires_abort():
+                    self.may_be.append(values)
+                if error.txn_requires_abort():
+                    with suppress(KafkaException):
+                        settle(producer.abort_transaction)
+                        continue
+                producer = producer_of(self._cluster, self.name)
+
+
+def test_killed_brokers_of_either_kind_tear_no_transaction(mixed: MixedCluster) -> None:
+    """Wherever a coordinator or a leader is when it is killed: a transaction is visible as a whole or not at all."""
+    names = [next(names_for(partition)) for partition in range(INTERNAL_PARTITIONS)]
+    workers = [Worker(mixed, f"{name}{suffix}") for name in names for suffix in ("", "-a", "-b")]
+    for worker in workers:
+        worker.start()
+
+    def progress(count: int) -> None:
+        before = [worker.done for worker in workers]
+        wait_until(
+            lambda: all(worker.done >= done + count for worker, done in zip(workers, before, strict=True)),
+            f"{count} transactions of each worker",
+            120,
+        )
+
+    progress(3)
+    for round_ in range(2 * ROUNDS):
+        node = mixed.nodes[round_ % 2 + 1]
+        node.kill()
+        progress(3)
+        node.start()
+        for topic in (TOPIC, TRANSACTIONS_TOPIC):
+            for index in range(2):
+                mixed.wait_placed(topic, index, isr=[1, 2])
+            elect_preferred(mixed, topic, 0, 1)
+        progress(3)
+    for worker in workers:
+        worker.stopped.set()
+    for worker in workers:
+        worker.join(2 * WAIT_S)
+        assert not worker.is_alive()
+    wait_decided(mixed)
+    seen = committed_values(mixed)
+    assert len(set(seen)) == len(seen), "no record is there twice"
+    expected = {value for worker in workers for value in worker.committed}
+    unknown = [values for worker in workers for values in worker.may_be]
+    assert expected <= set(seen), "no committed record is lost"
+    for values in unknown:
+        assert len(set(values) & set(seen)) in (0, 2), "a transaction is visible in part"
+        expected |= set(values) & set(seen)
+    assert set(seen) == expected, "no aborted record is seen"
+    settle_cluster(mixed)
+    mixed.check_quiet()
+
+
+def test_a_zombie_is_fenced_by_leaders_of_both_kinds(mixed: MixedCluster) -> None:
+    """Its coordinator is of one kind, and moves to the other with the next one."""
+    for partition in range(INTERNAL_PARTITIONS):
+        name = next(names_for(partition))
+        zombie = producer_of(mixed, name)
+        zombie.begin_transaction()
+        send(zombie, f"zombie {partition}")
+        successor = producer_of(mixed, name)
+        for index in (0, 1):
+            zombie.produce(TOPIC, b"too late", partition=index)
+        with pytest.raises(KafkaException):
+            zombie.commit_transaction(WAIT_S)
+        successor.begin_transaction()
+        send(successor, f"successor {partition}")
+        settle(successor.commit_transaction)
+    wait_decided(mixed)
+    assert {value.split(b" ")[0] for value in committed_values(mixed)} == {b"successor"}
+    settle_cluster(mixed)
+    mixed.check_quiet()

@@ -1,0 +1,104 @@
+"""Stats against vectors of Kafka's own classes (`tests/golden/quota/QuotaVectors.java`): equal to the last bit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kalda.base.stats import (
+    Avg,
+    CountRate,
+    CumulativeSum,
+    Max,
+    MetricConfig,
+    Min,
+    Percentiles,
+    Quota,
+    QuotaViolation,
+    Rate,
+    SimpleRate,
+    TokenBucket,
+    WindowedSum,
+    violation,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "quota" / "vectors.jsonl.gz"
+
+
+def vectors(kind: str) -> list[dict[str, Any]]:
+    with gzip.open(GOLDEN, "rt") as lines:
+        return [each for each in map(json.loads, lines) if each["kind"] == kind]
+
+
+def same(ours: float, theirs: float | str) -> bool:
+    other = float(theirs)
+    return ours == other or (math.isnan(ours) and math.isnan(other))
+
+
+@pytest.mark.parametrize("vector", vectors("stats"), ids=lambda each: f"{each['samples']}x{each['window_ms']}")
+def test_sampled_stats_measure_what_kafka_measures(vector: dict[str, Any]) -> None:
+    config = MetricConfig(vector["window_ms"], vector["samples"])
+    stats = [kind(config) for kind in (Rate, SimpleRate, CountRate, WindowedSum, Avg, Max, Min, CumulativeSum)]
+    rate = stats[0]
+    percentiles = [Percentiles(100, 1000, config), Percentiles(100, 1000, config, linear=True)]
+    for now_ms, value, *measured in vector["rows"]:
+        ours: list[float] = []
+        for stat in stats:
+            if value != "measure":
+                stat.record(value, now_ms)
+            ours.append(stat.measure(now_ms))
+        assert isinstance(rate, Rate)
+        ours.append(rate.window_size_ms(now_ms))
+        for each in percentiles:
+            if value != "measure":
+                each.record(value, now_ms)
+            ours += [each.value(0.5, now_ms), each.value(0.99, now_ms)]
+        wrong = [at for at, pair in enumerate(zip(ours, measured, strict=True)) if not same(*pair)]
+        assert not wrong, f"at {now_ms}: {ours} is not {measured}"
+
+
+@pytest.mark.parametrize("vector", vectors("bucket"), ids=lambda each: str(each["quota"]))
+def test_a_token_bucket_holds_what_kafkas_holds(vector: dict[str, Any]) -> None:
+    bucket = TokenBucket(MetricConfig(vector["window_ms"], vector["samples"], Quota(vector["quota"])))
+    for now_ms, value, tokens in vector["rows"]:
+        bucket.record(value, now_ms)
+        assert bucket.measure(now_ms) == tokens
+
+
+def test_a_violation_has_value_bound_and_metric() -> None:
+    rate = Rate(MetricConfig(1_000, 3, Quota(10)))
+    rate.record(20, 0)
+    assert violation(rate, 0) is None
+    rate.record(20, 0)
+    assert violation(rate, 0) == QuotaViolation(20.0, 10, rate)
+    rate.config = rate.config._replace(quota=Quota(30))
+    assert violation(rate, 0) is None, "what was recorded stays, the bound is another"
+    rate.config = rate.config._replace(quota=Quota(30, upper=False))
+    assert violation(rate, 0) == QuotaViolation(20.0, 30, rate)
+    rate.config = rate.config._replace(quota=None)
+    assert violation(rate, 0) is None
+
+
+def test_an_empty_bucket_violates_its_quota_only_below_nothing() -> None:
+    bucket = TokenBucket(MetricConfig(1_000, 10, Quota(5)), refilled_ms=-(2**40))
+    assert bucket.measure(0) == 50
+    bucket.record(50, 0)
+    assert violation(bucket, 0) is None
+    bucket.record(1, 0)
+    assert violation(bucket, 0) == QuotaViolation(-1.0, 5, bucket)
+    assert violation(bucket, 200) is None
+
+
+def test_the_fast_check_of_a_rate_is_the_check_of_its_measure() -> None:
+    config = MetricConfig(1_000, 11)
+    fast, slow = Rate(config), Rate(config)
+    for now_ms in range(0, 60_000, 37):
+        for rate in (fast, slow):
+            rate.record(now_ms % 977, now_ms)
+        for bound in (12_000, 13_000, 13_400, 14_000, 1e9):
+            assert fast.is_within(bound, now_ms) is (slow.measure(now_ms) <= bound)

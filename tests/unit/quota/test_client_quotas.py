@@ -1,0 +1,227 @@
+"""Client quotas against vectors of Kafka's own managers: the same throttle times for the same requests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.stats import MAX_DOUBLE, MetricConfig
+from kalda.quota import client_quotas
+from kalda.quota.client_quotas import SENSOR_LIFETIME_MS, UNLIMITED, ClientQuotas, QuotaType, RequestQuotas
+from kalda.quota.entities import ABSENT, DEFAULT, Entity, Levels
+from kalda.quota.mutations import MutationQuotas
+from kalda.quota.replication_quotas import ReplicationQuota
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "quota" / "vectors.jsonl.gz"
+CONFIG = MetricConfig(1_000, 11)
+
+
+def vectors(kind: str) -> list[dict[str, Any]]:
+    with gzip.open(GOLDEN, "rt") as lines:
+        return [each for each in map(json.loads, lines) if each["kind"] == kind]
+
+
+def entity(user: str | None, client_id: str | None) -> Entity:
+    """Of a vector, where null stands for a name that is absent and "" for the default."""
+
+    def name(text: str | None) -> str | None:
+        return ABSENT if text is None else text or DEFAULT
+
+    return Entity(name(user), name(client_id))
+
+
+def config_of(vector: dict[str, Any]) -> MetricConfig:
+    return MetricConfig(vector["window_ms"], vector["samples"])
+
+
+def expect_max(quotas: ClientQuotas, now_ms: int, user: str, client_id: str, expected: float) -> None:
+    value = quotas.max_value(f"User:{user}", client_id, now_ms) if quotas.is_enabled else UNLIMITED
+    assert (MAX_DOUBLE if value == UNLIMITED else value) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("vector", vectors("clients"))
+def test_clients_are_throttled_as_by_kafka(vector: dict[str, Any]) -> None:
+    quotas = ClientQuotas(QuotaType.PRODUCE, config_of(vector))
+    throttled = 0
+    for kind, *row in vector["rows"]:
+        if kind == "set":
+            user, client_id, bound, levels = row
+            quotas.set_limit(entity(user, client_id), bound)
+            assert quotas.limits.levels == levels, row
+            continue
+        now_ms, user, client_id, value, *expected = row
+        principal = f"User:{user}"
+        if kind == "max":
+            expect_max(quotas, now_ms, user, client_id, value)
+        elif kind == "unrecord":
+            quotas.record_unthrottled(principal, client_id, -value, now_ms)
+        else:
+            pause_ms = quotas.record(principal, client_id, value, now_ms) if quotas.is_enabled else 0
+            (_, user_tag), (_, client_tag) = quotas.sensors_of(principal, client_id, now_ms).tags
+            assert [pause_ms, quote(user_tag, safe=""), client_tag] == expected, (now_ms, row)
+            throttled += pause_ms > 0
+    assert throttled > 20, "the vectors throttle"
+
+
+@pytest.mark.parametrize("vector", vectors("mutations"))
+def test_mutations_are_charged_as_by_kafka(vector: dict[str, Any]) -> None:
+    quotas = MutationQuotas(config_of(vector))
+    throttled = 0
+    for kind, *row in vector["rows"]:
+        if kind == "set":
+            user, client_id, bound, levels = row
+            quotas.set_limit(entity(user, client_id), bound)
+            assert quotas.limits.levels == levels
+            continue
+        now_ms, user, client_id, value, *expected = row
+        if kind == "max":
+            expect_max(quotas, now_ms, user, client_id, value)
+        elif not quotas.is_enabled:
+            assert expected == [False, 0, 0]
+        else:
+            charge = quotas.charge_of(f"User:{user}", client_id, now_ms, strict=kind == "strict")
+            code = ErrorCode.NONE
+            try:
+                charge.record(value, now_ms)
+            except ApiError as error:
+                code = error.code
+            refused = code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            assert [refused, charge.throttle_ms(now_ms), charge.throttle_ms(now_ms + 70)] == expected, (now_ms, row)
+            throttled += expected[1] > 0
+    assert throttled > 20
+
+
+@pytest.mark.parametrize("vector", vectors("replication"))
+def test_replication_exceeds_its_rate_when_kafkas_does(vector: dict[str, Any]) -> None:
+    quota = ReplicationQuota(config_of(vector))
+    quota.set_bound(2_000)
+    for kind, now_ms, value, *expected in vector["rows"]:
+        if kind == "set":
+            quota.set_bound(value)
+        else:
+            quota.record(value, now_ms)
+            assert [quota.is_exceeded(now_ms)] == expected
+
+
+# -- what no vector has
+
+
+def produce_quotas(**limits: float) -> ClientQuotas:
+    quotas = ClientQuotas(QuotaType.PRODUCE, CONFIG)
+    for client_id, limit in limits.items():
+        quotas.set_limit(Entity(ABSENT, client_id), limit)
+    return quotas
+
+
+def test_a_limit_that_changes_keeps_the_usage() -> None:
+    quotas = produce_quotas(c=1_000)
+    assert quotas.record("User:u", "c", 10_000, 0) == 0
+    quotas.set_limit(Entity(ABSENT, "c"), 500)
+    assert quotas.record("User:u", "c", 0, 0) == 10_000, "(1000 - 500) / 500 * 10 s"
+    quotas.set_limit(Entity(ABSENT, "c"), None)
+    assert quotas.record("User:u", "c", 1e9, 0) == 0
+    quotas.set_limit(Entity(ABSENT, DEFAULT), 1_000)
+    assert quotas.record("User:u", "c", 0, 0) > 0, "what was used without a limit counts too"
+
+
+def test_a_default_gives_each_client_a_limit_of_its_own() -> None:
+    quotas = ClientQuotas(QuotaType.FETCH, CONFIG)
+    quotas.set_limit(Entity(DEFAULT, ABSENT), 1_000)
+    assert quotas.record("User:a", "x", 20_000, 0) == 10_000
+    assert quotas.record("User:b", "x", 10_000, 0) == 0
+    assert quotas.record("User:a", "y", 0, 0) == 10_000, "the client ids of a user share it"
+
+
+def test_the_pause_for_request_time_is_one_window_at_most() -> None:
+    quotas = RequestQuotas(CONFIG)
+    quotas.set_limit(Entity(ABSENT, "c"), 0.001)
+    assert quotas.record("User:u", "c", 100, 0) == 1_000
+
+
+def test_a_pause_is_at_most_what_a_response_can_carry() -> None:
+    assert produce_quotas(c=1e-300).record("User:u", "c", 1e9, 0) == 2**31 - 1
+
+
+def test_sensors_expire_after_an_hour_without_a_record() -> None:
+    quotas = produce_quotas(c=1_000)
+    for number in range(6_000):
+        quotas.record("User:u", f"c{number}", 1, 0)
+    quotas.record("User:u", "c7", 1, 1_000)
+    for _ in range(2):
+        quotas.expire(SENSOR_LIFETIME_MS)
+    assert len(quotas.sensors) == 6_000
+    for _ in range(2):
+        quotas.expire(SENSOR_LIFETIME_MS + 1)
+    assert [dict(tags)["client-id"] for tags in quotas.sensors] == ["c7"]
+    assert quotas.record("User:u", "c1", 1, SENSOR_LIFETIME_MS + 2) == 0
+
+
+def test_names_that_clients_make_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_quotas, "MAX_SENSORS", 64)
+    monkeypatch.setattr(client_quotas, "MAX_NAME_BYTES", 10_000)
+    quotas = produce_quotas(c=1_000)
+    for number in range(1_000):
+        quotas.record("User:u", f"c{number}", 1, 0)
+        quotas.record("User:u", f"{number:05}" + "\x00" * 4_000, 1, 0)
+        assert len(quotas.sensors) <= 64
+        assert quotas._name_bytes <= 10_000
+        assert len(quotas._by_client) <= 64
+
+
+class OneQuota:
+    """All clients of a user's first letter share a quota."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, float] = {"a": 100}
+        self.updates: list[Any] = []
+        self.changed = False
+
+    def quota_metric_tags(self, quota_type: str, user: str, client_id: str) -> Mapping[str, str]:
+        return {"letter": user[0]}
+
+    def quota_limit(self, quota_type: str, metric_tags: Mapping[str, str]) -> float | None:
+        return self.limits.get(metric_tags["letter"])
+
+    def update_quota(self, quota_type: str, entity: Entity, value: float) -> None:
+        self.updates.append((quota_type, entity, value))
+
+    def remove_quota(self, quota_type: str, entity: Entity) -> None:
+        self.updates.append((quota_type, entity))
+
+    def quota_reset_required(self, quota_type: str) -> bool:
+        changed, self.changed = self.changed, False
+        return changed
+
+
+def test_an_operators_class_decides_in_place_of_the_levels() -> None:
+    callback = OneQuota()
+    quotas = ClientQuotas(QuotaType.PRODUCE, CONFIG, callback)
+    assert quotas.is_enabled
+    assert quotas.record("User:alice", "x", 1_000, 0) == 0
+    assert quotas.record("User:anna", "y", 1_000, 0) == 10_000
+    assert quotas.record("User:bob", "x", 1e9, 0) == 0
+    callback.limits, callback.changed = {"a": 1_000, "b": 1}, True
+    assert quotas.record("User:anna", "y", 0, 0) == 0
+    assert quotas.record("User:bob", "x", 0, 0) > 0
+    quotas.set_limit(Entity("bob", ABSENT), 5.0)
+    quotas.set_limit(Entity("bob", ABSENT), None)
+    assert callback.updates == [("PRODUCE", Entity("bob", ABSENT), 5.0), ("PRODUCE", Entity("bob", ABSENT))]
+
+
+def test_levels_are_in_use_while_an_entity_of_theirs_has_a_limit() -> None:
+    quotas = produce_quotas(a=1, b=2)
+    assert quotas.limits.levels == Levels.CLIENT_ID
+    quotas.set_limit(Entity("u", DEFAULT), 1)
+    assert quotas.limits.levels == Levels.CLIENT_ID | Levels.USER_CLIENT_ID
+    quotas.set_limit(Entity(ABSENT, "a"), None)
+    quotas.set_limit(Entity(ABSENT, "b"), None)
+    assert quotas.limits.levels == Levels.USER_CLIENT_ID
+    quotas.set_limit(Entity("u", DEFAULT), None)
+    assert not quotas.is_enabled
