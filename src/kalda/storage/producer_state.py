@@ -10,7 +10,7 @@ Snapshots do not have those. So the producers are read from a snapshot below the
 it, where a marker above the high watermark is in the log.
 
 Invariants: `map_end_offset` is the offset up to which batches have been applied; a snapshot file holds the state at
-exactly its offset; the keys of `_ongoing` and `_unreplicated` are first offsets, in rising order.
+exactly its offset; the keys of `_ongoing` are first offsets, in rising order.
 
 A log may have millions of producers. What takes time for each of them is not done at once: `freeze` sets the state
 aside for a job that writes it to a snapshot, and `expire` goes on where it stopped.
@@ -19,6 +19,7 @@ aside for a job that writes it to a snapshot, and `expire` goes on where it stop
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
@@ -197,8 +198,9 @@ class ProducerStates:
         """Producer ids that the next call of `expire` begins with; None: all of them."""
         self._ongoing: dict[int, int] = {}
         """Open transactions: first offset to producer id."""
-        self._unreplicated: dict[int, int] = {}
-        """Transactions that have ended above the high watermark: first offset to the marker's."""
+        self._unreplicated: list[tuple[int, int]] = []
+        """A heap of transactions that have ended, with at least those above the high watermark: first offset, and the
+        marker's. A recovery may put very many here before the high watermark is known."""
         self._verifications: dict[int, Verification] = {}
         """By producer id. Not part of snapshots: after a start they are made anew."""
         self.map_end_offset = start_offset
@@ -461,33 +463,25 @@ class ProducerStates:
         """It has ended, but the last stable offset stays below it until its marker is replicated."""
         if self._ongoing.pop(completed.first_offset, None) is None:
             raise CorruptRecord(f"{self.log_name} ends a transaction at {completed.first_offset} that it never began")
-        self._unreplicated[completed.first_offset] = completed.last_offset
-        if len(self._unreplicated) > 1:
-            self._unreplicated = dict(sorted(self._unreplicated.items()))
+        heappush(self._unreplicated, (completed.first_offset, completed.last_offset))
 
     def on_high_watermark(self, high_watermark: int) -> None:
         """Markers below it are replicated."""
-        if self._unreplicated:
-            done = [first for first, last in self._unreplicated.items() if last < high_watermark]
-            for first in done:
-                del self._unreplicated[first]
+        unreplicated = self._unreplicated
+        while unreplicated and unreplicated[0][1] < high_watermark:
+            heappop(unreplicated)
 
     def on_log_start_offset(self, offset: int) -> None:
         """Records below were deleted: drop the transactions that ended there."""
-        done = [first for first, last in self._unreplicated.items() if last < offset]
-        for first in done:
-            del self._unreplicated[first]
+        self.on_high_watermark(offset)
         self.map_end_offset = max(self.map_end_offset, offset)
 
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the oldest transaction began that is open, or whose marker is not replicated yet."""
-        first = None
-        for offsets in (self._ongoing, self._unreplicated):
-            for offset in offsets:
-                if first is None or offset < first:
-                    first = offset
-                break
+        first = next(iter(self._ongoing), None)
+        if self._unreplicated and (first is None or self._unreplicated[0][0] < first):
+            return self._unreplicated[0][0]
         return first
 
     @property
