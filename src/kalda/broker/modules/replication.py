@@ -41,6 +41,7 @@ class ReplicationModule(Module):
             host.rng.random,
             context.on_fatal,
             host.is_refused if config["kalda.dead.process.detection.enable"] else None,
+            host.route,
         )
         self.replicas = ReplicaManager(
             config.node_id,
