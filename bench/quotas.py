@@ -1,10 +1,10 @@
-"""Whether clients with a quota get the rate of that quota: real clients, one node, 33 seconds, which are three times its windows.
+"""Whether clients with a quota get the rate of that quota: real clients, one node, three times its windows.
 
     python bench/quotas.py [--seconds 33] [--rates 1,5,20] [--clients librdkafka,kafka-python,aiokafka] [--peer]
 
 Each client produces, or consumes, as fast as it can under `producer_byte_rate` or `consumer_byte_rate` of its client
-id. Printed is the rate of the bytes of its records over the quota, when its first bursts are over. The quota counts whole requests and responses, so the ratio is a little below 1. `--peer` measures
-Apache Kafka in turn.
+id. Printed is the rate of the bytes of its records over the quota, when its first bursts are over. The quota counts
+whole requests and responses, so the ratio is a little below 1. `--peer` measures Apache Kafka in turn.
 """
 
 from __future__ import annotations

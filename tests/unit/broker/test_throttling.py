@@ -332,15 +332,22 @@ def test_a_throttle_is_explained() -> None:
 def test_quotas_of_addresses_and_unknown_keys(caplog: pytest.LogCaptureFixture) -> None:
     managers = QuotaManagers(WINDOWS)
     seen: list[tuple[str | None, float | None]] = []
-    managers.on_ip_rate = lambda address, rate: seen.append((address, rate))
+
+    def on_ip_rate(address: str | None, rate: float | None) -> None:
+        if address == "a.host":
+            raise ValueError(address)
+        seen.append((address, rate))
+
+    managers.on_ip_rate = on_ip_rate
     changes: dict[QuotaEntity, dict[str, float | None]] = {
         quota_entity({IP: None}): {"connection_creation_rate": 5.0},
         quota_entity({IP: "10.0.0.1"}): {"connection_creation_rate": None, "other": 1.0},
+        quota_entity({IP: "a.host"}): {"connection_creation_rate": 1.0},
         quota_entity({USER: "u"}): {"unheard_of": 1.0},
     }
     assert managers.update(changes) is False
     assert seen == [(None, 5.0), ("10.0.0.1", None)]
-    assert len([line for line in caplog.messages if "has no effect" in line]) == 2
+    assert len([line for line in caplog.messages if "has no effect" in line]) == 3
 
 
 def test_the_windows_are_those_of_the_configuration() -> None:
