@@ -1,8 +1,8 @@
 """Clients of a cluster, as thin shells over sockets and a clock.
 
-The command line and Spark tasks use the blocking clients over `cluster_client`: they run in the caller's thread, and
-start no thread and no event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle whole batches of
-records and do not depend on the command line.
+The command line and Spark tasks use the blocking clients over `cluster_client`. They run in the caller's thread, and
+start no thread and no event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle
+whole batches of records and do not depend on the command line.
 
 - `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
 - `delivery`: futures of records, and the calls when batches are done
