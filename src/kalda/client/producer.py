@@ -68,6 +68,8 @@ class _Driven:
         self.is_forced = False
         """Do not wait for what is not acknowledged."""
         self.is_ended = False
+        self.unacknowledged = 0
+        """Records that failed because the producer ended."""
         self.failure: ApiError | None = None
         self.was_forked = False
         self.waits_for_transaction = 0
@@ -109,6 +111,7 @@ class _Driven:
         self.core.accumulator.close()
         self.failure = error
         why = "the producer was closed before the record was acknowledged" if error is None else error.message
+        self.unacknowledged = sum(batch.count for batch in list(self.core.accumulator.incomplete))
         self.core.sender.abort(why)
         self.core.connections.close(monotonic_ms())
         self.is_ended = True
@@ -522,9 +525,9 @@ def _close_all() -> None:
     for driven in list(_open):
         left = sum(batch.count for batch in list(driven.core.accumulator.incomplete))
         driven.close(max(0.0, deadline_s - time.monotonic()) if left else 0.0)
-        left = sum(batch.count for batch in list(driven.core.accumulator.incomplete))
-        if left:
-            log.warning("%d records were not acknowledged at the interpreter's end: close the producer", left)
+        if driven.unacknowledged:
+            lost = driven.unacknowledged
+            log.warning("%d records were not acknowledged at the interpreter's end: close the producer before", lost)
 
 
 def _after_fork() -> None:
