@@ -106,7 +106,16 @@ class Requests:
             self._find_coordinator()
             return None
         node_id = self._coordinator.node_id
-        return node_id if self.is_ready(node_id) else None
+        if self.is_ready(node_id):
+            self._find_failures = 0
+            return node_id
+        retry_at_ms = self.connections.ready_at_ms(node_id, self.now_ms)
+        if retry_at_ms is not None and retry_at_ms > self.now_ms and not self.connections.is_connected(node_id):
+            # No connection can be made: another broker may coordinate the group by now.
+            self._find_failures += 1
+            self._find_at_ms = self.now_ms + self._backoff.pause_ms(self._find_failures)
+            self.drop_coordinator()
+        return None
 
     @property
     def coordinator_is_known(self) -> bool:
@@ -144,7 +153,6 @@ class Requests:
             self._find_failures += 1
             self._find_at_ms = self.now_ms + self._backoff.pause_ms(self._find_failures)
             return
-        self._find_failures = 0
         self.coordinator_error = None
         self._coordinator = Broker(COORDINATOR_BASE - answer.node_id, answer.host, answer.port, None)
         self._nodes_version = -1
