@@ -1,7 +1,7 @@
 """Consumers' cores beside brokers that are a model, in virtual time. Groups are Kalda's own coordinator.
 
-`Cluster` has topics as lists of batches, leaders with epochs, and `groups_world.World` for group APIs. Each `Member` is a
-`ConsumerCore` with what its shell would do: carry out actions, call the listener, poll. A member is killed by dropping
+`Cluster` has topics as lists of batches, leaders with epochs, and `groups_world.World` for group APIs. Each `Member` is
+a `ConsumerCore` with what its shell would do: carry out actions, call the listener, poll. A member is killed by dropping
 it. Frames are encoded and decoded as on a wire.
 """
 
