@@ -1,8 +1,8 @@
 """Consumers' cores beside brokers that are a model, in virtual time. Groups are Kalda's own coordinator.
 
 `Cluster` has topics as lists of batches, leaders with epochs, and `groups_world.World` for group APIs. Each `Member` is
-a `ConsumerCore` with what its shell would do: carry out actions, call the listener, poll. A member is killed by dropping
-it. Frames are encoded and decoded as on a wire.
+a `ConsumerCore` with what its shell would do: carry out actions, call the listener, poll. A member is killed by
+dropping it. Frames are encoded and decoded as on a wire.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ class Cluster:
         """How many responses of an API are lost, with their connection."""
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.wall_ms = 2_000
+        self.lists_dead = False
+        """Metadata still has the brokers that are down."""
         self._numbers = 0
 
     @property
@@ -206,7 +208,7 @@ class Cluster:
 
     def _metadata(self, request: Any) -> MetadataResponse:
         names = sorted(self.ids.ids) if request.topics is None else [topic.name for topic in request.topics]
-        alive = [node for node in self.brokers if node not in self.down]
+        alive = [node for node in self.brokers if self.lists_dead or node not in self.down]
         topics = []
         for name in names:
             topic_id = self.ids.id_of(name)

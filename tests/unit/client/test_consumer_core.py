@@ -167,6 +167,21 @@ def test_follows_a_leader_that_moves() -> None:
     assert {node for node, key, _ in cluster.requests if key is ApiKey.FETCH} == {0, 1}
 
 
+def test_a_dead_leader_is_replaced_by_the_one_in_new_metadata() -> None:
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(10))
+    member = Member(cluster).assign(T0)
+    drain(member, 10)
+    log = cluster.logs[T0]
+    cluster.lists_dead = True
+    cluster.down.add(0)
+    member.cut(0)
+    member.poll(5_000)
+    log.leader, log.epoch = 1, 1
+    cluster.append("t", 0, *numbered(10, 10))
+    assert drain(member, 10) == numbered(10, 10)
+
+
 def test_reads_from_the_replica_that_the_leader_names() -> None:
     cluster = cluster_of(1)
     cluster.append("t", 0, *numbered(10))

@@ -82,7 +82,7 @@ def describe_configs(
         include_documentation=documentation,
     )
     answer = _request(cluster, resource, request, "results")
-    return sorted(_entry(config) for result in answer.results for config in result.configs)
+    return sorted(entry_of(config) for result in answer.results for config in result.configs)
 
 
 def alter_configs(
@@ -138,7 +138,8 @@ def _request(
     return cluster.any_broker(request, check=check, timeout_ms=timeout_ms)
 
 
-def _entry(config: DescribeConfigsResourceResult) -> ConfigEntry:
+def entry_of(config: DescribeConfigsResourceResult) -> ConfigEntry:
+    """The config of a response."""
     return ConfigEntry(
         config.name,
         config.value,
