@@ -208,7 +208,8 @@ class Log(LogOffsets):
         """The last part of `open`, where `fresh` says that there was no log."""
         self.cold = not fresh
         if self.topic_id is not None and distrusts_cache:
-            write_partition_metadata(self.disk, self.unsynced.metadata_path, self.topic_id, durable=False)
+            # Synced at once: the file that it replaces may be on the device, and has to be there whenever records are.
+            write_partition_metadata(self.disk, self.unsynced.metadata_path, self.topic_id)
         if self.topic_id is None and expected is not None:
             self.assign_topic_id(expected)
 
