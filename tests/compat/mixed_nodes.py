@@ -41,6 +41,7 @@ USUAL = (
     r"no answer from the controller at \S+: (?!it is of another cluster)"
     r"|could not be established|disconnected before the response|Connection to \S+ .*failed|Client was shutdown"
     r"|Error in response for fetch request|node is already closed|already been closed"
+    r"|AddPartitionsToTxnRequest failed for node \d+ with a network exception"
     # A leader of the quorum is not yet, or no longer, the active controller; the sender retries.
     r"|NotControllerException|Performing controller activation|Renouncing the leadership"
     r"|Connections to \S+ are refused"

@@ -41,6 +41,9 @@ _METADATA_MODULES = {"metadata": "metadata_records", "remote-log-metadata": "rem
     show_default=True,
     help="How to decode the records. auto: by the name of their directory.",
 )
+@click.option("--cluster-metadata-decoder", "decode", flag_value="metadata", help="As --decode metadata.")
+@click.option("--offsets-decoder", "decode", flag_value="offsets", help="As --decode offsets.")
+@click.option("--transaction-log-decoder", "decode", flag_value="transactions", help="As --decode transactions.")
 @click.option("--max-bytes", type=click.IntRange(min=1), metavar="N", help="Read at most N bytes of each log.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs.")
 def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | None, as_json: bool) -> None:
@@ -53,6 +56,7 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
       kalda dump-log data/orders-0/00000000000000000000.log --deep
       kalda dump-log data/__cluster_metadata-0 --deep --json
       kalda dump-log data/__consumer_offsets-7 --deep
+      kalda dump-log backup/00000000000000000000.log --deep --transaction-log-decoder
     """
     from kalda.broker.disk import RealDisk
     from kalda.storage.dump import dump
@@ -171,6 +175,8 @@ def _read_metadata(module: str, record: Record) -> object:
 
 def _read_coordinator(module: str, record: Record) -> object:
     from kalda.base.errors import InvalidRequest
+    from kalda.coordinator.transactions.states import TransactionState
+    from kalda.protocol.messages.transaction_records import TransactionLogValue
     from kalda.protocol.record_framing import decode_coordinator_key, decode_coordinator_value
 
     if record.key is None:
@@ -183,7 +189,11 @@ def _read_coordinator(module: str, record: Record) -> object:
         value = decode_coordinator_value(module, key.RECORD_TYPE, record.value)
     except InvalidRequest as error:
         return {"unreadable": error.message}
-    return {**decoded, "version": value.version, "value": _fields(value.record)}
+    decoded |= {"version": value.version, "value": _fields(value.record)}
+    if isinstance(value.record, TransactionLogValue):
+        status = value.record.transaction_status
+        decoded["state"] = TransactionState(status).label if status in set(TransactionState) else f"unknown {status}"
+    return decoded
 
 
 def _fields(struct: Struct) -> dict[str, object]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from kalda.base.disk import Disk, File
 from kalda.base.errors import CorruptRecord
 from kalda.base.ids import uuid_to_text
+from kalda.protocol.messages.control_records import EndTxnMarker
 from kalda.records.batch import HEADER_SIZE, NO_SEQUENCE, BatchHeader, advance_sequence, check_crc, read_header
 from kalda.records.builder import Record, read_records
 from kalda.records.control import read_control_record
@@ -179,7 +180,10 @@ def _record_row(record: Record, header: BatchHeader, meaning: Meaning | None) ->
     if header.is_control:
         control = read_control_record(record)
         row["control"] = control.type.name
-        if control.message is not None:
+        if isinstance(control.message, EndTxnMarker):
+            row["end_txn_marker"] = control.type.name
+            row["coordinator_epoch"] = control.message.coordinator_epoch
+        elif control.message is not None:
             row["message"] = repr(control.message)
     elif meaning is not None and (said := meaning(record)) is not None:
         row["meaning"] = said

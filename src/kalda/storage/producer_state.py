@@ -10,7 +10,7 @@ Snapshots do not have those. So the producers are read from a snapshot below the
 it, where a marker above the high watermark is in the log.
 
 Invariants: `map_end_offset` is the offset up to which batches have been applied; a snapshot file holds the state at
-exactly its offset; the keys of `_ongoing` and `_unreplicated` are first offsets, in rising order.
+exactly its offset; the keys of `_ongoing` are first offsets, in rising order.
 
 A log may have millions of producers. What takes time for each of them is not done at once: `freeze` sets the state
 aside for a job that writes it to a snapshot, and `expire` goes on where it stopped.
@@ -19,6 +19,7 @@ aside for a job that writes it to a snapshot, and `expire` goes on where it stop
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from kalda.storage.values import AppendOrigin
 
 MAX_BATCHES = 5
 MAX_EPOCH = 2**15 - 1
+_LATE_BUFFER_MS = 5 * 60 * 1000
 _EXPIRED_A_CALL = 20_000
 """Producers that one call of `expire` checks: some milliseconds."""
 
@@ -197,8 +199,9 @@ class ProducerStates:
         """Producer ids that the next call of `expire` begins with; None: all of them."""
         self._ongoing: dict[int, int] = {}
         """Open transactions: first offset to producer id."""
-        self._unreplicated: dict[int, int] = {}
-        """Transactions that have ended above the high watermark: first offset to the marker's."""
+        self._unreplicated: list[tuple[int, int]] = []
+        """A heap of transactions that have ended, with at least those above the high watermark: first offset, and the
+        marker's. A recovery may put very many here before the high watermark is known."""
         self._verifications: dict[int, Verification] = {}
         """By producer id. Not part of snapshots: after a start they are made anew."""
         self.map_end_offset = start_offset
@@ -461,38 +464,41 @@ class ProducerStates:
         """It has ended, but the last stable offset stays below it until its marker is replicated."""
         if self._ongoing.pop(completed.first_offset, None) is None:
             raise CorruptRecord(f"{self.log_name} ends a transaction at {completed.first_offset} that it never began")
-        self._unreplicated[completed.first_offset] = completed.last_offset
-        if len(self._unreplicated) > 1:
-            self._unreplicated = dict(sorted(self._unreplicated.items()))
+        heappush(self._unreplicated, (completed.first_offset, completed.last_offset))
 
     def on_high_watermark(self, high_watermark: int) -> None:
         """Markers below it are replicated."""
-        if self._unreplicated:
-            done = [first for first, last in self._unreplicated.items() if last < high_watermark]
-            for first in done:
-                del self._unreplicated[first]
+        unreplicated = self._unreplicated
+        while unreplicated and unreplicated[0][1] < high_watermark:
+            heappop(unreplicated)
 
     def on_log_start_offset(self, offset: int) -> None:
         """Records below were deleted: drop the transactions that ended there."""
-        done = [first for first, last in self._unreplicated.items() if last < offset]
-        for first in done:
-            del self._unreplicated[first]
+        self.on_high_watermark(offset)
         self.map_end_offset = max(self.map_end_offset, offset)
 
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the oldest transaction began that is open, or whose marker is not replicated yet."""
-        first = None
-        for offsets in (self._ongoing, self._unreplicated):
-            for offset in offsets:
-                if first is None or offset < first:
-                    first = offset
-                break
+        first = next(iter(self._ongoing), None)
+        if self._unreplicated and (first is None or self._unreplicated[0][0] < first):
+            return self._unreplicated[0][0]
         return first
 
     @property
     def has_open_transactions(self) -> bool:
         return bool(self._ongoing)
+
+    def has_late_transaction(self, now_ms: int, max_timeout_ms: int) -> bool:
+        """Whether the oldest open transaction has had no batch for so long that its coordinator has ended it, had it
+        been one of that coordinator's: it may be hanging (KIP-664)."""
+        oldest = next(iter(self._ongoing.values()), NO_PRODUCER_ID)
+        state = self.get(oldest)
+        return (
+            state is not None
+            and state.last_timestamp > 0
+            and now_ms - state.last_timestamp > max_timeout_ms + _LATE_BUFFER_MS
+        )
 
     # Verification (KIP-890, part 1)
 

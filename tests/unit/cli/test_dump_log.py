@@ -9,11 +9,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kalda.base.ids import Uuid
+from kalda.broker.disk import RealDisk
 from kalda.cli.commands import cli
 from kalda.protocol.messages.group_records import OffsetCommitKey, OffsetCommitValue
 from kalda.protocol.messages.metadata_records import TopicRecord
+from kalda.protocol.messages.transaction_records import TransactionLogKey, TransactionLogValue
 from kalda.protocol.record_framing import encode_coordinator_record, encode_metadata_record
 from kalda.records.builder import build_batch
+from kalda.records.control import transaction_marker_batch
+from kalda.storage.producer_snapshot import write_snapshot
+from kalda.storage.producer_state import BatchMetadata, ProducerState
 
 SEGMENT = "00000000000000000000.log"
 
@@ -97,3 +102,44 @@ def test_small_files_of_a_directory(tmp_path: Path) -> None:
     assert "epoch: 5  start_offset: 9" in result.output
     assert "unknown.txt" not in result.output
     assert run(tmp_path / "unknown.txt").exit_code == 1
+
+
+def test_transactions_are_decoded(tmp_path: Path) -> None:
+    """By the name of the directory, or with the option of Apache Kafka's tool."""
+    value = TransactionLogValue(producer_id=7, producer_epoch=3, transaction_status=2, client_transaction_version=2)
+    rows = [
+        encode_coordinator_record(TransactionLogKey(transactional_id="payments"), value, 1),
+        encode_coordinator_record(TransactionLogKey(transactional_id="old"), None),
+        encode_coordinator_record(
+            TransactionLogKey(transactional_id="later"), TransactionLogValue(transaction_status=9), 1
+        ),
+    ]
+    batch = bytes(build_batch([(1, key, data, ()) for key, data in rows]))
+    named = segment(tmp_path / "__transaction_state-3", batch)
+    unnamed = segment(tmp_path / "backup", batch)
+    for result in (run(named, "--deep", "--json"), run(unnamed, "--deep", "--json", "--transaction-log-decoder")):
+        first, second, third = (record["meaning"] for record in json.loads(result.output)["records"])
+        assert first["key"] == {"transactional_id": "payments"}
+        assert (first["state"], first["version"], first["value"]["producer_id"]) == ("PrepareCommit", 1, 7)
+        assert second["value"] is None
+        assert third["state"] == "unknown 9"
+
+
+def test_markers_and_producers_are_decoded(tmp_path: Path) -> None:
+    batches = [
+        transaction_marker_batch(
+            producer_id=7, producer_epoch=3, commit=commit, coordinator_epoch=5, timestamp_ms=1, base_offset=offset
+        )
+        for offset, commit in enumerate([True, False])
+    ]
+    path = segment(tmp_path / "orders-0", *map(bytes, batches))
+    output = run(path, "--deep").output
+    assert "control: COMMIT  end_txn_marker: COMMIT  coordinator_epoch: 5" in output
+    assert "control: ABORT  end_txn_marker: ABORT  coordinator_epoch: 5" in output
+    disk = RealDisk()
+    states = [ProducerState(7, 3, 5, 1, 11, (BatchMetadata(4, 12, 1, 1),)), ProducerState(8, 0, 2, 1)]
+    write_snapshot(disk.open(str(path.parent / "00000000000000000013.snapshot"), create=True), states)
+    output = run(path.parent / "00000000000000000013.snapshot").output
+    assert "producer_id: 7  producer_epoch: 3  first_sequence: 3  last_sequence: 4  last_offset: 12" in output
+    assert "coordinator_epoch: 5  current_txn_first_offset: 11" in output
+    assert "producer_id: 8  producer_epoch: 0  first_sequence: -1" in output

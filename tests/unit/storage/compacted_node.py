@@ -12,7 +12,7 @@ from kalda.records.compression import Compression
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.cleaner import CleanerConfig, LogCleaner
-from kalda.storage.config import LogConfig
+from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.values import AppendOrigin
@@ -31,6 +31,8 @@ COMPACT = {
 class CompactedNode:
     """A node whose topic `t` is compacted. Its clock stands still until a test moves it."""
 
+    producer_expiration_ms = DAY
+
     def __init__(self, seed: int = 3, **config: str) -> None:
         self.now_ms = NOW
         self.config = LogConfig.from_dict(COMPACT | {key.replace("_", "."): value for key, value in config.items()})
@@ -42,7 +44,11 @@ class CompactedNode:
 
     def start(self) -> None:
         self.logs = LogManager(
-            {"/d": self.disk}, lambda _: self.config, unique=lambda: "0" * 32, now_ms=lambda: self.now_ms
+            {"/d": self.disk},
+            lambda _: self.config,
+            config=LogManagerConfig(producer_expiration_ms=self.producer_expiration_ms),
+            unique=lambda: "0" * 32,
+            now_ms=lambda: self.now_ms,
         )
         for job in self.logs.load_jobs():
             job.complete()

@@ -8,6 +8,7 @@ import pytest
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.records.batch import read_header
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage import producer_snapshot, producer_state
@@ -16,7 +17,7 @@ from kalda.storage.hooks import StandaloneHooks
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.producer_snapshot import read_snapshot, write_snapshot
-from kalda.storage.producer_state import ProducerState, ProducerStates
+from kalda.storage.producer_state import CompletedTxn, ProducerState, ProducerStates
 from kalda.storage.truncating import truncate_to
 from kalda.storage.values import AppendInfo, AppendOrigin
 
@@ -227,3 +228,30 @@ def test_new_producer_ids_are_refused_at_the_limit(disk: SimDisk, monkeypatch: p
             due.complete()
     assert not len(one.producer_states)
     produce(other, 1)
+
+
+def test_transactions_that_a_recovery_finds_are_very_many() -> None:
+    """The high watermark is not known meanwhile, so all of them may be unreplicated. Their ends are in another order
+    than their beginnings. Time for each that grew with their number would be minutes here."""
+    states, pairs = ProducerStates("t-0"), 50_000
+    data = read_header(build_batch([(NOW, b"k", b"v", ())], producer_id=0, producer_epoch=0, is_transactional=True))
+    for first in range(0, 4 * pairs, 4):
+        for number in (0, 1):
+            states.apply_data(data._replace(base_offset=first + number, producer_id=first + number))
+        for number in (1, 0):
+            states.complete(CompletedTxn(first + number, first + number, first + 3 - number, aborted=False))
+    assert states.first_unstable_offset == 0
+    states.on_high_watermark(4 * 1_000 + 3)
+    assert states.first_unstable_offset == 4 * 1_000, "its marker is the last of the four"
+    states.on_high_watermark(4 * pairs)
+    assert states.first_unstable_offset is None
+
+
+def test_a_transaction_that_may_be_hanging_is_late() -> None:
+    states = ProducerStates("t-0")
+    assert not states.has_late_transaction(NOW, 0)
+    data = read_header(build_batch([(NOW, b"k", b"v", ())], producer_id=4, producer_epoch=0, is_transactional=True))
+    states.apply_data(data)
+    buffer_ms = 5 * 60_000
+    assert not states.has_late_transaction(NOW + 900_000 + buffer_ms, 900_000)
+    assert states.has_late_transaction(NOW + 900_000 + buffer_ms + 1, 900_000)
