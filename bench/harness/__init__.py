@@ -5,6 +5,7 @@
 - `clusters`: three nodes, started, killed, paused and restarted
 - `metadata_log`: a metadata log of a million records, or a snapshot of it, written without any node
 - `client`: one client process: librdkafka's throughput, raw requests, round trips; prints its figures as JSON
+- `transacting`: its workloads of transactions
 - `steady`: one client process that writes without a pause, and reports the longest times without an acknowledgement
 - `worst_requests`: what a client can send that makes a node work longest, for each API
 - `figures`: alternating rounds, medians, ratios of medians, the table

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+from harness.transacting import thousands, transact, transact_many
 from kalda.network.blocking import BlockingConnection
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
@@ -213,7 +214,19 @@ def end_to_end(port: int, topic: str, count: int, size: int) -> Figures:
 
 WORKLOADS: dict[str, Callable[[int, str, int, int], Figures]] = {
     work.__name__: work
-    for work in (produce, produce_spread, consume, requests, fetches, round_trip, metadata, end_to_end)
+    for work in (
+        produce,
+        produce_spread,
+        consume,
+        requests,
+        fetches,
+        round_trip,
+        metadata,
+        end_to_end,
+        transact,
+        transact_many,
+        thousands,
+    )
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transactions_world import TIMEOUT_MS, Marker, World
 
-from kalda.base.errors import ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.coordinator.transactions.markers import NO_LEADER
 
 
@@ -70,12 +70,33 @@ def test_a_commit_that_is_replicated_but_not_answered_is_completed() -> None:
     world.elect()
     world.settle(1_000)
     assert not world.written, "the successor has not replicated the record yet"
-    assert world.commit((1000, 0)) == "CONCURRENT_TRANSACTIONS"
+    assert world.commit((1000, 0)) == "COORDINATOR_LOAD_IN_PROGRESS"
     world.replicate()
     world.settle()
     world.replicate()
     assert [marker.committed for marker in world.written] == [True]
     assert world.commit((1000, 0)) == (1000, 1)
+
+
+def test_nothing_is_decided_on_a_state_that_may_be_lost() -> None:
+    """The successor has the record that adds a partition, above its high watermark. Answered with success, the client
+    would find no open transaction where that record is lost with this coordinator."""
+    world = World()
+    world.init()
+    world.log.replicated = False
+    world.add_later((1000, 0))
+    world.elect()
+    assert world.begin((1000, 0)) == "COORDINATOR_LOAD_IN_PROGRESS"
+    assert world.commit((1000, 0)) == "COORDINATOR_LOAD_IN_PROGRESS"
+    assert world.init() == "COORDINATOR_LOAD_IN_PROGRESS"
+    assert world.label() == "COORDINATOR_LOAD_IN_PROGRESS"
+    assert world.coordinator.verify_partitions("t", 1000, 0) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    with pytest.raises(ApiError):
+        world.coordinator.transactions()
+    world.log.replicated = True
+    world.replicate()
+    assert world.begin((1000, 0)) == "NONE"
+    assert world.label() == "Ongoing"
 
 
 def test_a_coordinator_that_resigned_sends_no_markers() -> None:

@@ -413,9 +413,9 @@ class TransactionCoordinator:
 
     def transactions(self) -> Iterator[tuple[str, TransactionMetadata]]:
         """Every id that this node coordinates, as it is committed. Raises COORDINATOR_LOAD_IN_PROGRESS."""
-        if self.runtime.is_loading:
-            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         shards = list(self.runtime.active_shards())
+        if self.runtime.is_loading or any(shard.partition.predecessor_hw_unknown for shard in shards):
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return chain.from_iterable(
             list(shard.transactions.items(shard.partition.committed_epoch())) for shard in shards
         )
@@ -428,7 +428,12 @@ class TransactionCoordinator:
     # -- shards --------------------------------------------------------------------------------------------------
 
     def _shard_of(self, transactional_id: str) -> TransactionShard:
-        return self.runtime.shard_for(transactional_id)
+        """The shard of an id. Raises as `shard_for`; and COORDINATOR_LOAD_IN_PROGRESS until all that was loaded is
+        committed: the former coordinator may have answered with any of it, or with none of its end."""
+        shard = self.runtime.shard_for(transactional_id)
+        if shard.partition.predecessor_hw_unknown:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return shard
 
 
 def _init_failed(code: ErrorCode, version: int) -> InitProducerIdResponse:
