@@ -8,6 +8,9 @@ from data_path_world import SELF, Assigned, World, answers_of, offsets
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
+from kalda.records.builder import build_batch
+from kalda.replication.markers import append_marker
+from kalda.storage.values import TransactionEnd
 
 A, B = ("a", 0, 0), ("b", 0, 0)
 
@@ -68,6 +71,36 @@ def test_a_fetch_waits_for_min_bytes_over_all_partitions() -> None:
     world.produce("a", size=50)
     answers = answers_of(waiting)
     assert (offsets(answers["a", 0]), offsets(answers["b", 0])) == ([0, 1], [0])
+
+
+@pytest.mark.parametrize("begun_before", [True, False])
+def test_a_read_committed_fetch_waits_for_the_end_of_the_transaction(begun_before: bool) -> None:
+    """Each batch of a long transaction would else be answered by an empty response, which the consumer sends again."""
+    world = World()
+    log = world.assign("a")
+
+    def append(sequence: int) -> None:
+        batch = build_batch(
+            [(world.now_ms, b"k", b"v" * 30, ())],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=sequence,
+            is_transactional=True,
+        )
+        log.append(batch, -1, world.now_ms)
+
+    if begun_before:
+        append(0)
+    waiting = world.fetch(A, isolation_level=1, min_bytes=200)
+    assert isinstance(waiting, Pending)
+    for sequence in range(1 if begun_before else 0, 5):
+        append(sequence)
+    assert not waiting.done
+    append_marker(log, TransactionEnd(7, 0, True, 0, 0), world.now_ms)
+    answer = answers_of(waiting)["a", 0]
+    assert offsets(answer) == [0, 1, 2, 3, 4, 5]
+    assert answer.last_stable_offset == 6
+    assert world.timers == 0
 
 
 def test_a_fetch_without_max_wait_or_partitions_does_not_wait() -> None:

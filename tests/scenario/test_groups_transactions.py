@@ -107,6 +107,13 @@ def test_each_partition_that_is_unknown_has_an_error_of_its_own() -> None:
     assert world.commit_in_transaction({AT: 1}, metadata="x" * 5000).error == "OFFSET_METADATA_TOO_LARGE"
 
 
+@pytest.mark.parametrize("producer", [(-1, 0), (7, -1)])
+def test_a_commit_of_no_producer_writes_nothing(producer: tuple[int, int]) -> None:
+    world = World()
+    assert world.commit_in_transaction({AT: 9}, producer=producer).error == "UNKNOWN_SERVER_ERROR"
+    assert world.log.appends == 0
+
+
 # -- verification (KIP-890)
 
 

@@ -178,6 +178,15 @@ def test_a_marker_of_an_unknown_producer_is_appended() -> None:
     assert visible(world, "one") == 1
 
 
+@pytest.mark.parametrize("producer", [(-1, 0), (7, -1)])
+def test_the_marker_of_no_producer_is_refused(producer: tuple[int, int]) -> None:
+    world = World()
+    partition = world.assign("one")
+    with pytest.raises(ApiError):
+        write(world, marker(("one", 0)), marker(("one", 0), producer=producer))
+    assert partition.log.log_end_offset == 0
+
+
 def test_a_follower_refuses() -> None:
     world = World()
     world.assign("one", 0, Assigned(2, 0, (SELF, 2), (SELF, 2)))

@@ -242,17 +242,31 @@ class Min(SampledStat):
 class Rate(WindowedSum):
     """What was recorded, a second."""
 
-    __slots__ = ()
+    __slots__ = ("_at_most",)
+
+    def __init__(self, config: MetricConfig | None = None) -> None:
+        super().__init__(config)
+        self._at_most = 0.0
+        """The sum of the samples is not larger: it is that of the last `total`, and all that was added since."""
 
     def record(self, value: float, now_ms: int) -> None:
         """Count `value` at this moment."""
-        sample = self._sample(now_ms)
+        samples = self._samples
+        if not samples or now_ms - (sample := samples[self._current]).start_ms >= self._config.window_ms:
+            sample = self._sample(now_ms)
+            self._at_most = inf  # a sample may have been used again, and what it held may have been negative
         sample.value += value
         sample.last_event_ms = now_ms
+        self._at_most += value if value > 0 else 0.0
 
     def total(self, now_ms: int) -> float:
         """The sum of the samples that count."""
-        return super().measure(now_ms)
+        total = self._at_most = super().measure(now_ms)
+        return total
+
+    def _drop_old(self, now_ms: int) -> None:
+        super()._drop_old(now_ms)
+        self._at_most = inf
 
     def window_size_ms(self, now_ms: int) -> int:
         """The time by which the sum is divided; a quota computes from it how long a client is to pause."""
@@ -272,9 +286,12 @@ class Rate(WindowedSum):
     def is_within(self, bound: float, now_ms: int) -> bool:
         """Whether the rate is at most `bound`. Equal to `measure(now_ms) <= bound`, and faster where it is far below:
         the rate's divisor is `samples - 1` windows at least."""
-        total = self.total(now_ms)
         config = self._config
-        if total * 1000.0 <= bound * (config.samples - 1) * config.window_ms * _SURELY_BELOW:
+        surely = bound * (config.samples - 1) * config.window_ms * _SURELY_BELOW
+        if now_ms < self._drop_ms and self._at_most * 1000.0 <= surely:
+            return True
+        total = self.total(now_ms)
+        if total * 1000.0 <= surely:
             return True
         return total / (self.window_size_ms(now_ms) / 1000.0) <= bound
 

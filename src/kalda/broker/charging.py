@@ -34,7 +34,15 @@ _THROTTLE_TIME = "throttle_time_ms"
 class Charge:
     """The charge stage of one version of one API."""
 
-    __slots__ = ("_encode", "_has_throttle_time", "_throttle", "_throttle_time_at", "is_timed", "row")
+    __slots__ = (
+        "_encode",
+        "_has_throttle_time",
+        "_throttle",
+        "_throttle_time_at",
+        "charges_at_once",
+        "is_timed",
+        "row",
+    )
 
     def __init__(
         self, throttle: Throttle, row: Row, version: int, encode: Callable[[int, Response], list[Buffer]]
@@ -44,6 +52,10 @@ class Charge:
         self.row = row
         self.is_timed = throttle.measures_time
         """Whether a stopwatch runs for the requests of this route."""
+        self.charges_at_once = (
+            not self.is_timed and row.throttled is None and row.quota is not QuotaClass.CONTROLLER_MUTATION
+        )
+        """Whether `handler` charges responses that wait for nothing; they must not be passed to `answer` then."""
         response = response_class(row.key)
         layout = wire_struct(response, version, is_flexible(response, version))
         self._has_throttle_time = any(each.name == _THROTTLE_TIME for each in layout.fields + layout.tagged)
@@ -71,6 +83,8 @@ class Charge:
     def handler(self, handler: Callable[[RequestContext, Any], Any]) -> Callable[[RequestContext, Any], Any]:
         """`handler` with what the throttle does before it."""
         throttle, quota = self._throttle, self.row.quota
+        if self.charges_at_once:
+            return self._charging_handler(handler)
         if quota is QuotaClass.CONTROLLER_MUTATION:
 
             def handle(context: RequestContext, request: Request) -> Any:
@@ -86,6 +100,23 @@ class Charge:
 
             return fetch
         return handler
+
+    def _charging_handler(self, handler: Callable[[RequestContext, Any], Any]) -> Callable[[RequestContext, Any], Any]:
+        """`handler`, whose response is charged where it needs no wait: without the calls of `answer`, since most
+        requests of a limited client are answered so."""
+        charge, quota, response = self._throttle.charge, self.row.quota, response_class(self.row.key)
+
+        def handle(context: RequestContext, request: Request) -> Any:
+            reply = handler(context, request)
+            if type(reply) is response:
+                pause_ms = charge(context, quota, request, reply, 0, 0)
+                if pause_ms > 0:
+                    self._set_throttle_time(reply, pause_ms)
+                    if context.forwarded_by is None:
+                        context.connection.mute(pause_ms)
+            return reply
+
+        return handle
 
     def pause_time(self, context: RequestContext) -> None:
         """The request waits from now on."""

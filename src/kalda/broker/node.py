@@ -210,10 +210,10 @@ class Node:
             on_fatal=lambda error: self._fatal(f"the metadata quorum failed: {error!r}"),
         )
         self._channel = ControllerChannel(
-            self._quorum.leader_address, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
+            self._controller_address, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
         )
         if config.is_broker:
-            self._heartbeats = self._heartbeat_channel(self._quorum, self._channel)
+            self._heartbeats = self._heartbeat_channel(self._channel)
             self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
         self._quorum.start()
@@ -241,11 +241,16 @@ class Node:
         if self._broker is not None:
             self._broker.lifecycle.on_metadata_offset()
 
+    def _controller_address(self) -> tuple[str, int] | None:
+        """Where the active controller is reached; None while the quorum has no leader."""
+        assert self._quorum is not None, "made before the channels"
+        address = self._quorum.leader_address()
+        return None if address is None else self._host.route(*address)
+
     def _raft_client(self, host: str, port: int) -> RpcClient:
         """The client of another controller. It reconnects often, so that a node that was down is found soon."""
         return RpcClient(
-            host,
-            port,
+            *self._host.route(host, port),
             rng=self._host.rng.random,
             client_id=f"raft-client-{self.config.node_id}",
             connect_timeout_ms=self.config["controller.quorum.request.timeout.ms"],
@@ -394,14 +399,14 @@ class Node:
 
     # -- broker
 
-    def _heartbeat_channel(self, quorum: QuorumSide, others: ControllerChannel) -> ControllerChannel:
+    def _heartbeat_channel(self, others: ControllerChannel) -> ControllerChannel:
         """`others` is the channel for all other requests. A request fails within half a session, as in Kafka. After a
         third of the session it is sent over a new connection, which leaves time for its response."""
         config = self.config
         session_ms = config["broker.session.timeout.ms"]
         silence_ms = max(_MIN_HEARTBEAT_SILENCE_MS, session_ms // 3)
         return ControllerChannel(
-            quorum.leader_address,
+            self._controller_address,
             f"broker-{config.node_id}-heartbeat",
             max(_MIN_HEARTBEAT_TIMEOUT_MS, session_ms // 2),
             silence_ms,

@@ -46,7 +46,7 @@ Check = Callable[[Caller, Any], ApiError | None]
 class Served:
     """What answers of one version of one API need besides the call of the handler."""
 
-    __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "row")
+    __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "returned_at_once", "row")
 
     def __init__(self, row: Row, version: int, throttle: Throttle | None) -> None:
         response = response_class(row.key)
@@ -58,13 +58,15 @@ class Served:
         """The charge stage; None where the route has none."""
         self.is_charged = self.charge is not None
         self.at_once: type[Response] = _Charged if self.is_charged else response
-        """The class of the replies that are encoded at once. On a charged route no reply is of it."""
+        """The class of the settled replies that are only encoded. On a charged route no reply is of it."""
+        self.returned_at_once = response if self.charge is not None and self.charge.charges_at_once else self.at_once
+        """The class of the replies of the handler that are only encoded: as `at_once`, and those that it charges."""
 
 
 Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type[Response], Callable[..., list[Buffer]], Served]
 """How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, the
-elements of a request that is not large, and `at_once` and `encode` of `Served`. A plain tuple: a subclass of it is
-unpacked more slowly."""
+elements of a request that is not large, and `returned_at_once` and `encode` of `Served`. A plain tuple: a subclass of
+it is unpacked more slowly."""
 
 
 class _Charged(Response):
@@ -122,7 +124,7 @@ class RequestPipeline:
         try:
             request, _ = decode(frame, header.body_at, max_elements, 1)
         except TooManyElements:
-            return self._in_parts(served, handler, context)
+            return self._in_parts(served, context)
         try:
             reply = handler(context, request)
             if type(reply) is at_once:
@@ -165,7 +167,7 @@ class RequestPipeline:
         if found.charge is not None and found.charge.is_timed:
             decode = found.charge.timed_decode(decode, lambda: self.handling)
         handler, limit = self._handler_of(row, found.charge), small_elements(row.key)
-        route = self._routes[header[:2]] = (handler, decode, limit, found.at_once, found.encode, found)
+        route = self._routes[header[:2]] = (handler, decode, limit, found.returned_at_once, found.encode, found)
         return route
 
     def _handler_of(self, row: Row, charge: Charge | None) -> Handler:
@@ -262,12 +264,15 @@ class RequestPipeline:
             context.connection.answer_alone()
         return self._later(served, context, request, self._steps.run(steps))
 
-    def _in_parts(self, served: Served, handler: Handler, context: RequestContext) -> Pending[list[Buffer]]:
+    def _in_parts(self, served: Served, context: RequestContext) -> Pending[list[Buffer]]:
         """Answer a request that names very many things; see `kalda.broker.large_requests`."""
         if context.forwarded_by is None:
             context.connection.answer_alone()
         if served.charge is not None:
             served.charge.pause_time(context)
+        # The request is charged once, when its parts are joined.
+        charge = None if served.charge is None or served.charge.charges_at_once else served.charge
+        handler = self._handler_of(served.row, charge)
         return self._large_requests.answer(served.row, handler, context, _Stages(self, served))
 
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:

@@ -11,7 +11,7 @@ that fails, the former one stays, and the reason is logged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module, reload
 from typing import Any
 
@@ -25,6 +25,7 @@ from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Manifest
 from kalda.quota.callback import ClientQuotaCallback
+from kalda.quota.entities import Entity
 from kalda.quota.managers import QuotaManagers, Windows
 
 log = logging.getLogger("kalda.quotas")
@@ -162,4 +163,54 @@ class _CallbackFile:
         configure = getattr(callback, "configure", None)
         if configure is not None:
             configure(self._properties)
-        return callback
+        return _Contained(callback)
+
+
+class _Contained:
+    """The operator's class. Where it fails, the failure is logged, and its clients have no limit meanwhile: neither
+    their requests nor the metadata may fail by it."""
+
+    def __init__(self, callback: ClientQuotaCallback) -> None:
+        self._callback = callback
+        self._failures = 0
+        """So far; each that is a power of two is logged."""
+
+    def quota_metric_tags(self, quota_type: str, user: str, client_id: str) -> Mapping[str, str]:
+        try:
+            tags = self._callback.quota_metric_tags(quota_type, user, client_id)
+            return {str(name): str(value) for name, value in tags.items()}
+        except Exception as error:
+            self._note(error)
+            return {}
+
+    def quota_limit(self, quota_type: str, metric_tags: Mapping[str, str]) -> float | None:
+        try:
+            limit = self._callback.quota_limit(quota_type, metric_tags)
+            return float(limit) if limit is not None and limit > 0 else None
+        except Exception as error:
+            self._note(error)
+            return None
+
+    def update_quota(self, quota_type: str, entity: Entity, value: float) -> None:
+        try:
+            self._callback.update_quota(quota_type, entity, value)
+        except Exception as error:
+            self._note(error)
+
+    def remove_quota(self, quota_type: str, entity: Entity) -> None:
+        try:
+            self._callback.remove_quota(quota_type, entity)
+        except Exception as error:
+            self._note(error)
+
+    def quota_reset_required(self, quota_type: str) -> bool:
+        try:
+            return bool(self._callback.quota_reset_required(quota_type))
+        except Exception as error:
+            self._note(error)
+            return False
+
+    def _note(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:
+            log.error("%s has failed %d times, now by %r", CALLBACK_CLASS, self._failures, error)

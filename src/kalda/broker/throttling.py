@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kalda.base.sensors import Measurable, SensorName, Tags
 from kalda.broker.context import Encoded, RequestContext
@@ -94,38 +94,43 @@ class ClientThrottle:
         managers, now_ms = self.managers, self._now_ms()
         if context.forwarded_by is not None:
             return self._mutation_pause(context, now_ms)
-        if _is_exempt(quota, request):
+        if quota is QuotaClass.EXEMPT or (quota is QuotaClass.FETCH and _is_follower(cast(FetchRequest, request))):
             if managers.request.is_enabled:
                 managers.request.exempt.record(busy_ns * NANOS_TO_PERCENT, now_ms)
             return 0
         principal, client_id = context.principal, context.client_id
-        pause_ms = 0
-        by: ClientQuotas = managers.request
+        pause_ms = own_ms = 0
+        own: ClientQuotas = managers.request
         if managers.request.is_enabled:
-            time = busy_ns * NANOS_TO_PERCENT
-            if isinstance(request, ProduceRequest) and request.acks == 0:
-                managers.request.exempt.record(time, now_ms)
-            else:
-                pause_ms = managers.request.record(principal, client_id, time, now_ms)
-        if quota is QuotaClass.PRODUCE and managers.produce.is_enabled:
-            own_ms = managers.produce.record(principal, client_id, len(context.frame), now_ms)
-            if own_ms > pause_ms:
-                pause_ms, by = own_ms, managers.produce
-        elif quota is QuotaClass.FETCH and managers.fetch.is_enabled:
-            size = _fetched_size(context, response, size_bytes)
-            own_ms = managers.fetch.record(principal, client_id, size, now_ms)
-            if own_ms > pause_ms:
-                by = managers.fetch
-            pause_ms = max(pause_ms, own_ms)
-            if pause_ms and size_bytes:
-                managers.fetch.record_unthrottled(principal, client_id, -size, now_ms)
+            pause_ms = self._charge_time(context, request, busy_ns, now_ms)
+        if quota is QuotaClass.PRODUCE:
+            own = managers.produce
+            if own.is_enabled:
+                own_ms = own.record(principal, client_id, len(context.frame), now_ms)
+        elif quota is QuotaClass.FETCH:
+            own = managers.fetch
+            if own.is_enabled:
+                size = _fetched_size(context, response, size_bytes)
+                own_ms = own.record(principal, client_id, size, now_ms)
+                if size_bytes and (own_ms or pause_ms):
+                    own.record_unthrottled(principal, client_id, -size, now_ms)
         elif quota is QuotaClass.CONTROLLER_MUTATION:
+            own = managers.mutations
             own_ms = self._mutation_pause(context, now_ms)
-            if own_ms > pause_ms:
-                pause_ms, by = own_ms, managers.mutations
-        if pause_ms:
-            by.note_throttle(principal, client_id, pause_ms, now_ms)
-        return pause_ms
+        if not own_ms and not pause_ms:
+            return 0
+        if own_ms <= pause_ms:
+            own, own_ms = managers.request, pause_ms
+        own.note_throttle(principal, client_id, own_ms, now_ms)
+        return own_ms
+
+    def _charge_time(self, context: RequestContext, request: Request, busy_ns: int, now_ms: int) -> int:
+        """Account for the time of a request. With acks=0 it counts for no quota: no answer could carry the pause."""
+        quotas, time = self.managers.request, busy_ns * NANOS_TO_PERCENT
+        if isinstance(request, ProduceRequest) and request.acks == 0:
+            quotas.exempt.record(time, now_ms)
+            return 0
+        return quotas.record(context.principal, context.client_id, time, now_ms)
 
     def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
         """Account for the time in which an answer was encoded, after `charge`."""
@@ -195,10 +200,6 @@ class _Mutations:
 
 def _is_follower(request: FetchRequest) -> bool:
     return request.replica_id >= 0 or request.replica_state.replica_id >= 0
-
-
-def _is_exempt(quota: QuotaClass, request: Request) -> bool:
-    return quota is QuotaClass.EXEMPT or (isinstance(request, FetchRequest) and _is_follower(request))
 
 
 def _fetched_size(context: RequestContext, response: Response | Encoded | None, size_bytes: int) -> int:

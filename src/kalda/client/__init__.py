@@ -1,9 +1,14 @@
 """Clients of a cluster, as thin shells over sockets and a clock.
 
-The command line and Spark tasks use these clients. They block, run in the caller's thread, and start no thread and no
-event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle whole batches of
-records and do not depend on the command line.
+The command line and Spark tasks use the blocking clients over `cluster_client`. They run in the caller's thread, and
+start no thread and no event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle
+whole batches of records and do not depend on the command line.
 
+- `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
+- `delivery`: futures of records, and the calls when batches are done
+- `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
+- `channels`, `channel`: the sockets of a core's connections; one socket, with TLS
+- `config_files`: a client's configuration from a properties file
 - `consumer`, `aio_consumer`: the blocking consumer and the asyncio one
 - `consumer_calls`: what both can do without waiting
 - `consumer_io`: the blocking consumer's I/O, in the caller's thread or in the background

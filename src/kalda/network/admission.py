@@ -98,7 +98,8 @@ class Admission:
         listener.limits = limits
 
     def set_ip_rate(self, address: str | None, rate: float | None) -> None:
-        """`connection_creation_rate` of an address, None for the default of all; a rate None removes it."""
+        """`connection_creation_rate` of an address, None for the default of all; a rate None removes it. Raises
+        `ValueError` for a name that is no address."""
         if address is None:
             self._default_ip_rate = UNLIMITED if rate is None else rate
         else:

@@ -17,7 +17,7 @@ from typing import Final
 from kalda.base.stats import Avg, MetricConfig, Quota, Rate
 from kalda.quota.callback import ClientQuotaCallback
 from kalda.quota.decisions import Decision, throttle_ms
-from kalda.quota.entities import ABSENT, DEFAULT, Entity, Limits, Step
+from kalda.quota.entities import ABSENT, DEFAULT, Entity, Levels, Limits, Step
 
 SENSOR_LIFETIME_MS: Final = 3_600_000
 """After so long without a record a sensor is removed, as in Kafka."""
@@ -93,6 +93,8 @@ class ClientQuotas:
         self.kind = kind
         self.config = config
         self.limits = Limits()
+        self.is_enabled = callback is not None
+        """Whether any client has a quota of this kind."""
         self.callback = callback
         """The operator's own class; None for the eight levels of `limits`."""
         self.sensors: dict[MetricTags, ClientSensors] = {}
@@ -110,14 +112,10 @@ class ClientQuotas:
 
     # -- what the quota is
 
-    @property
-    def is_enabled(self) -> bool:
-        """Whether any client has a quota of this kind."""
-        return self.callback is not None or bool(self.limits.levels)
-
     def set_limit(self, entity: Entity, limit: float | None) -> None:
         """Set or remove the quota of an entity. It takes effect with the next request."""
         self.limits.set(entity, limit)
+        self.is_enabled = self.callback is not None or self.limits.levels != Levels.NONE
         if self.callback is not None:
             if limit is None:
                 self.callback.remove_quota(self.kind.name, entity)
@@ -134,6 +132,7 @@ class ClientQuotas:
     def set_callback(self, callback: ClientQuotaCallback) -> None:
         """Decide by another class of the operator from now on. It is called with all quotas of the metadata."""
         self.callback = callback
+        self.is_enabled = True
         for entity, limit in self.limits.entities():
             callback.update_quota(self.kind.name, entity, limit)
         self._forget_clients()
@@ -186,7 +185,7 @@ class ClientQuotas:
 
     def record(self, principal: str, client_id: str, value: float, now_ms: int) -> int:
         """Record what a client has used. Returns for how many milliseconds it has to pause; 0 within its quota."""
-        sensors = self.sensors_of(principal, client_id, now_ms)
+        sensors = self._by_client.get((principal, client_id)) or self.sensors_of(principal, client_id, now_ms)
         metric, limit = sensors.metric, sensors.limit
         sensors.last_ms = now_ms
         sensors.requests += 1

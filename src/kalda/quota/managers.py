@@ -86,7 +86,10 @@ class QuotaManagers:
         if key != CONNECTION_CREATION_RATE:
             log.warning("quota %s of the address %s is not known, and has no effect", key, address)
         elif self.on_ip_rate is not None:
-            self.on_ip_rate(address, value)
+            try:
+                self.on_ip_rate(address, value)
+            except ValueError:
+                log.error("quota %s of %s has no effect: no address", key, address)
 
     def _update_client(self, parts: Mapping[str, str | None], key: str, value: float | None) -> None:
         entity = entity_of(parts)

@@ -14,7 +14,7 @@ format only: it depends on no log, socket, topic or clock.
 - `key_offsets`: the last offset of each key, for compaction; compiled likewise
 - `compacting`: which records of a batch compaction keeps, piece by piece; compiled likewise
 - `compacting_runs`: the same of many batches at once, without the interpreter's lock; compiled likewise
-- `appending`: records of a producer, encoded where they are appended to a batch; compiled likewise
+- `appending`: records appended to open batches, one at a time, by producers; compiled likewise
 - `consuming`: the records that a consumer returns, their fields decoded when they are read; compiled likewise
 - `messages`: the messages in metadata batches, most of them decoded by compiled code
 - `builder`: batches from records and records from batches, as Python values

@@ -131,7 +131,12 @@ class Fetch:
             and partition not in self._throttled
         ]
         pending: Pending[FetchResponse] = Pending()
-        waiter = FetchWaiter(self, pending, request.min_bytes - self._read_bytes)
+        missing = request.min_bytes - self._read_bytes
+        waiter = (
+            StableFetchWaiter(self, pending, missing, partitions)
+            if self.read_committed and self._follower_id < 0
+            else FetchWaiter(self, pending, missing)
+        )
         pending.on_abandoned = waiter.stop
         waiter.wait(partitions, self._manager.timers, request.max_wait_ms, at_end=self._follower_id >= 0)
         return pending
@@ -439,6 +444,33 @@ class FetchWaiter(Waiter):
             answer.then(self._pending.settle)
         else:
             self._pending.complete(answer)
+
+
+class StableFetchWaiter(FetchWaiter):
+    """One of a read_committed consumer. Records become readable for it when the last stable offset advances, which the
+    high watermark may do many times before: what a long transaction appends does not answer its fetch."""
+
+    __slots__ = ("_held", "_stable")
+
+    def __init__(
+        self, fetch: Fetch, pending: Pending[FetchResponse], missing_bytes: int, partitions: list[Partition]
+    ) -> None:
+        super().__init__(fetch, pending, missing_bytes)
+        self._stable = {partition: partition.log.last_stable_offset for partition in partitions}
+        """The last stable offsets when they were seen last."""
+        self._held = dict.fromkeys(
+            (each for each, stable in self._stable.items() if stable < each.log.high_watermark), missing_bytes
+        )
+        """Bytes between the last stable offset and the high watermark. Those from before the wait are not counted one
+        by one: they are taken to be enough for an answer."""
+
+    def on_moved(self, partition: Partition, appended_bytes: int) -> None:
+        stable, held = partition.log.last_stable_offset, self._held
+        if stable <= self._stable[partition]:
+            held[partition] = held.get(partition, 0) + appended_bytes
+            return
+        self._stable[partition] = stable
+        super().on_moved(partition, appended_bytes + held.pop(partition, 0))
 
 
 _ZERO = bytes(16)

@@ -71,7 +71,10 @@ class MarkerWriter:
         self._delegate = delegate
 
     def write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]:
-        """Append the markers of a request; the response when each is committed or refused."""
+        """Append the markers of a request; the response when each is committed or refused. Raises `ApiError` for the
+        marker of no producer, which no coordinator sends."""
+        if any(marker.producer_id < 0 or marker.producer_epoch < 0 for marker in request.markers):
+            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a marker needs a producer id and a producer epoch")
         cold = [
             partition.log
             for _, topic, index in named_partitions(request)

@@ -227,6 +227,8 @@ class Produce:
         if len(records) < HEADER_SIZE or not transaction.verifier.applies_to(support):
             return None
         producer_id, epoch, sequence = _producer_of(records)
+        if producer_id < 0:
+            return None  # no producer, so no transaction, whatever the attributes are
         return partition.start_verification(
             producer_id, sequence, epoch, self._now_ms, supports_epoch_bump=support.adds
         )
@@ -467,6 +469,8 @@ def _check_one_producer(request: ProduceRequest) -> None:
                 continue
             if records[_ATTRIBUTES_AT] & _TRANSACTIONAL:
                 producer = _producer_of(records)[:2]
+                if producer[0] < 0:
+                    continue
                 if found is not None and producer != found:
                     raise ApiError(
                         ErrorCode.INVALID_PRODUCER_ID_MAPPING,

@@ -34,6 +34,7 @@ from kalda.storage.values import AppendOrigin
 
 MAX_BATCHES = 5
 MAX_EPOCH = 2**15 - 1
+_LATE_BUFFER_MS = 5 * 60 * 1000
 _EXPIRED_A_CALL = 20_000
 """Producers that one call of `expire` checks: some milliseconds."""
 
@@ -487,6 +488,17 @@ class ProducerStates:
     @property
     def has_open_transactions(self) -> bool:
         return bool(self._ongoing)
+
+    def has_late_transaction(self, now_ms: int, max_timeout_ms: int) -> bool:
+        """Whether the oldest open transaction has had no batch for so long that its coordinator has ended it, had it
+        been one of that coordinator's: it may be hanging (KIP-664)."""
+        oldest = next(iter(self._ongoing.values()), NO_PRODUCER_ID)
+        state = self.get(oldest)
+        return (
+            state is not None
+            and state.last_timestamp > 0
+            and now_ms - state.last_timestamp > max_timeout_ms + _LATE_BUFFER_MS
+        )
 
     # Verification (KIP-890, part 1)
 

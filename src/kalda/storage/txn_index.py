@@ -9,6 +9,8 @@ The file is made with its first entry: most segments have none.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from operator import attrgetter
 from struct import Struct
 from typing import NamedTuple
 
@@ -27,6 +29,9 @@ class AbortedTxn(NamedTuple):
     first_offset: int
     last_offset: int
     last_stable_offset: int
+
+
+_LAST_OFFSET = attrgetter("last_offset")
 
 
 class TxnIndex:
@@ -79,8 +84,11 @@ class TxnIndex:
         """Add those that overlap [first, upto) to `into`. Whether no later segment can hold another."""
         if not self.exists:
             return False
-        for txn in self.entries(read):
-            if txn.last_offset >= first and txn.first_offset < upto:
+        entries = self.entries(read)
+        # They are in the order of their markers. A consumer near the end must not pay for all that were aborted before.
+        for at in range(bisect_left(entries, first, key=_LAST_OFFSET), len(entries)):
+            txn = entries[at]
+            if txn.first_offset < upto:
                 into.append(txn)
             if txn.last_stable_offset >= upto:
                 return True

@@ -245,3 +245,13 @@ def test_transactions_that_a_recovery_finds_are_very_many() -> None:
     assert states.first_unstable_offset == 4 * 1_000, "its marker is the last of the four"
     states.on_high_watermark(4 * pairs)
     assert states.first_unstable_offset is None
+
+
+def test_a_transaction_that_may_be_hanging_is_late() -> None:
+    states = ProducerStates("t-0")
+    assert not states.has_late_transaction(NOW, 0)
+    data = read_header(build_batch([(NOW, b"k", b"v", ())], producer_id=4, producer_epoch=0, is_transactional=True))
+    states.apply_data(data)
+    buffer_ms = 5 * 60_000
+    assert not states.has_late_transaction(NOW + 900_000 + buffer_ms, 900_000)
+    assert states.has_late_transaction(NOW + 900_000 + buffer_ms + 1, 900_000)

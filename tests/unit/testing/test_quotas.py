@@ -233,6 +233,20 @@ def test_an_operators_class_is_loaded_anew_when_its_file_changes(
             until(lambda: produce(connection, 5_000) > 0)
 
 
+def test_a_class_that_fails_limits_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = CALLBACK.replace("return LIMIT", "raise KeyError(user) if user else ValueError\n        return 0")
+    broken = broken.replace('return {"all": "clients"}', 'raise KeyError("no such client")')
+    (tmp_path / "failing_quotas.py").write_text(broken)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Cluster(config={"client.quota.callback.class": "failing_quotas:Quotas"}) as cluster:
+        cluster.create_topic("t")
+        with connect(cluster, "any") as connection:
+            assert [produce(connection) for _ in range(5)] == [0] * 5
+    assert "client.quota.callback.class has failed 1 times, now by KeyError('no such client')" in caplog.text
+
+
 def test_a_class_that_cannot_be_used_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "poor_quotas.py").write_text("class Quotas: pass")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -23,6 +23,7 @@ from kalda.broker.rows import Row
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
+from kalda.replication.counters import REPLICA_MANAGER
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
@@ -50,6 +51,7 @@ class ReplicationModule(Module):
             context.on_fatal,
             host.is_refused if config["kalda.dead.process.detection.enable"] else None,
             self._throttles.follower,
+            host.route,
         )
         self.replicas = ReplicaManager(
             config.node_id,
@@ -67,7 +69,10 @@ class ReplicationModule(Module):
             host.rng.randint,
             config["kalda.fetch.session.cache.bytes"],
         )
-        self._channels = BrokerChannels("verification", config, cache, host.rng.random)
+        context.sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
+        self._clock = host.clock
+        self._max_transaction_ms: int = config["transaction.max.timeout.ms"]
+        self._channels = BrokerChannels("verification", config, cache, host.rng.random, host.route)
         self.verifier = TransactionVerifier(
             config.node_id,
             _coordinators_of_transactions(config, cache),
@@ -103,6 +108,13 @@ class ReplicationModule(Module):
     def publishers(self) -> Sequence[Publisher]:
         """Connections to brokers that were fenced are closed; throttled replicas are named by the configs of topics."""
         return (self._channels, self._throttles)
+
+    def _late_transactions(self) -> int:
+        """Partitions led here in which a transaction may be hanging."""
+        now_ms, max_ms = self._clock.wall_ms(), self._max_transaction_ms
+        return sum(
+            each.is_leader and each.log.producer_states.has_late_transaction(now_ms, max_ms) for each in self.replicas
+        )
 
     def start(self) -> None:
         """Shrink ISRs from now on, where followers do not keep pace."""

@@ -86,7 +86,7 @@ def describe_configs(
         include_documentation=documentation,
     )
     answer = _request(cluster, resource, request, "results")
-    return sorted(_entry(config) for result in answer.results for config in result.configs)
+    return sorted(entry_of(config) for result in answer.results for config in result.configs)
 
 
 def topic_overrides(cluster: ClusterClient, topics: Sequence[str]) -> dict[str, dict[str, str | None]]:
@@ -107,7 +107,7 @@ def topic_overrides(cluster: ClusterClient, topics: Sequence[str]) -> dict[str, 
         ]
         answer = cluster.any_broker(DescribeConfigsRequest(resources=resources), check=check)
         for result in answer.results:
-            entries = sorted(map(_entry, result.configs))
+            entries = sorted(map(entry_of, result.configs))
             overrides[result.resource_name] = {each.name: each.value for each in entries if each.source in shown}
     return overrides
 
@@ -169,7 +169,8 @@ def _check(result: Any, what: str) -> None:
         raise UnknownTopic(error.message) if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else error
 
 
-def _entry(config: DescribeConfigsResourceResult) -> ConfigEntry:
+def entry_of(config: DescribeConfigsResourceResult) -> ConfigEntry:
+    """The config of a response."""
     return ConfigEntry(
         config.name,
         config.value,

@@ -58,7 +58,11 @@ def describe_quorum(cluster: ClusterClient) -> Quorum:
             )
         ]
     )
-    answer = cluster.any_broker(request, check=check)
+    return quorum_of(cluster.any_broker(request, check=check))
+
+
+def quorum_of(answer: Any) -> Quorum:
+    """The quorum in a DescribeQuorum response."""
     p = answer.topics[0].partitions[0]
     end = max((voter.log_end_offset for voter in p.current_voters if voter.replica_id == p.leader_id), default=-1)
     return Quorum(

@@ -110,13 +110,14 @@ def create_topics(
 ) -> list[CreatedTopic]:
     """Create topics, or only check whether they could be. Raises `ApiError` for the first that cannot."""
     request = CreateTopicsRequest(
-        topics=[_creatable(topic) for topic in topics], timeout_ms=cluster.timeout_ms, validate_only=validate_only
+        topics=[creatable(topic) for topic in topics], timeout_ms=cluster.timeout_ms, validate_only=validate_only
     )
     answer = cluster.any_broker(request, check=_check_topics)
     return [CreatedTopic(t.name, t.topic_id, t.num_partitions, t.replication_factor) for t in answer.topics]
 
 
-def _creatable(topic: NewTopic) -> CreatableTopic:
+def creatable(topic: NewTopic) -> CreatableTopic:
+    """The topic as CreateTopics has it."""
     return CreatableTopic(
         name=topic.name,
         num_partitions=topic.partitions,

@@ -50,6 +50,8 @@ class Requests:
         self._is_finding = False
         self._find_failures = 0
         self._find_at_ms = 0
+        self._added: dict[int, Broker] = {}
+        """Nodes besides the brokers, under ids of their own."""
         self.rebootstraps = 0
 
     def run(self) -> None:
@@ -83,8 +85,18 @@ class Requests:
         return self.connections.least_loaded(self.now_ms)
 
     def is_ready(self, node_id: int) -> bool:
-        """Whether the node can be sent a request now; where it is not connected, that is begun."""
-        return self.connections.is_ready(node_id, self.now_ms)
+        """Whether the node can be sent a request now; where it is not connected, that is begun. A node that cannot be
+        connected to may have lost what it leads: the metadata is fetched again."""
+        if self.connections.is_ready(node_id, self.now_ms):
+            return True
+        if self._is_unreachable(node_id):
+            self.metadata.request_update()
+        return False
+
+    def _is_unreachable(self, node_id: int) -> bool:
+        """Whether the last attempt to connect has failed, and the next one waits."""
+        retry_at_ms = self.connections.ready_at_ms(node_id, self.now_ms)
+        return retry_at_ms is not None and retry_at_ms > self.now_ms and not self.connections.is_connected(node_id)
 
     def send(
         self,
@@ -98,6 +110,12 @@ class Requests:
         """Send to a node that `is_ready`."""
         self.connections.send(node_id, request, self.now_ms, on_done, max_version=max_version, timeout_ms=timeout_ms)
 
+    def add_node(self, node: Broker) -> None:
+        """A node that is connected to under an id of its own."""
+        self._added[node.node_id] = node
+        self._nodes_version = -1
+        self._update_nodes()
+
     # -- the coordinator
 
     def coordinator(self) -> int | None:
@@ -106,7 +124,15 @@ class Requests:
             self._find_coordinator()
             return None
         node_id = self._coordinator.node_id
-        return node_id if self.is_ready(node_id) else None
+        if self.is_ready(node_id):
+            self._find_failures = 0
+            return node_id
+        if self._is_unreachable(node_id):
+            # No connection can be made: another broker may coordinate the group by now.
+            self._find_failures += 1
+            self._find_at_ms = self.now_ms + self._backoff.pause_ms(self._find_failures)
+            self.drop_coordinator()
+        return None
 
     @property
     def coordinator_is_known(self) -> bool:
@@ -144,7 +170,6 @@ class Requests:
             self._find_failures += 1
             self._find_at_ms = self.now_ms + self._backoff.pause_ms(self._find_failures)
             return
-        self._find_failures = 0
         self.coordinator_error = None
         self._coordinator = Broker(COORDINATOR_BASE - answer.node_id, answer.host, answer.port, None)
         self._nodes_version = -1
@@ -159,6 +184,7 @@ class Requests:
         self._nodes_version = self.metadata.version
         nodes = dict(self.metadata.brokers)
         nodes |= {FETCH_BASE + node_id: broker for node_id, broker in nodes.items() if node_id >= 0}
+        nodes |= self._added
         if self._coordinator is not None:
             nodes[self._coordinator.node_id] = self._coordinator
         self.connections.set_nodes(nodes, self.now_ms)

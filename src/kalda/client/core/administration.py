@@ -1,0 +1,400 @@
+"""Administrative calls as plans: generators that yield requests and receive responses, without sockets and clocks.
+
+    plan = per_item(items, target_of, build, read)     requests by target, an answer or an error for each item
+    AdminCore.start(plan, operation)                   run it: `operation` gets what the generator returns
+
+A plan yields a list of `Ask`s and gets, in the same order, the response or the error of each. `AdminCore` finds the node
+of each target: any broker, one broker, the leader of a partition, the coordinator of a group or of a transactional id. A
+plan that yields `PAUSE` goes on after a backoff, until the operation's deadline; then it gets `True`, and gives up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.core.backoff import Backoff
+from kalda.client.core.connections import Action, Connections
+from kalda.client.core.consumer_errors import Operation
+from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.requests import COORDINATOR_BASE, COORDINATOR_MOVED, Requests
+from kalda.client.errors import refused
+from kalda.client.metadata import Broker
+from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
+from kalda.protocol.notation import Request
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+_MAX_FIND_COORDINATOR = 3
+"""The last version with a single key in its request and response."""
+
+
+_UNKNOWN_TOPIC_ROUNDS = 4
+"""How often an unknown topic is requested: it may be new, but the name may also be wrong."""
+
+
+class Kind(Enum):
+    """Who answers a request."""
+
+    ANY = "any"
+    BROKER = "broker"
+    LEADER = "leader"
+    GROUP = "group"
+    TRANSACTION = "transaction"
+
+
+class Target(NamedTuple):
+    """`key` is a node id, a partition, a group, a transactional id; None for any broker."""
+
+    kind: Kind
+    key: Any = None
+
+
+ANY = Target(Kind.ANY)
+PAUSE = None
+
+
+class Ask(NamedTuple):
+    """A request, and who answers it."""
+
+    target: Target
+    request: Request
+    max_version: int | None = None
+
+
+Reply = Any
+"""A response, or an `ApiError`."""
+Plan = Generator[list[Ask] | None, Any, V]
+
+
+class Outcomes(dict[K, V | ApiError]):
+    """The result of each item: a value, or an error. `results[item]` is either; `value(item)` raises the error."""
+
+    def value(self, item: K) -> V:
+        """The item's result. Raises its `ApiError`."""
+        found = self[item]
+        if isinstance(found, ApiError):
+            raise found
+        return found
+
+    @property
+    def errors(self) -> dict[K, ApiError]:
+        """The items that have failed."""
+        return {item: each for item, each in self.items() if isinstance(each, ApiError)}
+
+    @property
+    def succeeded(self) -> dict[K, V]:
+        """The items that have not failed."""
+        return {item: each for item, each in self.items() if not isinstance(each, ApiError)}
+
+    def check(self) -> Outcomes[K, V]:
+        """This object. Raises the first error, where there is one."""
+        for error in self.errors.values():
+            raise error
+        return self
+
+
+def per_item(
+    items: Iterable[K],
+    target_of: Callable[[K], Target],
+    build: Callable[[list[K]], Request],
+    read: Callable[[Any, list[K]], Iterable[tuple[K, V | ApiError]]],
+    *,
+    max_version: int | None = None,
+    retries: bool = True,
+) -> Plan[Outcomes[K, V]]:
+    """One result for each item. `build` makes the request for items with the same target, `read` yields (item, value or
+    error) from its response. Items with errors that pass are requested again, unless `retries` is False."""
+    outcomes: Outcomes[K, V] = Outcomes()
+    left = list(dict.fromkeys(items))
+    for item in left:
+        outcomes[item] = ApiError(ErrorCode.REQUEST_TIMED_OUT, f"there was no answer about {item} in time")
+    rounds = 0
+    while left:
+        groups: dict[Target, list[K]] = {}
+        for item in left:
+            groups.setdefault(target_of(item), []).append(item)
+        replies = yield [Ask(target, build(group), max_version) for target, group in groups.items()]
+        again: list[K] = []
+        for group, reply in zip(groups.values(), replies, strict=True):
+            found: Iterable[tuple[K, V | ApiError]]
+            found = [(item, reply) for item in group] if isinstance(reply, ApiError) else read(reply, group)
+            for item, outcome in found:
+                if item not in outcomes:
+                    continue
+                outcomes[item] = outcome
+                if retries and isinstance(outcome, ApiError) and outcome.code.retriable:
+                    again.append(item)
+        rounds += 1
+        if rounds >= _UNKNOWN_TOPIC_ROUNDS:
+            again = [item for item in again if _code(outcomes[item]) is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        left = again
+        if left and (yield PAUSE):
+            break
+    return outcomes
+
+
+def _code(outcome: object) -> ErrorCode | None:
+    return outcome.code if isinstance(outcome, ApiError) else None
+
+
+def single(
+    ask: Ask, check: Callable[[Any], ApiError | None] = lambda _response: None, *, retries: bool = True
+) -> Plan[Any]:
+    """The response of one request. `check` returns the error that is in it. Raises `ApiError`."""
+    while True:
+        (reply,) = yield [ask]
+        error = reply if isinstance(reply, ApiError) else check(reply)
+        if error is None:
+            return reply
+        if not (retries and error.code.retriable) or (yield PAUSE):
+            raise error
+
+
+class _Run:
+    """A plan that is being run."""
+
+    __slots__ = ("asks", "left", "operation", "pauses", "plan", "replies", "resume_at_ms")
+
+    def __init__(self, plan: Plan[Any], operation: Operation) -> None:
+        self.plan = plan
+        self.operation = operation
+        self.asks: list[Ask] = []
+        self.replies: list[Reply] = []
+        self.left: set[int] = set()
+        """The asks that are not sent yet."""
+        self.resume_at_ms: int | None = None
+        """When a paused plan goes on; None: it waits for replies."""
+        self.pauses = 0
+
+
+_UNANSWERED = object()
+
+
+class AdminCore:
+    """The machines of one administrative client."""
+
+    def __init__(self, metadata: ClusterMetadata, connections: Connections, retry: Backoff, now_ms: int) -> None:
+        self.metadata = metadata
+        self.connections = connections
+        self.requests = Requests(metadata, connections, retry, None)
+        self.requests.now_ms = now_ms
+        self.refused: ApiError | None = None
+        self.connections.on_refused = self._on_refused
+        self._retry = retry
+        self._runs: list[_Run] = []
+        self._coordinators: dict[Target, Broker] = {}
+        self._finding: set[Target] = set()
+
+    # -- turns
+
+    def at(self, now_ms: int) -> Connections:
+        """The connections, for an event at this time."""
+        self.requests.now_ms = now_ms
+        return self.connections
+
+    def run(self, now_ms: int) -> None:
+        """Do all that can be done now."""
+        self.requests.now_ms = now_ms
+        self.requests.run()
+        for run in list(self._runs):
+            self._run(run)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        """When `run` is due, if nothing happens before."""
+        self.requests.now_ms = now_ms
+        times = [self.requests.deadline_ms()]
+        times += [time for run in self._runs for time in (run.resume_at_ms, run.operation.deadline_ms)]
+        return min((time for time in times if time is not None and time > now_ms), default=None)
+
+    def take_actions(self) -> list[Action]:
+        """What the shell has to do on connections, in order."""
+        return self.connections.take_actions()
+
+    # -- plans
+
+    def start(self, plan: Plan[Any], operation: Operation) -> None:
+        """Run a plan."""
+        run = _Run(plan, operation)
+        self._runs.append(run)
+        self._go_on(run, None)
+
+    def _go_on(self, run: _Run, sent: Any) -> None:
+        """Hand the plan what it waits for, up to its next request or its end."""
+        try:
+            asks = run.plan.send(sent)
+        except StopIteration as end:
+            self._runs.remove(run)
+            run.operation.succeed(end.value)
+            return
+        except Exception as error:
+            self._runs.remove(run)
+            run.operation.fail(error)
+            return
+        if asks is None:
+            run.pauses += 1
+            run.resume_at_ms = self.requests.now_ms + max(1, self._retry.pause_ms(run.pauses))
+            self.metadata.request_update()
+            return
+        run.resume_at_ms = None
+        run.asks, run.replies = asks, [_UNANSWERED] * len(asks)
+        run.left = set(range(len(asks)))
+        self._run(run)
+
+    def _run(self, run: _Run) -> None:
+        now_ms = self.requests.now_ms
+        is_late = now_ms >= run.operation.deadline_ms
+        if run.resume_at_ms is not None:
+            if is_late or now_ms >= run.resume_at_ms:
+                run.resume_at_ms = None
+                self._go_on(run, is_late)
+            return
+        if self.refused is not None or is_late:
+            late = ApiError(ErrorCode.REQUEST_TIMED_OUT, f"{run.operation.what} was not done in time")
+            for index, reply in enumerate(run.replies):
+                if reply is _UNANSWERED:
+                    self._reply(run, index, self.refused or late)
+            return
+        for index in sorted(run.left):
+            if index in run.left:
+                self._try_to_send(run, index)
+
+    def _try_to_send(self, run: _Run, index: int) -> None:
+        ask = run.asks[index]
+        node_id = self._node_of(ask.target)
+        if isinstance(node_id, ApiError):
+            run.left.discard(index)
+            self._reply(run, index, node_id)
+        elif node_id is not None:
+            run.left.discard(index)
+            asks = run.asks
+            left_ms = max(1, run.operation.deadline_ms - self.requests.now_ms)
+
+            def on_done(answer: Any, error: ApiError | None) -> None:
+                if run.asks is asks:
+                    self._on_answer(run, index, answer, error)
+
+            self.requests.send(node_id, ask.request, on_done, max_version=ask.max_version, timeout_ms=left_ms)
+
+    def _on_answer(self, run: _Run, index: int, answer: Any, error: ApiError | None) -> None:
+        target = run.asks[index].target
+        if target in self._coordinators and (error is not None or _mentions_moved(answer)):
+            del self._coordinators[target]
+        if error is not None and target.kind is Kind.LEADER:
+            self.metadata.request_update()
+        self._reply(run, index, answer if error is None else error)
+
+    def _reply(self, run: _Run, index: int, reply: Reply) -> None:
+        if run.replies[index] is not _UNANSWERED:
+            return
+        run.replies[index] = reply
+        if all(each is not _UNANSWERED for each in run.replies):
+            replies, run.asks, run.left = run.replies, [], set()
+            run.replies = []
+            self._go_on(run, replies)
+
+    # -- targets
+
+    def _node_of(self, target: Target) -> int | ApiError | None:
+        """The node, where it can be sent a request now; None: not yet; an error where there is no such node."""
+        if target.kind is Kind.ANY:
+            return self.requests.any_node()
+        if target.kind is Kind.BROKER:
+            return self._broker(target.key)
+        if target.kind is Kind.LEADER:
+            return self._leader(target.key)
+        coordinator = self._coordinators.get(target)
+        if coordinator is None:
+            return self._find(target)
+        return coordinator.node_id if self.requests.is_ready(coordinator.node_id) else self._unreachable(target)
+
+    def _unreachable(self, target: Target) -> ApiError | None:
+        node_id = self._coordinators[target].node_id
+        retry_at_ms = self.connections.ready_at_ms(node_id, self.requests.now_ms)
+        if retry_at_ms is not None and retry_at_ms > self.requests.now_ms:
+            del self._coordinators[target]
+            return ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the coordinator of {target.key!r} is unreachable")
+        return None
+
+    def _broker(self, node_id: int) -> int | ApiError | None:
+        if node_id in self.metadata.brokers:
+            return node_id if self.requests.is_ready(node_id) else None
+        if any(each >= 0 for each in self.metadata.brokers):
+            self.metadata.request_update()
+            alive = ", ".join(map(str, sorted(self.metadata.brokers)))
+            return ApiError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node_id} is not alive; those alive are {alive}")
+        return None
+
+    def _leader(self, partition: TopicPartition) -> int | ApiError | None:
+        self.metadata.want(partition.topic, self.requests.now_ms)
+        leader = self.metadata.leader_of(*partition)
+        if leader is not None:
+            return leader.node_id if self.requests.is_ready(leader.node_id) else None
+        topic = self.metadata.topics.get(partition.topic)
+        if topic is None:
+            return None
+        if topic.error_code:
+            return refused(topic.error_code, f"topic {partition.topic}")
+        if partition.partition >= len(topic.partitions):
+            count = len(topic.partitions)
+            return ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic {partition.topic} has no partition {partition.partition}; it has {count}, numbered from 0",
+            )
+        self.metadata.request_update()
+        return ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} has no leader")
+
+    def _find(self, target: Target) -> ApiError | None:
+        if target in self._finding:
+            return None
+        node_id = self.requests.any_node()
+        if node_id is None:
+            return None
+        self._finding.add(target)
+        kind = CoordinatorType.GROUP if target.kind is Kind.GROUP else CoordinatorType.TRANSACTION
+        request = FindCoordinatorRequest(key=target.key, key_type=kind)
+
+        def on_done(answer: Any, error: ApiError | None) -> None:
+            self._finding.discard(target)
+            if error is None and answer.error_code:
+                error = refused(answer.error_code, f"the coordinator of {target.key!r}", answer.error_message)
+            if error is None:
+                broker = Broker(COORDINATOR_BASE - answer.node_id, answer.host, answer.port, None)
+                self._coordinators[target] = broker
+                self.requests.add_node(broker)
+            else:
+                self._fail_target(target, error)
+
+        self.requests.send(node_id, request, on_done, max_version=_MAX_FIND_COORDINATOR)
+        return None
+
+    def _fail_target(self, target: Target, error: ApiError) -> None:
+        for run in list(self._runs):
+            for index in sorted(run.left):
+                if index in run.left and run.asks[index].target == target:
+                    run.left.discard(index)
+                    self._reply(run, index, error)
+
+    def _on_refused(self, error: ApiError) -> None:
+        self.refused = error
+
+
+def _mentions_moved(answer: Any) -> bool:
+    """Whether an error code anywhere in the response means that the coordinator has moved."""
+    return any(code in COORDINATOR_MOVED for code in _codes(answer))
+
+
+def _codes(value: Any) -> Iterator[int]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _codes(each)
+    elif hasattr(value, "__slots__"):
+        for name in value.__slots__:
+            field = getattr(value, name, None)
+            if name == "error_code" and isinstance(field, int):
+                yield field
+            elif isinstance(field, list):
+                yield from _codes(field)
