@@ -52,7 +52,7 @@ def _append_unverified(switch: Switch) -> None:
 
 
 def _append_for_any_epoch(switch: Switch) -> None:
-    """Where the coordinator is requested to add a partition, it takes any epoch too: it would be asked first."""
+    """The coordinator accepts any epoch too: its answer to the request to add a partition comes before the append."""
     from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
     from kalda.storage.producer_state import ProducerStates
 
