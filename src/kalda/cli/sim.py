@@ -186,7 +186,7 @@ def _controller_storm(seed: int) -> str:
     type=click.Choice(tuple(TRANSACTION_PLANS)),
     default="storm",
     show_default=True,
-    help="Faults of all kinds, upgrades of transaction.version in flight, or kills of coordinators between records.",
+    help="Faults of all kinds, upgrades of transaction.version, kills of coordinators between records, late markers.",
 )
 @click.option("--trace", is_flag=True, help="Print what happens in the first of the seeds.")
 @_jobs

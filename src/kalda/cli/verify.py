@@ -155,14 +155,14 @@ def _run(plan: Plan, history_path: str | None) -> Verdict:
     doing = ""
     progress = Progress(lambda seconds: doing)
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         nonlocal doing
         doing = what
         progress.step()
 
     with tempfile.TemporaryDirectory(prefix="kalda-verify-") as directory:
         try:
-            lines = run(plan, Path(directory), tell)
+            lines = run(plan, Path(directory), report)
         except ApiError as error:
             raise CannotRun(f"the run has no verdict: {error.message or error} [{error.code.name}]") from error
         finally:

@@ -108,7 +108,7 @@ class TransactionalProducer:
 
     def commit(self) -> dict[TopicPartition, Written]:
         """Flush and commit; the result of the flush. Raises `ApiError`; REQUEST_TIMED_OUT: it may be committed or not,
-        and a second call finds out."""
+        and a second call has the outcome."""
         written = self.flush() if self._records else {}
         self.manager.begin_commit()
         self._complete()

@@ -30,6 +30,7 @@ an invariant violates it in each run.
 - `transaction_clients`: writers, consume-transform-produce loops, read_committed observers, with their history
 - `transaction_storm`: seeds of those, judged by `kalda.verify`
 - `failovers`: transaction coordinators that are killed between two of their records
+- `late_markers`: requests for markers that arrive a second time
 - `transaction_ablations`: safeguards of transactions that are switched off
 - `quorum`: the quorum's machines alone, without bytes
 - `quorum_storm`: seeds of those

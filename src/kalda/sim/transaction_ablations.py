@@ -52,7 +52,7 @@ def _append_unverified(switch: Switch) -> None:
 
 
 def _append_for_any_epoch(switch: Switch) -> None:
-    """Where the coordinator is requested to add a partition, it takes any epoch too: it would be asked first."""
+    """The coordinator accepts any epoch too: its answer to the request to add a partition comes before the append."""
     from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
     from kalda.storage.producer_state import ProducerStates
 
@@ -106,6 +106,7 @@ def _end_for_any_epoch(switch: Switch) -> None:
 
 _CALM = TransactionPlan(0, kinds=(), duration_s=8.0)
 """Only clients fail."""
+_LATE_MARKERS = replace(_CALM, late_markers=True)
 
 
 TRANSACTION_ABLATIONS = {
@@ -114,7 +115,7 @@ TRANSACTION_ABLATIONS = {
         TransactionAblation("the last stable offset bounds fetches", _read_beyond_the_last_stable_offset, _CALM),
         TransactionAblation("verification before append", _append_unverified, _CALM),
         TransactionAblation("epochs of appends", _append_for_any_epoch, _CALM),
-        TransactionAblation("fencing of markers", _take_any_marker, TransactionPlan(0), seeds=60),
+        TransactionAblation("fencing of markers", _take_any_marker, _LATE_MARKERS),
         TransactionAblation("stable offsets", _read_unstable_offsets, _CALM),
         TransactionAblation("idempotent ends of transactions", _end_for_any_epoch, _CALM),
     )

@@ -4,7 +4,7 @@ Writers, consume-transform-produce loops and read_committed observers work while
 cut off. Clients are paused for longer than their transaction timeout, and successors take over their transactional ids
 meanwhile. With `upgrades`, an operator moves `transaction.version` up and down while transactions are open; the faults
 of such a run let no request arrive late, since version 1 has no defence against that. With `failovers`, coordinators
-are killed between two records that they write.
+are killed between two records that they write. With `late_markers`, requests for markers arrive a second time.
 
 After the faults the last stable offsets must reach the high watermarks in time, the loops must process all input, and
 the history must be sound.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -29,6 +28,7 @@ from kalda.sim.checks import Observer as ClusterObserver
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster
 from kalda.sim.failovers import CoordinatorKills
+from kalda.sim.late_markers import LateMarkers
 from kalda.sim.loop import Stuck
 from kalda.sim.losses import Losses
 from kalda.sim.transaction_clients import Loop, Observer, Worker, Writer, committed_offsets, final_log, latest_offset
@@ -66,6 +66,8 @@ class TransactionPlan:
     version: int = 2
     failovers: bool = False
     """Coordinators are killed right after records that they have written."""
+    late_markers: bool = False
+    """Requests for markers arrive a second time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,11 @@ class _Storm:
             running.append(admin.spawn(self._upgrade(admin, world.rng("upgrades"))))
         begun_us = self._now_us
         apart = world.rng("failovers").choice((2, 5, 20))
-        with CoordinatorKills(self.cluster, world.rng("coordinators"), apart) if plan.failovers else nullcontext():
+        with contextlib.ExitStack() as more:
+            if plan.failovers:
+                more.enter_context(CoordinatorKills(self.cluster, world.rng("coordinators"), apart))
+            if plan.late_markers:
+                more.enter_context(LateMarkers(self.cluster, world.rng("late markers")))
             await storm.run(plan.duration_s)
         self.history.add(Fault("storm", begun_us, self._now_us))
         for task in running:
@@ -359,5 +365,6 @@ PLANS = {
     "storm": TransactionPlan(0),
     "upgrades": TransactionPlan(0, kinds=UPGRADE_KINDS, upgrades=True),
     "failovers": TransactionPlan(0, kinds=(), failovers=True),
+    "late-markers": TransactionPlan(0, kinds=(), late_markers=True),
 }
 """By name; the seed is to be replaced."""

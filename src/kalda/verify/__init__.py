@@ -7,7 +7,7 @@ depend on how the history was recorded: by `kalda verify` on any cluster, or by 
 - `history`: the operations of a history as values
 - `history_file`: a history as JSON lines
 - `findings`: the rules, and what violates one
-- `view`: what the final logs say about each record and each transaction
+- `view`: the place and visibility in the final logs of each record and each transaction
 - `final_rules`: the final logs against the transactions: lost, torn, aborted, doubled, reordered
 - `read_rules`: what consumers read against the final logs: G1a, G1b, skipped records
 - `information_flow`: cycles of transactions that have read each other's records (G1c)

@@ -1,4 +1,4 @@
-"""What the final logs say about each record and each transaction.
+"""The place and the visibility of each record in the final logs, and which transactions took effect.
 
 A transaction has *taken effect* where any of its records, or without records its group offsets, are visible, or where
 the cluster has answered that it is committed. Only such a transaction's reads and inputs count.
@@ -34,7 +34,7 @@ class View:
         """By name: the transactions that took effect."""
 
     def place_of(self, append: Append) -> Place | None:
-        """Where the record is: visible, or at least in the log, or where its acknowledgement said."""
+        """Where the record is: visible, or at least in the log, or where it was acknowledged."""
         for places in (self.visible.get(append.value), self.stored.get(append.value)):
             if places:
                 return places[0]

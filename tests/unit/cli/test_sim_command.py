@@ -84,3 +84,9 @@ def test_small_simulations_report_their_seeds(command: str) -> None:
     result = CliRunner().invoke(sim, [command, "--seeds", "2", "--jobs", "1"])
     assert result.exit_code == 0, result.output
     assert "2 seeds, 0 failed" in result.output
+
+
+def test_seeds_of_transactions() -> None:
+    result = CliRunner().invoke(sim, ["transactions", "--seeds", "1", "--plan", "late-markers", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    assert "1 seeds, 0 failed" in result.output

@@ -268,7 +268,7 @@ class Processes:
         self._paused.clear()
         until_s = time.monotonic() + _STOP_S
         while any(zombie.is_alive() for zombie in self._zombies) and time.monotonic() < until_s:
-            time.sleep(_TICK_S)  # they find out that they are fenced
+            time.sleep(_TICK_S)  # each ends when its next request is refused
         self._kill(self._zombies)
         self._zombies.clear()
 

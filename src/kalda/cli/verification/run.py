@@ -146,9 +146,9 @@ class Clients:
         finish()
 
 
-def run(plan: Plan, directory: Path, tell: Callable[[str], None]) -> list[str]:
-    """The lines of the history. `tell` is called with what is going on. Raises `ApiError` where the run cannot be
-    begun, or the final logs cannot be read."""
+def run(plan: Plan, directory: Path, report: Callable[[str], None]) -> list[str]:
+    """The lines of the history. `report` is called with a line about the progress. Raises `ApiError` where the run
+    cannot be begun, or the final logs cannot be read."""
     with ClusterClient(plan.bootstrap, client_id="kalda-verify") as cluster:
         _create_topics(cluster, plan)
     shared, rng = Shared(), Random(f"{plan.seed}/faults")
@@ -169,7 +169,7 @@ def run(plan: Plan, directory: Path, tell: Callable[[str], None]) -> list[str]:
         )
 
         def tick() -> None:
-            tell(
+            report(
                 f"{shared.phase.name.lower()}, {time.monotonic() - began_s:.0f} s: {processes.kills} clients killed, "
                 f"{processes.pauses} paused"
             )
@@ -178,14 +178,14 @@ def run(plan: Plan, directory: Path, tell: Callable[[str], None]) -> list[str]:
             processes.run(plan.duration_s, tick)
             processes.end_phase(Phase.FINISH, 2 * _CLIENT_TIMEOUT_MS / 1_000, tick)
             with ClusterClient(plan.bootstrap, client_id="kalda-verify", timeout_ms=_CLIENT_TIMEOUT_MS) as cluster:
-                tell("waiting until the last stable offsets reach the high watermarks")
+                report("waiting until the last stable offsets reach the high watermarks")
                 wait_until_stable(cluster, plan.inputs, _ignore, settle_s + 1)
             shared.phase = Phase.DRAIN
             processes.drain("loop-", 2 * settle_s, tick)
             processes.end_phase(Phase.STOP, 2 * _CLIENT_TIMEOUT_MS / 1_000, tick)
         with ClusterClient(plan.bootstrap, client_id="kalda-verify") as cluster:
             wait_until_stable(cluster, partitions, recorder.add, settle_s + 1)
-            tell("reading the final logs")
+            report("reading the final logs")
             for log in final_logs(cluster, partitions):
                 recorder.add(log)
             for offset in final_offsets(cluster, plan.group, plan.inputs):
@@ -198,7 +198,7 @@ def _ignore(_: Operation) -> None:
 
 
 def _create_topics(cluster: ClusterClient, plan: Plan) -> None:
-    """The plan's topics, with as many replicas as it says. Raises `ApiError`."""
+    """The plan's topics, with its number of replicas. Raises `ApiError`."""
     replicas = plan.replication_factor
     configs = {"min.insync.replicas": str(max(1, replicas - 1))}
     names = {partition.topic: plan.partitions for partition in plan.inputs}

@@ -512,7 +512,7 @@ class TransactionManager:
 
     def _retried(self, code: ErrorCode, now_ms: int, coordinator: tuple[CoordinatorType, str] | None = None) -> bool:
         """Whether the error is retriable; then the request will be repeated, at another coordinator where the error
-        says that this one is not."""
+        means that this one is none."""
         if not code.retriable:
             return False
         if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
