@@ -29,6 +29,7 @@ from kalda.protocol.messages.produce import ProduceRequest
 from kalda.protocol.notation import Request, Response
 from kalda.quota.client_quotas import NANOS_TO_PERCENT, ClientQuotas, ClientSensors
 from kalda.quota.decisions import Decision
+from kalda.quota.entities import printable
 from kalda.quota.explaining import in_words
 from kalda.quota.managers import QuotaManagers
 from kalda.quota.mutations import MutationCharge, MutationSensors
@@ -41,7 +42,6 @@ _RESPONSE_OVERHEAD = {False: 0, True: 1}
 """A response is counted with four bytes before its body; in flexible versions its header has five."""
 _FIRST_FLEXIBLE_FETCH = 12
 _LOG_INTERVAL_MS = 1_000
-_MAX_LOGGED_NAME = 100
 EXEMPT_NAME: Final = SensorName("kafka.server:type=Request", "exempt-request-time")
 
 
@@ -154,7 +154,7 @@ class ClientThrottle:
         if decision.now_ms - sensors.logged_ms < _LOG_INTERVAL_MS:
             return
         sensors.logged_ms = decision.now_ms
-        tags = ", ".join(f"{name} {value[:_MAX_LOGGED_NAME]!r}" for name, value in sensors.tags if value)
+        tags = ", ".join(f"{name} {printable(value)}" for name, value in sensors.tags if value)
         log.info("%s of %s: %s", quotas.kind.value, tags, in_words(decision))
 
     # -- metrics

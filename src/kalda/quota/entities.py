@@ -30,6 +30,15 @@ Tags: TypeAlias = tuple[str, str]
 """The user and the client id whose usage is counted together; ABSENT where all users, or all client ids, are."""
 
 
+_LONGEST_PRINTED = 100
+
+
+def printable(name: str) -> str:
+    """A name that a client made up, for a line of a log."""
+    short = name if len(name) <= _LONGEST_PRINTED else f"{name[:_LONGEST_PRINTED]}..."
+    return short if short.isprintable() else repr(short)
+
+
 class Entity(NamedTuple):
     """What a quota belongs to. One of the two at least is not ABSENT."""
 
@@ -39,9 +48,11 @@ class Entity(NamedTuple):
     def __str__(self) -> str:
         parts = []
         if self.user != ABSENT:
-            parts.append("the default user" if self.user is DEFAULT else f"user {self.user}")
+            parts.append("the default user" if self.user is DEFAULT else f"user {printable(self.user)}")
         if self.client_id != ABSENT:
-            parts.append("the default client id" if self.client_id is DEFAULT else f"client id {self.client_id}")
+            parts.append(
+                "the default client id" if self.client_id is DEFAULT else f"client id {printable(self.client_id)}"
+            )
         return ", ".join(parts)
 
 

@@ -19,6 +19,8 @@ from kalda.quota.mutations import MutationQuotas
 
 log = logging.getLogger("kalda.quotas")
 
+_MAX_LOGGED = 20
+"""Changes of one image that are logged one by one."""
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 
@@ -57,13 +59,16 @@ class QuotaManagers:
     def update(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> bool:
         """Apply changed quotas. True where another set of quotas is in use than before."""
         before = self.in_use()
+        level = logging.INFO if len(changes) <= _MAX_LOGGED else logging.DEBUG
+        if level == logging.DEBUG:
+            log.info("quotas of %d entities have changed", len(changes))
         for entity, keys in changes.items():
             parts = dict(entity)
             for key, value in keys.items():
                 if IP in parts:
                     self._update_ip(parts[IP], key, value)
                 elif USER in parts or CLIENT_ID in parts:
-                    self._update_client(parts, key, value)
+                    self._update_client(parts, key, value, level)
                 else:
                     log.warning("quota %s of %s has no effect: no user, client id or address", key, parts)
         return self.in_use() != before
@@ -91,7 +96,7 @@ class QuotaManagers:
             except ValueError:
                 log.error("quota %s of %s has no effect: no address", key, address)
 
-    def _update_client(self, parts: Mapping[str, str | None], key: str, value: float | None) -> None:
+    def _update_client(self, parts: Mapping[str, str | None], key: str, value: float | None, level: int) -> None:
         entity = entity_of(parts)
         quotas = next((each for kind, each in self.by_type.items() if kind.value == key), None)
         if quotas is None:
@@ -99,6 +104,6 @@ class QuotaManagers:
             return
         quotas.set_limit(entity, value)
         if value is None:
-            log.info("%s of %s is removed", key, entity)
+            log.log(level, "%s of %s is removed", key, entity)
         else:
-            log.info("%s of %s is %s", key, entity, f"{value:g}")
+            log.log(level, "%s of %s is %s", key, entity, f"{value:g}")

@@ -292,7 +292,18 @@ def test_a_throttled_client_is_logged_once_a_second(caplog: pytest.LogCaptureFix
             world.now_ms += 100
     lines = [line for line in caplog.messages if "pause" in line]
     assert len(lines) == 3
-    assert lines[0].startswith("producer_byte_rate of client-id 'client': rate ")
+    assert lines[0].startswith("producer_byte_rate of client-id client: rate ")
+
+
+def test_names_in_logs_are_short_and_of_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    managers = QuotaManagers(WINDOWS)
+    with caplog.at_level(logging.INFO, "kalda.quotas"):
+        managers.update({quota_entity({CLIENT_ID: "a\nb\x1b[31m" + "c" * 32_000}): {"producer_byte_rate": 5.0}})
+        managers.update({quota_entity({USER: f"u{n}"}): {"producer_byte_rate": 5.0} for n in range(1_000)})
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0].startswith("producer_byte_rate of client id 'a\\nb\\x1b[31mcc")
+    assert len(caplog.messages[0]) < 200
+    assert caplog.messages[1] == "quotas of 1000 entities have changed"
 
 
 def test_metrics_have_kafkas_names() -> None:
