@@ -264,10 +264,11 @@ class Producer:
                 async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
                     await waiting
             except TimeoutError:
-                raise MetadataTimeout(
-                    f"topic {topic}{'' if partition is None else f' partition {partition}'} is not in the metadata "
-                    f"after {self._config.max_block_ms} ms: it may not exist, or no broker was reachable"
-                ) from None
+                failure = self._core.connections.last_failure
+                why = f"no broker was reachable: {failure}" if failure else "it may not exist"
+                what = topic if partition is None else f"{topic} with partition {partition}"
+                after = f"{self._config.max_block_ms} ms"
+                raise MetadataTimeout(f"topic {what} is not in the metadata after {after}: {why}") from None
             finally:
                 self._driven.waiting.discard(waiting)
 

@@ -99,6 +99,7 @@ class IoThread(threading.Thread):
             else:
                 readable, writable = bool(mask & selectors.EVENT_READ), bool(mask & selectors.EVENT_WRITE)
                 self._channels.on_event(key.data, readable, writable)
+        driven.finish()  # what was acknowledged does not wait for the next turn's work
 
     # -- what `Channels` needs
 

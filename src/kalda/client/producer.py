@@ -316,13 +316,22 @@ class Producer:
                         return partitions
                     left_s = deadline_s - time.monotonic()
                     if left_s <= 0 or threading.current_thread() is self._thread:
-                        raise MetadataTimeout(_no_topic(topic, partition, len(partitions), self._config.max_block_ms))
+                        raise MetadataTimeout(self._why_no_topic(topic, partition, len(partitions)))
                     if partitions or topic in metadata.topics:
                         metadata.request_update()
                     self._thread.wake()
                     driven.changed.wait(left_s)
         finally:
             self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
+
+    def _why_no_topic(self, topic: str, partition: int | None, count: int) -> str:
+        after = f"{self._config.max_block_ms} ms"
+        if count and partition is not None:
+            return f"partition {partition} of topic {topic}, which has {count}, did not appear within {after}"
+        failure = self._core.connections.last_failure
+        if failure:
+            return f"topic {topic} is not in the metadata after {after}: no broker was reachable: {failure}"
+        return f"topic {topic} is not in the metadata after {after}: it may not exist"
 
     def _check_topic(self, topic: str) -> None:
         """Raise where waiting for the topic is in vain."""
@@ -503,12 +512,6 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _no_topic(topic: str, partition: int | None, count: int, max_block_ms: int) -> str:
-    if count and partition is not None:
-        return f"partition {partition} of topic {topic}, which has {count}, did not appear within {max_block_ms} ms"
-    return f"topic {topic} is not in the metadata after {max_block_ms} ms: it may not exist, or no broker was reachable"
 
 
 def _abandon(driven: _Driven) -> None:

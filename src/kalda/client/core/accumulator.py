@@ -337,6 +337,11 @@ class Accumulator:
 
     # -- sending, on the I/O thread
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether any batch waits in a queue."""
+        return bool(self._active)
+
     def on_node_checked(self, node_id: int, now_ms: int, can_send: bool) -> None:
         """The node has batches to send; whether it takes them now."""
         drained_ms = now_ms if can_send else self._node_times.get(node_id, (now_ms, now_ms))[1]
@@ -513,6 +518,8 @@ class Accumulator:
 
     def next_expiry_ms(self) -> int | None:
         """When the first batch in a queue expires."""
+        if not self._active:
+            return None
         with self.lock:
             oldest_ms = min((queue.batches[0].created_ms for queue in self._active.values()), default=None)
         return None if oldest_ms is None else oldest_ms + self.config.delivery_timeout_ms
