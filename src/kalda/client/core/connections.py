@@ -141,7 +141,7 @@ class Connections:
         self._by_connection: dict[int, _Peer] = {}
         self._last_connection_id = 0
         self._ran_at_ms = -1
-        self.last_failure = ""
+        self.last_failure = "no connection was made yet"
         """Why a connection was last given up, for errors that follow from it; empty after a node was connected."""
         self._actions: list[Action] = []
         self.on_features: Callable[[int, Mapping[str, int]], None] = _ignore_features
