@@ -19,7 +19,7 @@ that are not empty; a batch is in `incomplete` from its first record until it is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -557,10 +557,6 @@ class Accumulator:
                 topic.appender.open = [None] * len(topic.appender.open)
             for queue in self._active.values():
                 queue.batches[-1].is_open = False
-
-    def queues(self) -> Iterator[PartitionQueue]:
-        """The queues that are not empty."""
-        return iter(list(self._active.values()))
 
     def mute(self, partition: TopicPartition, is_muted: bool) -> None:
         """Whether a batch of the partition is in flight, beside which none may be sent."""

@@ -53,8 +53,6 @@ class ClusterMetadata:
         self.cluster_id: str | None = None
         self.version = 0
         """Increases with every change of what is cached."""
-        self.fatal_error: ErrorCode | None = None
-        """The cluster refuses Metadata to this client altogether."""
         self._bootstrap = tuple(bootstrap)
         self._backoff = backoff
         self._max_age_ms = max_age_ms
@@ -105,8 +103,6 @@ class ClusterMetadata:
 
     def refusal_of(self, topic: str) -> ApiError | None:
         """Why the topic will not come, however long one waits; None: it may."""
-        if self.fatal_error is not None:
-            return ApiError(self.fatal_error, "the cluster refuses this client")
         known = self.topics.get(topic)
         if known is None or known.error_code not in _NEW_TOPIC_FAILED:
             return None

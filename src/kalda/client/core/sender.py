@@ -246,7 +246,7 @@ class Sender:
                 self._connections.set_nodes(self._metadata.brokers, now_ms)
         if batch.final_state is not None:
             self._accumulator.release(batch)  # it has expired meanwhile
-        elif code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1 and batch.is_splittable:
+        elif code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self._split(batch)
         elif self._may_retry(batch, result, code, now_ms):
             log.debug("%s: %s, attempt %d", partition, code.name, batch.attempts + 1)
